@@ -1,5 +1,5 @@
 """The command line: python -m hummingbird COMMAND, or hummingbird COMMAND once the package is installed. A command is
-the module of that name in hummingbird/commands.
+the module of that name in hummingbird/commands, or a function of services.py there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ COMMANDS = (
     *("he-server", "he-client", "pir-server", "pir-owner"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),
 )
+# Commands that hummingbird/commands/services.py has together, each as a function `add_NAME`.
+_SERVICES = {
+    *("dealer", "pir-server", "he-server", "he-client"),
+    *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),
+}
 
 
 class _OneLineEach(argparse.HelpFormatter):
@@ -40,7 +45,9 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
-        importlib.import_module(f"hummingbird.commands.{name.replace('-', '_')}").add_parser(commands)
+        word = name.replace("-", "_")
+        module, function = ("services", f"add_{word}") if name in _SERVICES else (word, "add_parser")
+        getattr(importlib.import_module(f"hummingbird.commands.{module}"), function)(commands)
     return top
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hummingbird.commands.checkpoint import load_checkpoint
+from hummingbird.commands.sources import load_checkpoint
 from models.cryptonets import cryptonets
 from models.digits import digits
 from models.impala import impala_cifar10, impala_mnist

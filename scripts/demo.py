@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.errors import HummingbirdError
 from scripts.bench.party import on_this_host
 from scripts.program import ROOT, columns, new_parser, write_rows

@@ -67,7 +67,7 @@ def maybe(key: str, form: str, scale: float = 1.0, nothing: str = "") -> Callabl
 
 def write_rows(path: Path | None, rows: Any) -> None:
     """Write figures to the file of --json, if there is one."""
-    from hummingbird.commands.files import write_json
+    from hummingbird.commands.output import write_json
 
     if path is not None:
         write_json(path, rows)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hummingbird.commands.checkpoint import read_weights
-from hummingbird.commands.sources import place
+from hummingbird.commands.sources import place, read_weights
 from hummingbird.commands.subject import Subject, add_inference_arguments, check_numbers
 from scripts.train.data import SPLITS, load
 from scripts.train.images import WEIGHTS_HINT, add_model_arguments, build

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hummingbird.commands.checkpoint import read_weights
+from hummingbird.commands.sources import read_weights
 from models import recommender
 from models.lstm import WordLSTM
 from scripts.train.lstm import WINDOW, perplexity, windows

@@ -22,8 +22,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from hummingbird.commands import plots
-from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands import output
+from hummingbird.commands.output import check_writable, write_together
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups.dpf import PRFS
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace, command: str) -> None:
         if path:
             check_writable(path, option)
     if args.plot:
-        plots.check(args.plot, "--plot")
+        output.check(args.plot, "--plot")
     application = load_application(args.application, args.weights, args.data)
     speed, error = measure(
         application.rows, [application.row_bytes * (1 + c) for c in COMPANIONS], args.clients, args.prf

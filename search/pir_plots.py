@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.plots import drawing
+from hummingbird.commands.output import drawing
 from hummingbird.pir.batching.cost_model import pareto
 
 _COLOURS = {"plain": "#808080", "bins": "#dd8452", "cuckoo": "#4c72b0"}

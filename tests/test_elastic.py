@@ -20,7 +20,6 @@ import hummingbird
 from hummingbird import __main__ as command
 from hummingbird import ranks
 from hummingbird.errors import PeerError, TrustError
-from hummingbird.ranks import elastic
 from tests.launching.test_run import listening
 from tests.support import python
 from tests.support.paths import ROOT
@@ -44,36 +43,36 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
 
 
 def test_what_a_static_one_writes_is_looked_for(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert elastic.dynamic()
+    assert ranks.dynamic()
     store.set("other/torchelastic/role_info/0", "")
-    assert elastic.dynamic()
+    assert ranks.dynamic()
     store.set("r/torchelastic/role_info/0", "")
-    assert not elastic.dynamic()
+    assert not ranks.dynamic()
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert elastic.dynamic()
+    assert ranks.dynamic()
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    assert not elastic.dynamic()
+    assert not ranks.dynamic()
 
 
 def test_agents_that_are_alike_write_nothing(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    assert elastic.dynamic()
+    assert ranks.dynamic()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert not elastic.dynamic()
+    assert not ranks.dynamic()
 
 
 def test_a_store_that_is_not_there_says_nothing(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    assert not elastic.dynamic()
+    assert not ranks.dynamic()
 
 
 def test_a_service_for_other_hosts_is_refused(
     store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for listen in ("unix:/nowhere", "127.0.0.1:9100", "localhost:9100", "[::1]:9100"):
-        elastic.refuse_dynamic(listen)
+        ranks.refuse_dynamic(listen)
     with pytest.raises(TrustError, match=r"serve, with clients at 192.0.2.1:9100\)\nhint: .*--master-port"):
-        elastic.refuse_dynamic("192.0.2.1:9100")
+        ranks.refuse_dynamic("192.0.2.1:9100")
     line = ["serve", "--model", "models:get_model", "digits", "10", "--input", "1x8x8", "--listen", "192.0.2.1:9100"]
     with pytest.raises(SystemExit):
         command.main(line)
@@ -81,9 +80,9 @@ def test_a_service_for_other_hosts_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(TrustError):  # the other party is elsewhere
-        elastic.refuse_dynamic("127.0.0.1:9100")
+        ranks.refuse_dynamic("127.0.0.1:9100")
     store.set("r/torchelastic/role_info/0", "")
-    elastic.refuse_dynamic("192.0.2.1:9100")
+    ranks.refuse_dynamic("192.0.2.1:9100")
 
 
 def test_init_warns(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +93,7 @@ def test_init_warns(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> No
         return [str(warning.message) for warning in caught if "one party" not in str(warning.message)]
 
     (said,) = told()
-    assert said == f"{elastic.WHAT}: {elastic.HINT}"
+    assert said == f"{ranks.DYNAMIC}: {ranks.DYNAMIC_HINT}"
     monkeypatch.setenv("LOCAL_RANK", "1")  # one of a host says it
     assert told() == []
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -106,14 +105,14 @@ def test_ranks_are_warned(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch)
     """Before they meet: here nobody else comes."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(sys.modules["hummingbird.ranks.job"], "TIMEOUT", 0.1)
-    with pytest.warns(UserWarning, match=elastic.WHAT), pytest.raises(PeerError, match="did not meet"), ranks.job():
+    monkeypatch.setattr(ranks, "TIMEOUT", 0.1)
+    with pytest.warns(UserWarning, match=ranks.DYNAMIC), pytest.raises(PeerError, match="did not meet"), ranks.job():
         raise AssertionError("nobody comes")
 
 
 def torchrun(folder: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
     """torchrun with one process, which says whether it finds a dynamic rendezvous and waits for the end of stdin."""
-    script = "import sys; from hummingbird.ranks import elastic; print(elastic.dynamic(), flush=True); sys.stdin.read()"
+    script = "import sys; from hummingbird import ranks; print(ranks.dynamic(), flush=True); sys.stdin.read()"
     (folder / "says.py").write_text(script)
     kept = {name: value for name, value in os.environ.items() if name not in NAMES}
     return python.Parent(

@@ -24,8 +24,7 @@ from hummingbird.pir import dpf
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import TensorSpec
 from hummingbird.serving.message import Question, Request
-from hummingbird.serving.plan import describe
-from hummingbird.serving.served_table import ServedTable
+from hummingbird.serving.plan import ServedTable, describe
 from models.recommender import Recommender
 from scripts import recommend
 from tests.serving.test_message import SERVICE as OTHER

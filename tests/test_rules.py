@@ -15,7 +15,6 @@ from tests.test_floors import FILES, PACKAGE, imported, offenders, parsed, part
 
 PRINTING = {
     "__main__.py",
-    "selftest.py",
     "rpc/programs.py",
     "he/service/command.py",
     "hybrid/command.py",
@@ -32,12 +31,10 @@ RANDOM_CALLS = re.compile(
 # without running its instructions, which a test below looks at; and code for the processes that the writer has started.
 HARMLESS = {
     "commands/training.py": {"randperm", "randint", "rand", "Generator", "manual_seed"},
-    "commands/data_parallel.py": {"manual_seed"},
     "commands/finetune.py": {"manual_seed"},
-    "commands/converted.py": {"manual_seed"},
-    "commands/checkpoint.py": {"load"},
-    "launching/values.py": {"load"},
-    "launching/sending.py": {"cloudpickle"},
+    "commands/party.py": {"manual_seed"},
+    "commands/sources.py": {"load"},
+    "launching/sending.py": {"cloudpickle", "load"},
 }
 
 
@@ -64,7 +61,7 @@ def test_no_pickle_and_no_weak_randomness() -> None:
 
     def rule(path: Path) -> list[str]:
         found, name = forbidden(path.read_text()), str(path.relative_to(PACKAGE))
-        if name in ("selftest.py", "capacity/drawing.py"):
+        if name in ("commands/check.py", "capacity/drawing.py"):
             return []
         if name.startswith("simulation/"):  # a simulation hides nothing: torch's generators are fast
             found = [use for use in found if not use.endswith((".random_", ".Generator", ".manual_seed"))]
@@ -91,7 +88,7 @@ def unsafe_loads(source: str) -> list[int]:
 
 
 def test_weights_are_loaded_without_pickle() -> None:
-    for path in ("commands/checkpoint.py", "launching/values.py"):
+    for path in ("commands/sources.py", "launching/sending.py"):
         assert unsafe_loads((PACKAGE / path).read_text()) == []
     assert unsafe_loads("torch.load(file)") == unsafe_loads("torch.load(file, weights_only=False)") == [1]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.output import check_outputs, write_json
 from hummingbird.rpc import options
 from hummingbird.rpc.options import positive
 from hummingbird.rpc.programs import run_client

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from hummingbird.commands.planned import add_arguments, private_net
+from hummingbird.commands.estimate import add_arguments, private_net
 from hummingbird.commands.program import add_command
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import heap

@@ -1,14 +1,117 @@
-"""`estimate`: prints rounds, bits and wire time of every layer of a net, before anything runs."""
+"""`estimate`: prints rounds, bits and wire time of every layer of a net, before anything runs.
+
+`deal` and `plan` too take a net without parties and images, by the options that are here.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments, planned
+import torch
+from torch import nn
+
+from hummingbird import he
+from hummingbird.bits import BitConfig
 from hummingbird.commands.program import add_command
+from hummingbird.commands.sources import (
+    add_aim_argument,
+    add_example_argument,
+    add_net_arguments,
+    example_of,
+    net_of,
+    saved_of,
+)
+from hummingbird.convert import convert_model
+from hummingbird.errors import InputError
+from hummingbird.graph.example_shapes import batch_of, saved, settled
+from hummingbird.he import HEModel
+from hummingbird.he.runtime.client_spec import MODES
+from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.report import BANDWIDTH, RTT, estimate
-from hummingbird.rpc.options import count, positive
+from hummingbird.rpc.options import count, positive, shape
+from hummingbird.saving import read_net
+from hummingbird.saving.folder import description
+
+# A private net from the command line, without parties and images -----------------------------------------------------
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    shape_help: str,
+    *,
+    required: bool = True,
+    encrypted: bool = False,
+    aim: str = "latency",
+) -> None:
+    """Add the options from --model to --aim, which `private_net` reads.
+
+    shape_help: help of --input. required: whether there must be a net and inputs. encrypted: whether to add --mode,
+    which `encrypted_net` reads. aim: the default of --aim, for its help.
+    """
+    add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
+    given = parser.add_mutually_exclusive_group(required=required)
+    given.add_argument("--input", type=shape, metavar="BxCxHxW", help=shape_help)
+    add_example_argument(given)
+    parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
+    parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
+    parser.add_argument("--private-weights", action="store_true", help="one party keeps the weights secret")
+    parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
+    add_aim_argument(parser, aim)
+    if encrypted:
+        text = f"mode of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
+        parser.add_argument("--mode", choices=MODES, help=text)
+
+
+Planned = tuple[nn.Module, BitConfig | None, str | int, str]
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """Return the net that the options describe, and the further arguments of `convert_model`.
+
+    Private weights are not read, since no price depends on them. With --example, sets `args.input` to its shape. Raises
+    errors of `net_of` and of `BitConfig.load`.
+    """
+    example = example_of(args)
+    if folder := saved_of(args):
+        found = description(folder)
+        net: nn.Module = read_net(folder, found, weights=found.owner is None)
+        if example is not None:
+            args.input, _ = batch_of(net, example)
+        return net, *found.arguments
+    # Without their provenance, as the net may be untrained: windows of another net are no error.
+    bits = BitConfig.load(args.bits).windows if args.bits else None
+    net = net_of(args)
+    if example is None:
+        net = settled(net, torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
+    else:
+        args.input, _ = batch_of(net, example)
+        net = saved(net, example, custom=tuple(CUSTOM), secret=args.private_weights)
+    return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
+
+
+def encrypted_net(args: argparse.Namespace) -> HEModel:
+    """Convert the net that the options describe for inference on ciphertexts.
+
+    Raises errors of `net_of` and `he.convert_model`, and InputError for options that only a net on shares has, as
+    --bits.
+    """
+    for option in ("saved", "example", "bits", "private_weights"):
+        if getattr(args, option):
+            name = "--" + option.replace("_", "-")
+            what = f"{name} beside a net on ciphertexts"
+            raise InputError(what, where=name, hint="name the net by --model, and its mode by --mode")
+    return he.convert_model(net_of(args), args.input[1:], args.mode or MODES[0])
+
+
+def private_net(args: argparse.Namespace) -> PrivateNet:
+    """Convert the net that the options describe to its private form. Raises errors of `planned` and `convert_model`."""
+    return convert_model(*planned(args), aim=args.aim)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
 _EPILOG = """examples:

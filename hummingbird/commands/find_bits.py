@@ -18,13 +18,19 @@ from torch import nn
 
 from hummingbird import ranks
 from hummingbird.bits import BitConfig
-from hummingbird.commands import plots
-from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import add_command, command_of
-from hummingbird.commands.ranked import NOTES as RANKS
-from hummingbird.commands.ranked import agree_on, end_ranked
-from hummingbird.commands.search_options import add_search_arguments, search_options
-from hummingbird.commands.searching import check_states, interrupted, online, state_of, study_of
+from hummingbird.commands import output
+from hummingbird.commands.output import check_writable, write_together
+from hummingbird.commands.program import NOTES as RANKS
+from hummingbird.commands.program import add_command, agree_on, command_of, end_ranked
+from hummingbird.commands.searching import (
+    add_search_arguments,
+    check_states,
+    interrupted,
+    online,
+    search_options,
+    state_of,
+    study_of,
+)
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
@@ -207,7 +213,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
     if ranks.first():
         check_writable(args.out, "--out")
         if args.plot:
-            plots.check(args.plot, "--plot")
+            output.check(args.plot, "--plot")
         check_states([state], args.resume)
     subject = load().settled()
     study = study_of(args, subject, cut=args.cut)
@@ -234,7 +240,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
     write_together({args.out: config.to_json().encode()})
     state.unlink()
     if args.plot:
-        plots.draw_windows(study.layers, config, args.plot)
+        output.draw_windows(study.layers, config, args.plot)
     shape = study.searched.image_shape
     sent = wire(args, subject.net, config, shape)
     tables = [layer_table(study.layers, config), *([in_all_table(study, config)] if args.knobs else [])]

@@ -22,15 +22,12 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird import graph, ranks
 from hummingbird.bits import BitConfig
-from hummingbird.commands.accuracy import check_classes, evaluate
-from hummingbird.commands.checkpoint import load_weights, weights_file
-from hummingbird.commands.data_parallel import NOTES as DATA_PARALLEL
-from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import add_command, command_of, without_folders
-from hummingbird.commands.ranked import NOTES as RANKS
-from hummingbird.commands.ranked import agree_on, end_ranked
-from hummingbird.commands.sources import add_images_argument, images_of
-from hummingbird.commands.subject import Subject, add_subject_arguments, labels_of, subject_of
+from hummingbird.commands.output import check_writable, write_together
+from hummingbird.commands.program import NOTES as RANKS
+from hummingbird.commands.program import add_command, agree_on, command_of, end_ranked, without_folders
+from hummingbird.commands.sources import add_images_argument, images_of, load_weights, weights_file
+from hummingbird.commands.subject import Subject, add_subject_arguments, check_classes, evaluate, labels_of, subject_of
+from hummingbird.commands.training import NOTES as DATA_PARALLEL
 from hummingbird.commands.training import Dataset, Recipe, Training
 from hummingbird.errors import InputError
 from hummingbird.simulation.layers import traced

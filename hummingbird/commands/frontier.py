@@ -18,13 +18,19 @@ from tqdm import tqdm
 
 from hummingbird import ranks
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands import plots
-from hummingbird.commands.files import check_writable, write_json, write_together
-from hummingbird.commands.program import add_command, command_of, machine
-from hummingbird.commands.ranked import NOTES as RANKS
-from hummingbird.commands.ranked import agree_on, end_ranked
-from hummingbird.commands.search_options import add_search_arguments, search_options
-from hummingbird.commands.searching import check_states, interrupted, online, state_of, study_of
+from hummingbird.commands import output
+from hummingbird.commands.output import check_writable, write_json, write_together
+from hummingbird.commands.program import NOTES as RANKS
+from hummingbird.commands.program import add_command, agree_on, command_of, end_ranked, machine
+from hummingbird.commands.searching import (
+    add_search_arguments,
+    check_states,
+    interrupted,
+    online,
+    search_options,
+    state_of,
+    study_of,
+)
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.table import text_table
@@ -218,7 +224,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
         if args.json:
             check_writable(args.json, "--json")
         if args.plot:
-            plots.check(args.plot, "--plot")
+            output.check(args.plot, "--plot")
         states += states_of(args)
         check_states(states, args.resume)
     subject = load().settled()
@@ -230,7 +236,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
     if args.json:
         write_json(args.json, rows)
     if args.plot:
-        plots.draw_frontier(rows, args.plot)
+        output.draw_frontier(rows, args.plot)
     for state in states:
         state.unlink(missing_ok=True)
     notes = [

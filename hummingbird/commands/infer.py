@@ -20,9 +20,14 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird.channel.meter import Meter
-from hummingbird.commands.converted import add_converted_arguments, nets_of
-from hummingbird.commands.files import check_outputs, write_json
-from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.commands.output import check_outputs, write_json
+from hummingbird.commands.party import (
+    add_converted_arguments,
+    add_session_arguments,
+    nets_of,
+    run_party,
+    session_options,
+)
 from hummingbird.commands.program import add_command, without_folders
 from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.errors import InputError

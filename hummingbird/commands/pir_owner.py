@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from hummingbird import disk, records
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Owner, read_key

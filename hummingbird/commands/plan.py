@@ -3,29 +3,118 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from hummingbird.capacity import solving
-from hummingbird.capacity.arrivals import Gaps
+from hummingbird.capacity import quantities, solving
+from hummingbird.capacity.arrivals import Arrivals, Gaps
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.result import HostCost, Result, cost_of
+from hummingbird.capacity.service import Hosts, Service
 from hummingbird.capacity.service_json import to_text
-from hummingbird.commands import plan_show, plan_sweep, plots
-from hummingbird.commands.files import check_writable, write_json, write_together
-from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
+from hummingbird.commands import output, plan_service
+from hummingbird.commands.output import check_writable, drawing, write_json, write_together
+from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of, scaled
 from hummingbird.commands.plan_service import add_service, service_of
-from hummingbird.commands.plots import drawing
 from hummingbird.commands.program import add_command
+from hummingbird.errors import InputError
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
+
+# `plan sweep`: figures of a service for several values of one input --------------------------------------------------
+
+LATENCIES = ("latency_mean", "p50", "p95", "p99")
+Change = Callable[[Service, Arrivals, Any], tuple[Service, Arrivals]]
+
+
+def _host(name: str) -> Change:
+    return lambda service, arrivals, value: (service.at(Hosts(**{name: value})), arrivals)
+
+
+def _own(name: str) -> Change:
+    return lambda service, arrivals, value: (dataclasses.replace(service, **{name: value}), arrivals)
+
+
+def _megabits(value: float) -> str:
+    return f"{value / 1e6:g} Mb/s"
+
+
+# For each input: its parser, its text, and the function that changes it.
+INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
+    "rate": (quantities.rate, shown_rate, lambda service, arrivals, value: (service, scaled(arrivals, value))),
+    "store": (quantities.size, shown_bytes, _host("store")),
+    "bandwidth": (quantities.link, _megabits, _host("bandwidth")),
+    "up": (quantities.link, _megabits, _host("up")),
+    "down": (quantities.link, _megabits, _host("down")),
+    "rtt": (quantities.seconds, shown_seconds, _host("rtt")),
+    "cores": (count, str, _host("cores")),
+    "slots": (count, str, _own("slots")),
+    "workers": (count, str, _own("workers")),
+}
+
+
+def values_of(args: argparse.Namespace) -> list[Any]:
+    """Return the values of --values, read as the input that --vary names. Raises InputError for an invalid value."""
+    parse, _, _ = INPUTS[args.vary]
+    try:
+        return [parse(text) for text in args.values]
+    except argparse.ArgumentTypeError as error:
+        raise InputError(str(error), where="--values", hint=f"values of {args.vary}") from None
+
+
+def sweep_rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
+    """Simulate the service for each of --values of the input that --vary names; yield the figures of each simulation.
+
+    All simulations have the same random numbers.
+    """
+    _, _, change = INPUTS[args.vary]
+    for value in values_of(args):
+        there, asked = change(service, arrivals, value)
+        found = run(there, None, asked, **options_of(args))
+        if not found.overloaded:
+            found.quantile(0.99)  # raises for too few requests, with the number needed
+        yield {"varied": args.vary, "value": value, "seed": args.seed, **found.figures()}
+
+
+def sweep_table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
+    """Return the figures for all values as a text table. found: the figures that `sweep_rows` yielded."""
+    _, shown, _ = INPUTS[args.vary]
+    cells = [
+        (
+            shown(row["value"]),
+            *("grows" if row["overloaded"] else shown_seconds(row[name]["value"]) for name in LATENCIES),
+            shown_rate(row["goodput"]),
+            shown_rate(row["limit"]),
+            row["limit_cause"],
+        )
+        for row in found
+    ]
+    return text_table((args.vary, *LATENCIES, "answered", "largest rate", "set by"), cells)
+
+
+def sweep_plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
+    """Draw latencies against the input that --vary names.
+
+    found: the figures that `sweep_rows` yielded. path: the picture.
+    """
+    pyplot = drawing()
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
+    stable = [row for row in found if not row["overloaded"]]
+    for name in LATENCIES:
+        axes.plot([row["value"] for row in stable], [row[name]["value"] for row in stable], marker="o", label=name)
+    axes.set(xlabel=args.vary, ylabel="latency, seconds", yscale="log")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", dpi=150)
+    pyplot.close(figure)
+
 
 # The picture of `plan run` and `plan solve`: the share of requests that take longer than a time ----------------------
 
@@ -140,7 +229,7 @@ def add_parser(commands: Any) -> None:
     running.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies (.png, .pdf, .svg)")
     sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
     add_load(sweep, None, None)
-    sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input to vary")
+    sweep.add_argument("--vary", required=True, choices=tuple(INPUTS), help="the input to vary")
     sweep.add_argument("--values", required=True, nargs="+", metavar="VALUE", help="values of the input")
     sweep.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (.png, .pdf, .svg)")
     solve = _action(actions, "solve", "Find the least, or the largest rate, that meets a goal.", _SOLVE, _solve)
@@ -161,14 +250,14 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 def _checked(args: argparse.Namespace, run: Run) -> int:
     """Run `run`, an action of the command `plan`, and return its exit code.
 
-    Before that, raises InputError if a file that the options name cannot be written, and errors of `plots.check`.
+    Before that, raises InputError if a file that the options name cannot be written, and errors of `output.check`.
     """
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
             check_writable(Path(path), f"--{option}")
     if getattr(args, "plot", None) is not None:
-        plots.check(args.plot, "--plot")
+        output.check(args.plot, "--plot")
     return run(args)
 
 
@@ -184,7 +273,7 @@ def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
 
 def _show(args: argparse.Namespace) -> int:
     service = service_of(args)
-    _out(args, plan_show.figures(service), plan_show.tables(service))
+    _out(args, plan_service.figures(service), plan_service.tables(service))
     if args.save is not None:
         write_together({args.save: to_text(service).encode()})
     return 0
@@ -243,17 +332,17 @@ def _warnings(found: Result) -> list[str]:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    plan_sweep.values_of(args)
+    values_of(args)
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service))
     with tqdm(total=len(args.values), unit="value", leave=False, disable=args.json == "-") as bar:
         found = []
-        for row in plan_sweep.rows(args, service, arrivals):
+        for row in sweep_rows(args, service, arrivals):
             found.append(row)
             bar.update()
-    _out(args, found, plan_sweep.table(args, found))
+    _out(args, found, sweep_table(args, found))
     if args.plot is not None:
-        plan_sweep.plot(args, found, args.plot)
+        sweep_plot(args, found, args.plot)
     return 0
 
 

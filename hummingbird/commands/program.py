@@ -1,8 +1,14 @@
-"""Shared parts of programs: their parsers, their exit codes, and descriptions of the command line and the machine."""
+"""Shared parts of programs: parsers, output and exit codes, and descriptions of the command line and the machine.
+
+Of a program that torchrun has started at several ranks, rank 0 prints, shows progress bars and writes files. The others
+print only an error that rank 0 could not print.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import platform
 import shlex
 import sys
@@ -12,9 +18,11 @@ from typing import Any
 
 import torch
 
-from hummingbird import kernels
+from hummingbird import kernels, ranks
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.version import VERSION
+
+# One process ---------------------------------------------------------------------------------------------------------
 
 
 def add_command(commands: Any, name: str, line: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
@@ -84,3 +92,55 @@ def device_name(device: str) -> str:
     except (RuntimeError, AssertionError) as problem:
         what = str(problem).partition("\n")[0]
         raise InputError(what, where=f"--device {device}", hint="cpu always works") from problem
+
+
+# Several ranks -------------------------------------------------------------------------------------------------------
+
+NOTES = """
+On several devices: torchrun --nproc_per_node=4 --master_port=29500 -m PROGRAM ... runs one process for each, with GPU i
+for process i. They split the images, with the same result as one process (docs/commands.md, "Several devices").
+"""
+
+
+def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
+    """Call `run` on several ranks (hummingbird/ranks.py), and return the exit code, as `end` does for one process.
+
+    timeout: seconds for which ranks wait for each other.
+    """
+
+    def joined() -> None:
+        job = None
+        try:
+            with ranks.job(timeout) as job, _hushed(not ranks.first()):
+                run()
+        except (HummingbirdError, KeyboardInterrupt) as error:
+            if job is not None and job.rank:
+                if isinstance(error, KeyboardInterrupt):
+                    raise SystemExit(130) from None
+                if job.has_said(0):
+                    raise SystemExit(1) from None
+                print(f"rank {job.rank} of {job.size}:", file=sys.stderr)
+            raise
+
+    return end(joined, interrupted)
+
+
+@contextlib.contextmanager
+def _hushed(hush: bool) -> Any:
+    """Drop, if `hush`, all that is printed within a `with` block, also progress bars and warnings."""
+    if not hush:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def agree_on(args: argparse.Namespace) -> None:
+    """Raise AgreementError unless all ranks have the same versions and options; names of files may differ."""
+
+    def facts() -> dict[str, Any]:
+        kinds = (str, int, float, bool, list, tuple)
+        options = {name: value for name, value in vars(args).items() if isinstance(value, kinds) and name != "words"}
+        return {"hummingbird": VERSION, "torch": torch.__version__, **{f"--{name}": x for name, x in options.items()}}
+
+    ranks.agree(facts)

@@ -9,7 +9,7 @@ from typing import Any
 from hummingbird.commands.program import add_command
 from hummingbird.errors import InputError
 from hummingbird.launching import host
-from hummingbird.launching.run import run as run_parties
+from hummingbird.launching.host import run as run_parties
 from hummingbird.mpc.session.lanes import VARIABLE, lanes_of
 from hummingbird.rpc.options import count
 

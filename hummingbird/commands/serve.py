@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 
-from hummingbird.commands.converted import add_converted_arguments, nets_of
-from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.commands.party import (
+    add_converted_arguments,
+    add_session_arguments,
+    nets_of,
+    run_party,
+    session_options,
+)
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
-from hummingbird.ranks.elastic import refuse_dynamic
+from hummingbird.ranks import refuse_dynamic
 from hummingbird.rpc.options import add_service, count, positive, service_of, shape
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
@@ -24,8 +29,8 @@ from hummingbird.rpc.signals import check
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
-from hummingbird.serving.reconnect import ReconnectLoop
 from hummingbird.serving.request_queue import QueueLimits
+from hummingbird.serving.serve import ReconnectLoop
 
 HELP = "Run a net for clients that are not parties: as one party of `run`, or of torchrun on several hosts."
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to

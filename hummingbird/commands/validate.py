@@ -29,11 +29,9 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
-from hummingbird.commands.accuracy import predict
-from hummingbird.commands.files import check_writable, write_json
-from hummingbird.commands.program import add_command, machine
-from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
-from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
+from hummingbird.commands.output import check_writable, write_json
+from hummingbird.commands.program import NOTES, add_command, agree_on, end_ranked, machine
+from hummingbird.commands.subject import Subject, add_subject_arguments, predict, subject_of
 from hummingbird.errors import InputError
 from hummingbird.hybrid.convert import PROTOCOL
 from hummingbird.ring import SCALE

@@ -1,18 +1,267 @@
-"""`launch`: run a function as all parties, each a process of this host, and return their results."""
+"""`launch`: run a function as all parties, each a process of this host, and return their results.
+
+One loop in the caller's thread reads the pipes of all processes, so that Ctrl-C interrupts it. Each process has a
+session of its own, so that a Ctrl-C reaches only the caller, which ends them.
+"""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
 
 import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError, LaunchError
-from hummingbird.launching import host, sending
-from hummingbird.launching.processes import Process, Processes
+from hummingbird.launching import host, party, sending
 from hummingbird.mpc.session.launch import DEFAULT_TIMEOUT, check_options
 from hummingbird.mpc.session.session import current, is_initialized
+
+# The processes: pass on their output, notice the end of each, and leave none running ---------------------------------
+
+_POLL = 0.05  # seconds between two looks at whether a process has ended
+_GRACE = 10.0  # seconds for the others to report, once one has failed
+_LEAVE = 30.0  # seconds for a process to end after its report
+_CLOSE = 5.0  # seconds for a process to end after SIGTERM, and for its children to end with it
+_PIECE = 1 << 16
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Process:
+    """One process of a launch: it runs the call as one party or lane, and its report and end are noted here.
+
+    name: as errors name it, such as "party 1".
+    """
+
+    def __init__(self, name: str, call: bytes, environment: dict[str, str]) -> None:
+        self.name = name
+        self.up = False
+        self.late = False  # killed here, as it did not start in time
+        self.stopped = False  # ended here
+        self.ended: float | None = None  # time of its end, of time.monotonic
+        self._reported = 0.0
+        self._content = bytearray()
+        self._report, theirs = os.pipe()
+        try:
+            path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", party.__name__, str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs],
+                env={**environment, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._report)
+            raise
+        finally:
+            os.close(theirs)
+        os.set_blocking(self._report, False)
+        threading.Thread(target=self._send, args=(call,), daemon=True).start()
+
+    def _send(self, call: bytes) -> None:
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # the process has ended; its report says why
+            self.popen.stdin.write(len(call).to_bytes(party.LENGTH, "little") + call)
+            self.popen.stdin.flush()
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Return the pipes of the process's stdout and stderr."""
+        assert self.popen.stdout is not None and self.popen.stderr is not None
+        return self.popen.stdout, self.popen.stderr
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the pipe that carries the report, for a selector."""
+        return self._report
+
+    def read(self) -> bool:
+        """Read what the process has written of its report so far; False at the end of the pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._report, _PIECE):
+                self.up = True
+                self._content += piece
+            self._reported = self._reported or time.monotonic()
+            return False
+        return True
+
+    def look(self) -> None:
+        """Note the end of the process if it has ended; kill it if it still runs some seconds after its report."""
+        if self.popen.poll() is not None:
+            self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
+            self.read()  # the last part of its report
+            self.ended = time.monotonic()
+        elif self._reported and time.monotonic() > self._reported + _LEAVE:
+            self.kill()
+
+    @functools.cached_property
+    def report(self) -> dict[str, Any]:
+        """Return the report of the ended process, a dict with "result" or "error"; empty if it wrote no report."""
+        content = bytes(self._content.removeprefix(party.UP))
+        with contextlib.suppress(Exception):  # truncated
+            return dict(sending.unpacked_result(content)) if content else {}
+        return {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether the process has ended without a result."""
+        return self.ended is not None and "result" not in self.report
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal, SIGKILL by default, to the process and its children."""
+        if self.ended is None:
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, if it has just ended
+            os.killpg(self.popen.pid, number)
+
+    def close(self) -> None:
+        """Close the pipes of this process, once it has ended."""
+        os.close(self._report)
+        for pipe in (self.popen.stdin, *self.pipes):
+            with contextlib.suppress(OSError):  # unsent data is of no use any more
+                if pipe is not None:
+                    pipe.close()
+
+
+class Processes:
+    """All processes of a launch, as a context: they start with it, and at its end all have ended.
+
+    names: as errors name the processes, by rank. call: the packed function. environment: rank -> environment variables.
+    """
+
+    def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
+        self.all: list[Process] = []
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[_Lines] = []
+        last = {"stdout": "\n", "stderr": "\n"}
+        try:
+            for rank, name in enumerate(names):
+                self.all.append(Process(name, call, environment(rank)))
+                self._selector.register(self.all[-1], selectors.EVENT_READ, self.all[-1])
+                for pipe, stream in zip(self.all[-1].pipes, ("stdout", "stderr"), strict=True):
+                    os.set_blocking(pipe.fileno(), False)
+                    self._lines.append(_Lines(pipe, stream, f"[{name}] " if rank else "", last))
+                    self._selector.register(pipe, selectors.EVENT_READ, self._lines[-1])
+        except BaseException:
+            self._end()
+            raise
+
+    def follow(self, timeout: float) -> None:
+        """Pass on the output of all processes until all have ended; once one fails, the others have some seconds left.
+
+        timeout: seconds for each process to start, with imports and the unpacking of its call.
+        """
+        begun = time.monotonic()
+        stop = float("inf")
+        while self._running() and time.monotonic() < stop:
+            self._step()
+            if time.monotonic() > begun + timeout:
+                for process in self._running():
+                    if not process.up:
+                        process.late = True
+                        process.kill()
+            if stop == float("inf") and any(process.failed for process in self.all):
+                stop = time.monotonic() + _GRACE
+
+    def _running(self) -> list[Process]:
+        return [process for process in self.all if process.ended is None]
+
+    def _step(self) -> None:
+        for key, _ in self._selector.select(_POLL):
+            if not key.data.read():
+                self._selector.unregister(key.fileobj)
+        for process in self._running():
+            process.look()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """End all processes: by SIGTERM first, which also ends their children and the dealer, then by SIGKILL."""
+        try:
+            for process in self._running():
+                process.stopped = True
+                process.kill(signal.SIGTERM)
+            self._until(lambda: not self._running())
+        finally:
+            for process in self.all:
+                process.kill()
+            for process in self.all:
+                process.popen.wait()
+            try:
+                self._until(lambda: not self._selector.get_map())  # a process that has inherited a pipe keeps it open
+                for lines in self._lines:
+                    lines.flush()
+            finally:
+                self._selector.close()
+                for process in self.all:
+                    process.close()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _CLOSE
+        while not condition() and time.monotonic() < deadline:
+            self._step()
+
+
+class _Lines:
+    """A pipe from one process's stdout or stderr to the caller's: text passes unchanged, or line by line with a prefix.
+
+    last: stream -> the text that was last passed on, of any process; if that did not end its line, a prefix begins a
+    new one.
+    """
+
+    def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
+        self._pipe, self._stream, self._prefix, self._last = pipe, stream, prefix, last
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = ""
+
+    def read(self) -> bool:
+        """Pass on the output that is available; False at the end of the pipe."""
+        try:
+            piece = os.read(self._pipe.fileno(), _PIECE)
+        except BlockingIOError:
+            return True
+        text = self._begun + self._decoder.decode(piece, final=not piece)
+        if self._prefix:
+            *lines, self._begun = text.split("\n")
+            text = "".join(f"{self._prefix}{line}\n" for line in lines)
+        self._write(text)
+        return bool(piece)
+
+    def flush(self) -> None:
+        """Pass on the last line, if the process has not ended it."""
+        self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
+        self._begun = ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            begun = self._prefix and not self._last[self._stream].endswith("\n")
+            self._last[self._stream] = text
+            stream = getattr(sys, self._stream)
+            stream.write("\n" + text if begun else text)
+            stream.flush()
+
+
+# The call ------------------------------------------------------------------------------------------------------------
 
 _LEFT = "the function, or a library that it calls, has ended the process (os._exit); what it printed may say why"
 
@@ -63,12 +312,12 @@ def launch(
     host.check(parties, lanes, "launch")
     check_options(None, None, timeout, device, where="launch")
     _refuse_inside_a_run()
-    call = sending.packed(fn, args, {"lanes": lanes, "timeout": timeout, "device": str(device)})
-    places = host.places(parties, lanes)
+    call = sending.packed_call(fn, args, {"lanes": lanes, "timeout": timeout, "device": str(device)})
+    places = host.positions(parties, lanes)
     names = [place.name for place in places]
     with (
         host.store(timeout) as port,
-        Processes(names, call, lambda rank: host.variables(places[rank], port)) as started,
+        Processes(names, call, lambda rank: host.environment_of(places[rank], port)) as started,
     ):
         started.follow(timeout)
     if failed := [process for process in started.all if process.failed]:

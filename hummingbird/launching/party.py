@@ -38,20 +38,20 @@ def main(report: int) -> int:
     content = calls.read(int.from_bytes(calls.read(LENGTH), "little"))
     threading.Thread(target=_end_with, args=(calls,), daemon=True).start()
 
-    from hummingbird.launching import sending, values  # after the pipe is read, as these imports take seconds
+    from hummingbird.launching import sending  # after the pipe is read, as these imports take seconds
     from hummingbird.mpc.session import launch
 
     with os.fdopen(report, "wb") as told:
         try:
-            fn, args, options = sending.unpacked(content)
+            fn, args, options = sending.unpacked_call(content)
             told.write(UP)
             told.flush()
-            result = values.plain(fn(launch.init(**options), *args))
+            result = sending.plain(fn(launch.init(**options), *args))
             launch.uninit()
-            told.write(values.packed({"result": result}))
+            told.write(sending.packed_result({"result": result}))
         except BaseException as error:  # noqa: BLE001 - reported, whatever it is
             # Report before `abort`, which tells the other parties: they then fail as a consequence.
-            told.write(values.packed({"error": _told(error)}))
+            told.write(sending.packed_result({"error": _told(error)}))
             told.flush()
             launch.abort(error)
             return 1

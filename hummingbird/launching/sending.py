@@ -1,9 +1,12 @@
-"""Sending of the function of a `launch` to the processes that run it.
+"""Messages of `launch`: a function to the processes that run it, and each party's result back to the caller.
 
 Functions and nets of a notebook's cells belong to no module that another process could import, so cloudpickle sends
 their code. A process that loads a pickle runs its writer's code, so nothing else in this package uses pickle. Here
 running code is the purpose: the writer is the process that has started the reader, under the same user, over a pipe
-that no other process holds. Results are data, and are read as data (values.py).
+that no other process holds.
+
+Results are data: tensors and plain values only. `torch.save` writes them, and `torch.load(weights_only=True)` reads
+them without running any code in them.
 """
 
 from __future__ import annotations
@@ -17,12 +20,53 @@ from types import CodeType
 from typing import Any
 
 import cloudpickle
+import torch
+from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.mpc.plan.builders import CUSTOM
 
+# Results -------------------------------------------------------------------------------------------------------------
 
-def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def plain(value: Any, where: str = "the result") -> Any:
+    """Copy the result of a party so that it can be sent: tensors are detached, and on the CPU.
+
+    Raises InputError unless it consists of tensors, numbers, text and None, in tuples, lists and dicts.
+    """
+    if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta":
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
+    if type(value) is dict and all(type(key) in _PLAIN for key in value):
+        return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    hint = "return tensors, numbers, text, None, and tuples, lists or dicts of them"
+    what = f"a {type(value).__module__}.{type(value).__name__}"
+    if isinstance(value, Tensor):
+        what, hint = f"a tensor of layout {value.layout} on {value.device}", "return a dense tensor with values"
+    raise InputError(f"{where} is {what}", where="launch", hint=hint)
+
+
+def packed_result(value: Any) -> bytes:
+    """Pack a result, which `plain` has returned, into bytes."""
+    written = io.BytesIO()
+    torch.save(value, written)
+    return written.getvalue()
+
+
+def unpacked_result(content: bytes) -> Any:
+    """Unpack the result that `packed_result` has packed; no code in it is run."""
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+# The function --------------------------------------------------------------------------------------------------------
+
+
+def packed_call(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
     """Pack a call of `fn` for other processes, with registered converters, working directory and import path.
 
     options: of the session. Raises InputError for objects that cannot be sent to another process.
@@ -36,7 +80,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any
     return _dumps((os.getcwd(), sys.path, call))
 
 
-def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def unpacked_call(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Unpack the function, its arguments and the session's options, in a process that `launch` has started.
 
     Also sets the working directory and the import path of this process to those of the caller of `launch`.

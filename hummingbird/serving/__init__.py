@@ -5,11 +5,10 @@ requests, runs those that party 0 chooses as batches of its private net, and ans
 their sum.
 
     client, message, description    a client; it imports neither CrypTen nor a party's modules
-    serve, party                    a party, and the methods that clients call
+    serve, party                    a party, in one session or in one after another; the methods that clients call
     dispatcher, request_queue       the requests at a party
     scheduler, control              party 0's choice of batches, and the parties' messages about it
-    worker, served_table            batches on shares, private lookups
+    worker                          batches on shares
     lane_server                     the connection between lane 0 of a party and its other lanes
-    plan, figures                   the description of a service from its net, figures for Prometheus
-    reconnect                       new sessions after one is lost
+    plan, figures                   the description of a service from its net, private lookups; figures for Prometheus
 """

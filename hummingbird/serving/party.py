@@ -30,9 +30,8 @@ from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
 from hummingbird.serving.message import Request, clock
-from hummingbird.serving.plan import describe
+from hummingbird.serving.plan import ServedTable, describe
 from hummingbird.serving.request_queue import QueueLimits
-from hummingbird.serving.served_table import ServedTable
 from hummingbird.serving.worker import Worker
 
 MAX_BATCH, MAX_WAIT = 64, 0.005

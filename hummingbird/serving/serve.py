@@ -1,25 +1,141 @@
-"""`hummingbird.serve`: one party of a service, in the session that this process is in."""
+"""A party of a service: `hummingbird.serve`, in the session of this process, and the reconnect loop of the command.
+
+Reconnect loop: a party keeps answering clients while sessions with the other parties come and go. When a party or the
+dealer dies, the session ends for all others. They refuse the waiting requests, keep listening, and meet again as soon
+as all parties are running (mpc/session/meeting.py). The new session has fresh seeds, fresh material and a new name of
+the service, so that no request of one session runs in the next; private weights are shared anew. A party waits for the
+others without a time limit, even if one of them has another net, other windows or another release. Any other failure
+ends the party's process, which a launcher may start again.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from hummingbird.errors import HummingbirdError, UnavailableError
+from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.mpc.session.session import current
-from hummingbird.ranks.elastic import refuse_dynamic
+from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.session import current, is_initialized
+from hummingbird.ranks import refuse_dynamic
 from hummingbird.rpc.admission import Limits
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
-from hummingbird.serving.dispatcher import unavailable
+from hummingbird.rpc.signals import Flag, check, ends_waits
+from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Methods, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
+
+# Reconnect loop ------------------------------------------------------------------------------------------------------
+
+_PAUSES = (0.5, 15.0)  # seconds before the next meeting: after a session, and at most after failures to begin one
+_LOOK = 0.1  # seconds between two checks whether the party is to end
+
+
+class ReconnectLoop:
+    """The loop of a party's main thread: `run` serves in one session after another.
+
+    begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: set, by a signal
+    handler, when this party is to end. begun: called in every session, as soon as it takes requests of clients.
+    interrupted: called with the reason why a session has ended, or could not begin.
+    """
+
+    def __init__(
+        self,
+        methods: Methods,
+        begin: Callable[[], Party | Lane],
+        told: Flag,
+        begun: Callable[[], object],
+        interrupted: Callable[[str], object] = lambda reason: None,
+    ) -> None:
+        self._methods, self._begin, self._told = methods, begin, told
+        self._begun, self._interrupted = begun, interrupted
+        self.count, self.counts = 0, Counts()  # number of sessions; batches of all of them
+
+    def run(self) -> None:
+        """Serve until this party is to end and its waiting requests are answered.
+
+        Raises any error but the failure of another party or of the dealer, after which it meets the others again.
+        """
+        over = Flag()
+        usher = threading.Thread(target=self._usher, args=(over,), name="hummingbird-usher", daemon=True)
+        usher.start()
+        try:
+            with ends_waits(self._told):
+                self._go_on()
+        finally:
+            over.set()
+            usher.join()
+
+    def _usher(self, over: Flag) -> None:
+        """Wait, on a thread, until this party is to end; then let it answer its queued requests.
+
+        If the party does not serve yet, but waits for the others in a session, abort that session. over: set when `run`
+        ends.
+        """
+        while not over.wait(_LOOK):
+            if not self._told.is_set():
+                continue
+            if self._methods.drain():
+                return
+            if is_initialized():
+                current().channel.abort(f"{launch.name()} was told to stop")
+
+    def _go_on(self) -> None:
+        pause = _PAUSES[0]
+        while not self._told.is_set():
+            count = self.count
+            try:
+                self._live()
+            except HummingbirdError as error:
+                if self._told.is_set():
+                    return
+                if not isinstance(error, (PeerError, DealerError, AgreementError)):
+                    raise
+                reason = str(error).splitlines()[0]
+                _say(f"interrupted: {reason}; meeting the others again")
+                self._interrupted(reason)
+            pause = _PAUSES[0] if self.count > count else min(2 * pause, _PAUSES[1])
+            self._told.wait(pause)
+
+    def _live(self) -> None:
+        """Serve in one session, from joining it to leaving it.
+
+        Returns without an error if some party was told to end. The other parties then wait until that party comes back.
+        """
+        party = None
+        try:
+            party = self._begin()
+            check()
+            self._methods.open(party)
+            self.count += 1
+            self._begun()
+            party.run()
+        except HummingbirdError as error:
+            self._methods.shut(unavailable(error))
+            launch.abort(error)
+            raise
+        else:
+            self._methods.shut(UnavailableError("a party is leaving this service", hint="try again in a few seconds"))
+            launch.uninit()
+        finally:
+            if party is not None:
+                self.counts += party.counts
+
+
+def _say(text: str) -> None:
+    """Write a line in one call: several parties may share a terminal."""
+    sys.stderr.write(f"[{launch.name()}] {text}\n")
+    sys.stderr.flush()
+
+
+# One session ---------------------------------------------------------------------------------------------------------
 
 
 def serve(
@@ -52,7 +168,7 @@ def serve(
         waits for others to share its batch; it does not wait while the parties are idle.
 
     Raises errors of `party.join` and `rpc.service.serve`, PeerError and DealerError; EnvironmentProblem without a
-    session, TrustError for other hosts under torchrun's dynamic rendezvous (ranks/elastic.py).
+    session, TrustError for other hosts under torchrun's dynamic rendezvous (hummingbird/ranks.py).
     """
     session = current()
     refuse_dynamic(listen)

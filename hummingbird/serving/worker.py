@@ -28,8 +28,8 @@ from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import Dispatcher
 from hummingbird.serving.message import Request, pack_answer
+from hummingbird.serving.plan import ServedTable
 from hummingbird.serving.scheduler import Action, Decision
-from hummingbird.serving.served_table import ServedTable
 
 # Batches of several clients' requests through the private net, two slices in turns (three on a GPU) ------------------
 #

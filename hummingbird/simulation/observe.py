@@ -73,7 +73,7 @@ def magnitudes(
     Magnitudes are rounded up; a layer whose window has no bits has 0. A max pooling whose result neither randomness nor
     the window can change is computed by torch; its differences are then bounded by an image's largest value less the
     smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks share it
-    (hummingbird/ranks).
+    (hummingbird/ranks.py).
     Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
     """
     check_protocol(protocol, parties)

@@ -13,7 +13,7 @@ by 2^-12 of the values that the window leaves undecided (`Linear.coarser`).
 Every layer draws its random numbers from its own seed for each batch and run: a score depends on the windows only, and
 windows are compared on the same random numbers, which removes most of the noise from their difference.
 
-Of several ranks (hummingbird/ranks) each runs every size-th batch, and all get the same scores.
+Of several ranks (hummingbird/ranks.py) each runs every size-th batch, and all get the same scores.
 """
 
 from __future__ import annotations

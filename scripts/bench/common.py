@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from hummingbird.bits import BitConfig
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.party import run_party
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError

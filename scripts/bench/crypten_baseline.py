@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from hummingbird import cost, graph
 from hummingbird.channel import meter
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import end
 from hummingbird.crypten.adapter import MPCTensor, crypten
 from hummingbird.errors import InputError

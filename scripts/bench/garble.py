@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu

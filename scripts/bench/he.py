@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import InputError
 from hummingbird.kernels import heap

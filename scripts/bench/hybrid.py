@@ -29,7 +29,7 @@ from itertools import chain
 import torch
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.kernels import heap

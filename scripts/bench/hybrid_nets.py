@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands.accuracy import evaluate
+from hummingbird.commands.subject import evaluate
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import Plan

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird import graph, ring
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import Factor, heap

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels.cpu import library

@@ -35,7 +35,7 @@ import torch
 from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.rpc.options import count, positive

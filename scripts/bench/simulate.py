@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import hummingbird
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from models import MODELS, get_model

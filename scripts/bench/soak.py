@@ -31,7 +31,7 @@ import torch
 from tqdm import tqdm
 
 from hummingbird import Client
-from hummingbird.commands.files import check_outputs
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hummingbird
-from hummingbird.commands.plots import drawing
+from hummingbird.commands.output import drawing
 from hummingbird.errors import InputError
 from hummingbird.report import Estimate
 from models import get_model

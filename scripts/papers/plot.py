@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.plots import drawing
+from hummingbird.commands.output import drawing
 from scripts.bench.contest import BESIDE, PARTS
 
 LABELS = {

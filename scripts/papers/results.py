@@ -41,10 +41,10 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import BitConfig
-from hummingbird.commands.accuracy import predict
-from hummingbird.commands.files import check_outputs, check_writable
 from hummingbird.commands.frontier import uniform_window
+from hummingbird.commands.output import check_outputs, check_writable
 from hummingbird.commands.program import command_of, end, machine
+from hummingbird.commands.subject import predict
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint

@@ -37,8 +37,8 @@ from hummingbird.capacity import encrypted, lookups, shipped
 from hummingbird.capacity.nets import measure, samples
 from hummingbird.capacity.profile import STEADY, Measurement, Profile, spread
 from hummingbird.channel import meter
-from hummingbird.commands.files import check_outputs, write_together
-from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
+from hummingbird.commands.estimate import add_arguments, encrypted_net, planned, private_net
+from hummingbird.commands.output import check_outputs, write_together
 from hummingbird.commands.program import machine
 from hummingbird.crypten.adapter import crypten
 from hummingbird.errors import HummingbirdError, InputError

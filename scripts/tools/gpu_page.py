@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hummingbird.commands.files import write_together
+from hummingbird.commands.output import write_together
 from hummingbird.errors import InputError
 from hummingbird.kernels.gpu import sizes
 from scripts.program import ROOT

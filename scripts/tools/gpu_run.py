@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hummingbird.commands.files import write_json
+from hummingbird.commands.output import write_json
 from hummingbird.errors import HummingbirdError, InputError
 from scripts.program import ROOT
 from scripts.tools.gpu_steps import Run, Step, missing

@@ -43,7 +43,7 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird import convert
-from hummingbird.commands.files import check_writable
+from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end
 from hummingbird.cost import FREE
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem

@@ -20,12 +20,11 @@ from torch import nn
 from tqdm import tqdm
 
 from hummingbird import ranks
-from hummingbird.commands.accuracy import evaluate
-from hummingbird.commands.checkpoint import load_weights, read_weights, weights_file
-from hummingbird.commands.data_parallel import NOTES as DATA_PARALLEL
-from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
-from hummingbird.commands.sources import place
+from hummingbird.commands.output import check_writable, write_together
+from hummingbird.commands.program import NOTES, agree_on, end_ranked
+from hummingbird.commands.sources import load_weights, place, read_weights, weights_file
+from hummingbird.commands.subject import evaluate
+from hummingbird.commands.training import NOTES as DATA_PARALLEL
 from hummingbird.commands.training import RATES, SCHEDULES, Recipe, Training
 from hummingbird.errors import InputError
 from hummingbird.window_search.images import fingerprint

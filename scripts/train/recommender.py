@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.commands.checkpoint import weights_file
-from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.output import check_writable, write_together
+from hummingbird.commands.sources import weights_file
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.recommender import Recommender

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird.commands.checkpoint import weights_file
-from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.output import check_writable, write_together
 from hummingbird.commands.program import end
+from hummingbird.commands.sources import weights_file
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from scripts.train.images import interrupted, read_state, state_of, train

@@ -16,9 +16,8 @@ import torch
 from hummingbird import hybrid, simulate
 from hummingbird.__main__ import COMMANDS, main, parser
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands.accuracy import evaluate, predict
 from hummingbird.commands.sources import images_of
-from hummingbird.commands.subject import labels_of
+from hummingbird.commands.subject import evaluate, labels_of, predict
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.hybrid import prices
 from tests.support import own_net

@@ -18,7 +18,7 @@ from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "hummingbird.commands.pir_server"])
+FORKS.set_forkserver_preload([__name__, "hummingbird.pir.serving.command"])
 
 
 def serve(words: Sequence[str], grown: int) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hummingbird import ranks
-from hummingbird.commands.ranked import end_ranked
+from hummingbird.commands.program import end_ranked
 from hummingbird.commands.training import Dataset, Recipe, Training
 from hummingbird.errors import AgreementError, HummingbirdError
 from hummingbird.window_search.images import fingerprint

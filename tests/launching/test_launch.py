@@ -19,7 +19,7 @@ import torch
 import hummingbird
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, LaunchError
 from hummingbird.launching import launch as module
-from hummingbird.launching import party, sending, values
+from hummingbird.launching import party, sending
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
 
@@ -99,7 +99,7 @@ def test_a_function_that_is_sent_by_value_knows_its_file() -> None:
     def outer() -> Any:
         return lambda: None
 
-    sent = sending.unpacked(sending.packed(outer, (), {}))[0]
+    sent = sending.unpacked_call(sending.packed_call(outer, (), {}))[0]
     assert sent is not outer
     assert sent.__code__.co_filename == sent().__code__.co_filename == __file__
     assert sent.__code__.co_firstlineno == outer.__code__.co_firstlineno
@@ -266,10 +266,10 @@ def test_values_come_back_as_they_went() -> None:
         "a": (1, 2.5, None, True, "text", b"bytes", 1 << 80),
         3: [frozen, {}, (), torch.tensor(1, dtype=torch.int8)],
     }
-    found = values.unpacked(values.packed(values.plain(value)))
+    found = sending.unpacked_result(sending.packed_result(sending.plain(value)))
     assert found["a"] == value["a"] and found[3][1:3] == [{}, ()] and found[3][3].dtype == torch.int8
     assert torch.equal(found[3][0], frozen) and not found[3][0].requires_grad
-    large = values.packed(values.plain(torch.zeros(1 << 20)[:2]))
+    large = sending.packed_result(sending.plain(torch.zeros(1 << 20)[:2]))
     assert len(large) < 1 << 16  # the part alone
     for other, name in (
         (torch.eye(2).to_sparse(), "torch.sparse_coo on cpu"),
@@ -278,7 +278,7 @@ def test_values_come_back_as_they_went() -> None:
         (hummingbird.BitWindow(8, 0), ""),
     ):
         with pytest.raises(InputError, match=f"the result.*{name}"):
-            values.plain(other)
+            sending.plain(other)
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

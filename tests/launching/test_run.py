@@ -17,8 +17,8 @@ import pytest
 from hummingbird import __main__ as command
 from hummingbird.commands import run as run_command
 from hummingbird.errors import ConfigError, EnvironmentProblem
-from hummingbird.launching import run as module
-from hummingbird.launching.run import Failure
+from hummingbird.launching import host as module
+from hummingbird.launching.host import Failure
 from tests.support import python
 from tests.support.nursery import alive
 from tests.support.paths import ROOT

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands import plots
+from hummingbird.commands import output
 from hummingbird.commands.searching import state_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, EnvironmentProblem
@@ -357,12 +357,14 @@ def test_nets_and_labels_that_cannot_be_searched(
 
 def test_the_drawing_shows_windows_and_magnitudes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    save = plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, *rest, **kw: (figures.append(figure), save(figure, *rest, **kw)))
+    save = output._save
+    monkeypatch.setattr(
+        output, "_save", lambda figure, *rest, **kw: (figures.append(figure), save(figure, *rest, **kw))
+    )
     layers = [ComparingLayer("a", 10, 2**18), ComparingLayer("b", 10, 0), ComparingLayer("c", 10, 2**20)]
     windows = {"a": BitWindow(21, 13), "b": BitWindow(0, 0), "c": BitWindow(22, 18)}
     for config, height in ((BitConfig(layers=windows), 32), (BitConfig(layers={"a": windows["a"]}), 64)):
-        plots.draw_windows(layers, config, tmp_path / "bits.pdf")
+        output.draw_windows(layers, config, tmp_path / "bits.pdf")
         (axes,) = figures.pop().axes
         bars = [(bar.get_y(), bar.get_height()) for bar in axes.patches]
         assert bars[:3] == [(0, height)] * 3
@@ -376,7 +378,7 @@ def test_the_drawing_shows_windows_and_magnitudes(tmp_path: Path, monkeypatch: p
 def test_a_plot_needs_matplotlib_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EnvironmentProblem, match="pip install matplotlib"):
-        plots.check(tmp_path / "bits.png", "--plot")
+        output.check(tmp_path / "bits.png", "--plot")
 
 
 def test_help_teaches() -> None:

@@ -16,8 +16,8 @@ import hummingbird
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import finetune
-from hummingbird.commands.accuracy import evaluate
 from hummingbird.commands.finetune import Judge, windows_beside
+from hummingbird.commands.subject import evaluate
 from hummingbird.errors import ConfigError
 from hummingbird.simulation.layers import traced
 from models import get_model, load_checkpoint

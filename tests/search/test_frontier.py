@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
-from hummingbird.commands import plots
+from hummingbird.commands import output
 from hummingbird.commands.frontier import BUDGETS, planned, uniform_window
 from hummingbird.convert import convert_model
 from hummingbird.window_search.study import Study
@@ -37,8 +37,8 @@ def test_rows_files_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, study: Study
 ) -> None:
     drawn: list[Any] = []
-    save = plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
+    save = output._save
+    monkeypatch.setattr(output, "_save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
     windows, rows_file, picture = tmp_path / "windows", tmp_path / "rows.json", tmp_path / "frontier.png"
     windows.mkdir()
     words = [*SHORT, "--budgets", "exact", "eco", "4/64", "3/64", "1/64", "--uniform", "--out-folder", str(windows)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hummingbird.commands.files import write_together
+from hummingbird.commands.output import write_together
 from hummingbird.commands.training import Recipe, Training
 from hummingbird.errors import InputError
 from scripts.train.data import Dataset

@@ -14,7 +14,7 @@ import torch
 
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.commands.accuracy import predict
+from hummingbird.commands.subject import predict
 from hummingbird.commands.validate import mean_error, paired_error, rooms, standard_error
 from models import get_model, load_checkpoint
 from scripts.train.data import load

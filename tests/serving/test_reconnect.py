@@ -69,7 +69,7 @@ def test_parties_and_dealer_die_and_come_back() -> None:
 # raises an exception does so inside Thread.start sooner or later, and a thread that has not started cannot be joined.
 _STARTING = """
 import random, signal, threading, time
-from hummingbird.serving.reconnect import ReconnectLoop
+from hummingbird.serving.serve import ReconnectLoop
 from hummingbird.serving.party import Methods
 from hummingbird.rpc.signals import check
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram

@@ -11,10 +11,10 @@ import pytest
 
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, StoreError, UnavailableError
 from hummingbird.rpc.signals import Flag, check
-from hummingbird.serving import reconnect as module
+from hummingbird.serving import serve as module
 from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.party import Methods
-from hummingbird.serving.reconnect import ReconnectLoop
+from hummingbird.serving.serve import ReconnectLoop
 from tests.support.patience import HANG, until
 
 

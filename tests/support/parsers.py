@@ -27,7 +27,7 @@ from hummingbird import slots
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import handshake
 from hummingbird.channel.channel import Channel
-from hummingbird.commands.checkpoint import load_checkpoint
+from hummingbird.commands.sources import load_checkpoint
 from hummingbird.convert import build
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, layout

@@ -46,7 +46,7 @@ from hummingbird.mpc.session.rendezvous import (
 )
 from hummingbird.mpc.session.session import Dealer, Session, ZeroSharing, agree, begin, current, is_initialized
 from hummingbird.prg import CIPHERS, Stream, cipher_of, derive, new_seed
-from hummingbird.ranks.elastic import warn_of_dynamic
+from hummingbird.ranks import warn_of_dynamic
 from hummingbird.rpc.service import Tls
 from hummingbird.rpc.signals import Stop
 from hummingbird.version import VERSION

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from hummingbird.commands.accuracy import evaluate
-from hummingbird.commands.checkpoint import weights_file
+from hummingbird.commands.sources import weights_file
+from hummingbird.commands.subject import evaluate
 from hummingbird.commands.training import Recipe, Training, augment
 from hummingbird.errors import InputError
 from models import get_model, load_checkpoint
