@@ -21,7 +21,7 @@ def blocks_of(count: int) -> int:
 class Drawn:
     """A tensor that is not stored, but a part of a key stream, and is computed where it is read.
 
-    Kernels that take one (`shares.opening`, `shares.dealing`) never store it; `octets` does.
+    Kernels that take one (`shares.opening`) never store it; `octets` does.
 
     key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
     byte the tensor begins.

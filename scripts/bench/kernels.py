@@ -37,7 +37,7 @@ from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.shares.words import Words
+from hummingbird.kernels.shares.packing import Words
 from hummingbird.table import text_table
 from scripts.bench.kernel_cases import TUNED, Case, cases, interpret
 

@@ -115,7 +115,7 @@ def contestants(product: dict[str, Any], bits: int, device: torch.device, with_t
 
 def _by_every_way(run: Run, bits: int, weight_bits: int, terms: int) -> dict[str, Run]:
     """A product on a GPU by each of its ways that is exact."""
-    from hummingbird.kernels.gpu import digits, limbs, products
+    from hummingbird.kernels.gpu import products
 
     def forced(name: str) -> Tensor:
         chosen, products.way = products.way, lambda *_: name
@@ -124,7 +124,10 @@ def _by_every_way(run: Run, bits: int, weight_bits: int, terms: int) -> dict[str
         finally:
             products.way = chosen
 
-    exact = {"digits": digits.exact(bits, weight_bits, terms), "limbs": limbs.count(bits, weight_bits, terms) > 0}
+    exact = {
+        "digits": products.digits_exact(bits, weight_bits, terms),
+        "limbs": products.limb_count(bits, weight_bits, terms) > 0,
+    }
     return {name: functools.partial(forced, name) for name in products.WAYS if exact.get(name, True)}
 
 

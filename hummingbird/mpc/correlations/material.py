@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hummingbird.channel.staging import Ready
-from hummingbird.kernels.shares.words import Words, anchor
+from hummingbird.kernels.shares.packing import Words, anchor
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError, HummingbirdError
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import LIMIT, faults
 from hummingbird.prg import Stream, derive, expands_on_devices

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import ReceiverTurn, Request, expand, received

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.lookups import rows as kernel
+from hummingbird.kernels import lookups as kernel
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.lookups import rows as kernel
-from hummingbird.kernels.lookups.dpf import LEAF_ROWS, leaves_of
+from hummingbird.kernels import lookups as kernel
+from hummingbird.kernels.lookups import LEAF_ROWS, leaves_of
 from hummingbird.pir.table import Source, leaf_digests
 
 
