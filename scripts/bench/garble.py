@@ -26,7 +26,7 @@ from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh, new_seed
 from hummingbird.table import text_table
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args)
     if not library.available():
         raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
-    heap.keep()  # as the services do
+    devices.keep_freed_memory()  # as the services do
     torch.set_num_threads(1)
     rows = measure(args)
     head = ("circuit", "instructions", "garble ms", "evaluate ms", "sum ms", "bytes each")

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.table import text_table
 from scripts.bench import he_ablation, he_kernels, he_nets
 from scripts.bench.party import ROOT
@@ -52,7 +52,7 @@ _GIGABYTES_PAPER = {"mobilenetv2-0.35-96": 60, "mobilenetv2-0.35-224": 324}
 
 def work(args: argparse.Namespace) -> Rows:
     """The rows of one job, in this process: SECTION, or SECTION:ACTIVATION."""
-    heap.keep()  # as the service does
+    devices.keep_freed_memory()  # as the service does
     section, _, activation = args.worker.partition(":")
     if section in ("kernels", "ablation"):
         module = he_kernels if section == "kernels" else he_ablation

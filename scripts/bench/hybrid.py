@@ -39,7 +39,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.table import text_table
 from scripts.bench import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
 from scripts.bench.hybrid_rows import HEAD, Row, cells
@@ -62,7 +62,7 @@ NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that se
 
 def work(args: argparse.Namespace) -> list[Row]:
     """The rows of one section, in this process."""
-    heap.keep()  # as the service and the client do
+    devices.keep_freed_memory()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
     over = {"link": str(_link(args)), "delay": _delayed_by(args)}

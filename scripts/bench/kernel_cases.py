@@ -16,10 +16,10 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels import Factor, ciphertexts, lookups, registry, streams
-from hummingbird.kernels.drawn import Drawn, blocks_of
 from hummingbird.kernels.reference import lookups as plain_dpf
 from hummingbird.kernels.reference import lookups as plain_rows
 from hummingbird.kernels.shares.packing import Packed
+from hummingbird.kernels.streams import Drawn, blocks_of
 from hummingbird.prg import Stream
 
 K, M, TABLE = 20, 12, 8  # the window [20:12): one table of 8 bits

@@ -36,8 +36,8 @@ from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.packing import Words
+from hummingbird.kernels.streams import Drawn
 from hummingbird.table import text_table
 from scripts.bench.kernel_cases import TUNED, Case, cases, interpret
 

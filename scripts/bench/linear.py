@@ -33,7 +33,7 @@ from tqdm import tqdm
 from hummingbird import graph, ring
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import end, machine
-from hummingbird.kernels import Factor, heap
+from hummingbird.kernels import Factor, devices
 from hummingbird.kernels.cpu import library
 from hummingbird.table import text_table
 from models import MODELS, get_model
@@ -175,7 +175,7 @@ def main() -> None:
     if args.isa and not (library.available() and library.set_isa(args.isa)):
         p.error(f"--isa {args.isa}: this processor, or this installation, lacks it")
     torch.set_num_threads(1)
-    heap.keep()  # as in a session
+    devices.keep_freed_memory()  # as in a session
     runs = [
         (name, batch, json.loads(text), count)
         for name in args.model

@@ -22,7 +22,7 @@ from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.hybrid.gc import cot
-from hummingbird.kernels import heap, pack_bits
+from hummingbird.kernels import devices, pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import fresh
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args)
     if not library.available():
         raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
-    heap.keep()  # as the services do
+    devices.keep_freed_memory()  # as the services do
     torch.set_num_threads(1)
     sender, receiver, rows = set_up()
     before = library.isa()

@@ -27,7 +27,7 @@ for n in map(int, sys.argv[1:]):
 # A ReLU's kernels with operands of every form, and windows up to 64 bits.
 FORMS = """
 from hummingbird.kernels.streams import chacha20_key
-from hummingbird.kernels.drawn import Drawn
+from hummingbird.kernels.streams import Drawn
 from hummingbird.kernels.gpu import shares
 from hummingbird.kernels.shares.packing import Packed
 from hummingbird.mpc.protocols.masked import MaskedOpening

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hummingbird.kernels import streams
 from hummingbird.kernels.cpu.library import aes, handle
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing, products
 from hummingbird.kernels.shares.packing import Packed, Words, bytes_of, plain, stored
 from hummingbird.kernels.shares.products import Factor
+from hummingbird.kernels.streams import Drawn
 
 _PARTIES = 64  # at most; the same bound as a dealer's
 

@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels.devices import put
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import tiles
 from hummingbird.kernels.gpu.products import conv2d, matmul
 from hummingbird.kernels.gpu.sizes import sizes as tile_sizes
@@ -41,6 +40,7 @@ from hummingbird.kernels.gpu.tiles import (
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.kernels.shares.packing import Packed, Words, anchor, bytes_of, plain
+from hummingbird.kernels.streams import Drawn
 
 __all__ = ["compare_opened", "conv2d", "deal_masks", "lift", "mask_words", "matmul", "open_words", "unpack_words"]
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing, products
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.kernels.shares.products import Factor
+from hummingbird.kernels.streams import Drawn
 
 # Packed bits and words ------------------------------------------------------------------------------------------------
 

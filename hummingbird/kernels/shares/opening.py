@@ -14,9 +14,9 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.kernels import streams
 from hummingbird.kernels.checks import check_range, check_tensor
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import Words, anchor, bytes_of, check_words, from_bits, plain
+from hummingbird.kernels.streams import Drawn
 
 # A party's part -------------------------------------------------------------------------------------------------------
 #

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.checks import check_range, check_tensor
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import best
+from hummingbird.kernels.streams import Drawn
 
 # Packing --------------------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 # Words: operands as a tensor, or in a form from which a kernel computes the tensor as it reads it ---------------------
 #
 #     Tensor    int64, or int32 if only the low 32 bits or fewer are used
-#     Drawn     a part of a key stream (kernels/drawn.py), of either type
+#     Drawn     a part of a key stream (kernels/streams.py), of either type
 #     Packed    words of fewer bits: a correction in the form of the message, or a share as AES-128 draws it
 #
 # A kernel on a GPU computes the last two in registers; one on a CPU unpacks words as it reads them. `plain` converts

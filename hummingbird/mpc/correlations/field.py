@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.cost import packed
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.packing import Packed, Words, stored
+from hummingbird.kernels.streams import Drawn
 from hummingbird.prg import Stream
 
 

@@ -48,8 +48,8 @@ from hummingbird import kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.packing import Words, plain
+from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number
 from hummingbird.mpc.correlations.request import Draw, Request, layout

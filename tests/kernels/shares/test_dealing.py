@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.reference import shares
 from hummingbird.kernels.shares.opening import deal_masks
 from hummingbird.kernels.shares.packing import plain
+from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream, derive

@@ -17,7 +17,7 @@ from tests.support.triton import interpret, run
 PROGRAM = """
 import sys, torch
 from hummingbird.kernels.streams import chacha20_key
-from hummingbird.kernels.drawn import Drawn
+from hummingbird.kernels.streams import Drawn
 from hummingbird.kernels.gpu import shares as gpu
 from hummingbird.kernels.reference import shares as reference
 from hummingbird.kernels.shares.packing import Packed
