@@ -18,7 +18,7 @@ import torch
 
 from hummingbird.errors import InputError
 from hummingbird.kernels import streams
-from hummingbird.kernels.drawn import Drawn, blocks_of
+from hummingbird.kernels.streams import Drawn, blocks_of
 
 CIPHERS = {"aes-128-ctr": 16, "chacha20": 32}  # bytes of a seed
 SEED_BYTES = CIPHERS["aes-128-ctr"]

@@ -82,12 +82,12 @@ def alone() -> None:
     """Compute on one thread, and keep freed memory as services do. EnvironmentProblem without the C++ kernels."""
     import torch
 
-    from hummingbird.kernels import heap
+    from hummingbird.kernels import devices
     from hummingbird.kernels.cpu import library
 
     if not library.available():
         raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")
-    heap.keep()
+    devices.keep_freed_memory()
     torch.set_num_threads(1)
 
 

@@ -26,7 +26,7 @@ from hummingbird.commands import output
 from hummingbird.commands.output import check_writable, write_together
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.kernels.lookups import PRFS
 from hummingbird.pir.batching.cost_model import Price, Speed, pareto
 from hummingbird.table import text_table
 from hummingbird.window_search.objective import read_budget

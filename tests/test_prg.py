@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.kernels.streams import chacha20, chacha20_key
 from hummingbird.prg import Stream, derive, new_seed
 from tests.support.triton import interpret

@@ -3,10 +3,10 @@
 service        a service as data: hosts, phases of steps, tokens       service_json   its file
 nets, encrypted, lookups, shipped, paper, compose, published           build services from nets and plans
 profile        measured seconds of a machine                           quantities     units of options and tables
-arrivals       processes of requests                                   drawing        seeded draws
+arrivals       processes of requests, and seeded draws
 system         rules that both engines follow                          limit          largest rates in closed form
 recurrence, workers, events, engines    the two engines, and the choice between them
-result, statistics                      figures and money of a simulation, and their intervals
+result         figures and money of a simulation, and their intervals
 solving        the least input that meets a goal
 """
 

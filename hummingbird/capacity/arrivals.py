@@ -1,14 +1,8 @@
-"""Arrival processes: the times of requests and their numbers of images, drawn for each run or read from a file.
-
-The processes: Poisson; gamma-distributed gaps (a shape parameter below 1 is burstier than Poisson, as in vLLM's `bench
-serve`); constant gaps; a trace; a Poisson process whose rate changes every hour, by inversion of its integral (E.
-Cinlar, "Introduction to Stochastic Processes", 1975); users who ask, wait for their answer and think. A seed's gaps are
-drawn at rate 1 and scaled, so that at a higher rate every request arrives earlier (common random numbers). The same
-seed gives the same arrivals.
-"""
+"""Arrival processes: the times of requests and their numbers of images, drawn for each run or read from a file."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,11 +12,55 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from hummingbird.capacity.drawing import exponential, gamma, uniform
 from hummingbird.capacity.service import check_count, check_number
-from hummingbird.capacity.system import Ints, Load
+from hummingbird.capacity.system import Floats, Ints, Load
 from hummingbird.errors import ConfigError, InputError
+
+# Seeded draws, which the engines use too ------------------------------------------------------------------------------
+#
+# Each purpose has a generator of its own, so that further draws for one purpose leave the others unchanged. These
+# numbers are no secrets.
+
+
+def generator(seed: int, purpose: str) -> torch.Generator:
+    """Make a random generator whose seed follows from `seed` and `purpose`: each purpose has numbers of its own."""
+    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def exponential(shape: tuple[int, ...], seed: int, purpose: str) -> Floats:
+    """Draw exponentially distributed numbers of mean 1. seed, purpose: as for `generator`."""
+    return torch.empty(shape, dtype=torch.float64).exponential_(generator=generator(seed, purpose)).numpy()
+
+
+def uniform(shape: tuple[int, ...], seed: int, purpose: str) -> Floats:
+    """Draw uniform numbers from 0 to below 1. seed, purpose: as for `generator`."""
+    return torch.empty(shape, dtype=torch.float64).uniform_(generator=generator(seed, purpose)).numpy()
+
+
+def gamma(shape: tuple[int, ...], form: float, seed: int, purpose: str) -> Floats:
+    """Draw gamma-distributed numbers of mean 1 and variance 1 / form. form: the distribution's shape parameter.
+
+    seed, purpose: as for `generator`.
+    """
+    forms = torch.full(shape, form, dtype=torch.float64)
+    return (torch._standard_gamma(forms, generator=generator(seed, purpose)) / form).numpy()
+
+
+def choices(count: int, shape: tuple[int, ...], seed: int, purpose: str) -> Ints:
+    """Draw uniform integers from 0 to count - 1. seed, purpose: as for `generator`."""
+    return torch.empty(shape, dtype=torch.int64).random_(0, count, generator=generator(seed, purpose)).numpy()
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+#
+# The processes: Poisson; gamma-distributed gaps (a shape parameter below 1 is burstier than Poisson, as in vLLM's
+# `bench serve`); constant gaps; a trace; a Poisson process whose rate changes every hour, by inversion of its integral
+# (E. Cinlar, "Introduction to Stochastic Processes", 1975); users who ask, wait for their answer and think. A seed's
+# gaps are drawn at rate 1 and scaled, so that at a higher rate every request arrives earlier (common random numbers).
+# The same seed gives the same arrivals.
 
 HOUR = 3600.0
 

@@ -32,7 +32,7 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.he.runtime.spec_json import step_fields
 from hummingbird.he.service import messages
 from hummingbird.he.service.server import TURNS
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.report import BANDWIDTH, RTT
 
 # A round of encrypted inference as work: its amounts, and its seconds at client and server ---------------------------
@@ -113,7 +113,7 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
     """
     public = plan.public
     check_images(public, images)
-    heap.keep()
+    devices.keep_freed_memory()
     like = pattern(public.input_shape, public.input_range or RANGE).float()
     batch = like.repeat(-(-images // len(like)), *[1] * len(public.input_shape))[:images]
     client, server = Client(public), Server(plan)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hummingbird.capacity import events, recurrence
-from hummingbird.capacity.arrivals import Arrivals, Trace
-from hummingbird.capacity.drawing import choices
+from hummingbird.capacity.arrivals import Arrivals, Trace, choices
 from hummingbird.capacity.limit import Resource, capacity_of, limits
 from hummingbird.capacity.result import EVENTS, RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, WorkStep

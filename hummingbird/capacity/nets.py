@@ -25,7 +25,7 @@ from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
 from hummingbird.graph.interpreter import run_all
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, ReceiverRotation, Request, corrections, expand, received_by
 from hummingbird.mpc.dealer.folder import places
 from hummingbird.mpc.plan import microbatch

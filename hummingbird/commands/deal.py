@@ -12,7 +12,7 @@ from tqdm import tqdm
 from hummingbird.commands.estimate import add_arguments, private_net
 from hummingbird.commands.program import add_command
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures, keep
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep is None and (args.metrics is not None or args.log is not None):
         hint = "add --keep K, or leave them out"
         raise InputError("--metrics and --log need --keep", where="deal", hint=hint)
-    heap.keep()
+    devices.keep_freed_memory()
     deal_on(args.threads)
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)

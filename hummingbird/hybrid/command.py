@@ -20,7 +20,7 @@ from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.sessions import DAYS
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.rpc import options
 from hummingbird.rpc.options import count, positive
 from hummingbird.rpc.programs import ServiceParts, run_client, run_service, timed
@@ -46,7 +46,7 @@ The proxy sees no image and no result. It must not collude with the server: toge
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Run `gc-server`: plan a net and serve it until SIGTERM or SIGINT."""
-    heap.keep()
+    devices.keep_freed_memory()
     config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
     disk = None if args.disk is None else int(args.disk * 1e9)
@@ -60,7 +60,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 def prepare(args: argparse.Namespace) -> int:
     """Run `gc-prepare`: have slots dealt with the server, and print time and sizes."""
-    heap.keep()
+    devices.keep_freed_memory()
     with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         before = net.ready
         _, seconds = timed(args.images, "slot", lambda progress: net.prepare(args.images, progress))
@@ -73,7 +73,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def ask_net(args: argparse.Namespace) -> int:
     """Run `gc-client`: send images, print times, sizes, and the accuracy if there are labels, and write the logits."""
-    heap.keep()
+    devices.keep_freed_memory()
     images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
         hint = "--store for your own slots, --proxy for a proxy's slots"
@@ -126,7 +126,7 @@ def _ask_with_proxy(args: argparse.Namespace, images: Tensor, labels: Tensor | N
 
 def serve_proxy(args: argparse.Namespace) -> int:
     """Run `gc-proxy`: prepare slots for users and serve the users until SIGTERM or SIGINT."""
-    heap.keep()
+    devices.keep_freed_memory()
     config = options.service_of(args)
     with Connection(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as connection:
         proxy = Proxy(connection, args.slots)

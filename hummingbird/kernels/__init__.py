@@ -6,11 +6,11 @@
     lookups       distributed point functions, and the rows that their bits select
     garble        garbled circuits of a ReLU on shares of few bits
     cot           correlated oblivious transfers, extended from trees of leaves
-    streams       key streams of ChaCha20 and AES-128; drawn.py: tensors that are parts of one
+    streams       key streams of ChaCha20 and AES-128, and tensors that are parts of one
 
 These modules declare the operations, with description and checks. `reference/` has their definitions in plain torch,
 `cpu/` implementations in C++, `gpu/` in Triton; only `registry` chooses among them. `checks` has checks of arguments,
-`devices` finds devices, and `heap` makes large tensors reuse freed memory.
+`devices` finds devices, and makes large tensors reuse freed memory.
 """
 
 from hummingbird.kernels.cpu import library

@@ -1,7 +1,7 @@
 """Key streams of ChaCha20 and AES-128: random bytes on the device where the shares are.
 
 A stream is cut into blocks of 64 bytes, which are independent: a device computes all of them at once, and a kernel that
-reads few of them computes these alone (`drawn.Drawn`).
+reads few of them computes these alone (`Drawn`).
 
 ChaCha20 (RFC 8439, section 2.3), on any device: a block is the state of four constants, eight words of key, a block
 counter and three words of nonce, here zero, after twenty rounds of additions, xors and rotations on 32-bit words, plus
@@ -12,7 +12,9 @@ big-endian numbers of 128 bits.
 
 from __future__ import annotations
 
+import math
 import struct
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -67,3 +69,54 @@ def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
     if not 0 <= first <= first + blocks <= 1 << 56:
         raise InputError("no such blocks of the key stream", where="kernels.aes128")
     return best(aes128, key)(key, first, blocks)
+
+
+# Drawn tensors: parts of a key stream that kernels compute when they read them ----------------------------------------
+
+
+def blocks_of(count: int) -> int:
+    """Return the number of blocks, of 64 bytes each, that hold `count` bytes."""
+    return -(-count // BLOCK_BYTES)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor that is not stored, but a part of a key stream, and is computed where it is read.
+
+    Kernels that take one (`shares.opening`) never store it; `octets` does.
+
+    key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
+    byte the tensor begins.
+    width: bits of a word, if the stream holds packed words; None: the stream holds whole elements of `dtype`.
+    """
+
+    key: Tensor = field(repr=False)
+    first: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    width: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device on which the tensor is computed."""
+        return self.key.device
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes of the tensor's part of the stream."""
+        bits = 8 * self.dtype.itemsize if self.width is None else self.width
+        return (bits * math.prod(self.shape) + 7) // 8
+
+    def to(self, device: torch.device) -> Drawn:
+        """Return the same drawn tensor, to be computed on another device."""
+        return replace(self, key=self.key.to(device))
+
+    def octets(self) -> Tensor:
+        """Compute the tensor's part of the stream: uint8 (nbytes,)."""
+        cipher = aes128 if is_aes128(self.key) else chacha20
+        return cipher(self.key, self.first, blocks_of(self.nbytes))[: self.nbytes]
+
+    def tensor(self) -> Tensor:
+        """Compute the tensor itself; only if the stream holds whole elements, not packed words."""
+        assert self.width is None
+        return self.octets().view(self.dtype).view(self.shape)

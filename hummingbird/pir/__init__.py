@@ -5,12 +5,12 @@ client          lookups by a client of the two servers
 pair            the two servers as one client sees them: same table, same state
 table_server    connections to the servers
 messages        formats of messages
-embedding       embedding layers for nets
 table           tables as servers hold them
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
-batching/       many lookups in one inference: batch codes, a plan from the training data, its cost, and its layer
-serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a server
+batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers
+for nets serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a
+server
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """
@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hummingbird.pir.batching.batch_code import BatchCode
-    from hummingbird.pir.batching.embedding import BatchedEmbedding
+    from hummingbird.pir.batching.embedding import BatchedEmbedding, PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.batching.plan import Plan
     from hummingbird.pir.client import Client
-    from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.integrity import IntegrityError, Owner
     from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, audit, local_servers
@@ -40,8 +39,8 @@ _HOMES = {
     "IntegrityError": "integrity",
     "Owner": "integrity",
     "Plan": "batching.plan",
-    "PrivateEmbedding": "embedding",
-    "PrivateEmbeddingBag": "embedding",
+    "PrivateEmbedding": "batching.embedding",
+    "PrivateEmbeddingBag": "batching.embedding",
     "Server": "serving.server",
     "Service": "serving.service",
     "Source": "table",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, UnavailableError
-from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.kernels.lookups import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
 from hummingbird.pir.messages import keys_in_a_query, pack_query

@@ -1,6 +1,6 @@
 """The client's side of a distributed point function: keys for two servers.
 
-`kernels/lookups/dpf.py` has the construction, the key's format and its check. The servers' bits can be used in three
+`kernels/lookups.py` has the construction, the key's format and its check. The servers' bits can be used in three
 ways: XOR of the selected rows (row = y_0 ^ y_1); their sum (row = s (y_0 - y_1)); or, if the sums stay at the servers,
 shares of s times the row (hummingbird/lookup.py). Do not redraw a pair until s = 1: that would leak.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels import lookups
 from hummingbird.prg import Stream, new_seed
 
 
@@ -33,4 +33,4 @@ def generate(alphas: Tensor, rows: int, prf: str = "aes") -> tuple[Tensor, Tenso
 
         first, second, signs = generate(torch.tensor([3, 70_000]), rows=1 << 20)
     """
-    return dpf.generate(alphas, rows, prf, lambda count: Stream(new_seed()).bytes(count))
+    return lookups.generate(alphas, rows, prf, lambda count: Stream(new_seed()).bytes(count))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hummingbird import records
 from hummingbird.errors import InputError
-from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels import lookups
 from hummingbird.pir.table import Facts, State
 from hummingbird.records import field
 from hummingbird.rpc.admission import MAX_MESSAGE
@@ -69,7 +69,7 @@ def as_bytes(data: bytes) -> Tensor:
 
 def keys_in_a_query(facts: Facts) -> int:
     """Return the largest number of keys in a query for which the query and its answer each fit into one message."""
-    return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(dpf.key_bytes(facts.rows), facts.record_bytes))
+    return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(lookups.key_bytes(facts.rows), facts.record_bytes))
 
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
@@ -97,7 +97,7 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
     if not 0 < len(keys) <= most:
         raise InputError(f"a query holds 1 to {most} keys")
     try:
-        dpf.check(keys, "query", facts.rows, party)
+        lookups.check(keys, "query", facts.rows, party)
     except InputError:  # its text reveals more than needed
         hint = "both sides need the same release, and the table must not have been replaced meanwhile"
         raise InputError(f"a key is not for party {party} and {facts.text()}, or damaged", hint=hint) from None

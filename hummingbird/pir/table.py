@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hummingbird import disk, records
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
+from hummingbird.kernels.lookups import LEAF_ROWS, MOST_ROWS
 from hummingbird.records import field
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from hummingbird import records
 from hummingbird.errors import AgreementError, PeerError
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.lookups.dpf import MOST_ROWS
+from hummingbird.kernels.lookups import MOST_ROWS, key_bytes
 from hummingbird.records import field
 from hummingbird.structure import Structure, read, rebuild, tensors
 from hummingbird.version import VERSION
@@ -112,7 +111,7 @@ class ServiceDescription:
     @cached_property
     def key_bytes(self) -> int:
         """Bytes of one image's lookup keys for one party."""
-        return self.lookups * dpf.key_bytes(self.inputs[0].rows) if self.lookups else 0
+        return self.lookups * key_bytes(self.inputs[0].rows) if self.lookups else 0
 
     @cached_property
     def results(self) -> int:

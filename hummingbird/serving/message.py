@@ -24,7 +24,7 @@ from torch import Tensor
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.kernels import open_words, pack_words, unpack_words
-from hummingbird.kernels.lookups.dpf import check
+from hummingbird.kernels.lookups import check
 from hummingbird.pir import dpf
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
 from hummingbird.serving.description import ServiceDescription

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import InputError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from scripts.bench import he_ablation, he_kernels, he_nets
 from scripts.bench.party import rows_of
 from scripts.program import add_json, columns, main_of, maybe, new_parser, write_rows
@@ -47,7 +47,7 @@ _GIGABYTES_PAPER = {"mobilenetv2-0.35-96": 60, "mobilenetv2-0.35-224": 324}
 
 def work(args: argparse.Namespace) -> Rows:
     """The rows of one job, in this process: SECTION, or SECTION:ACTIVATION."""
-    heap.keep()  # as the service does
+    devices.keep_freed_memory()  # as the service does
     section, _, activation = args.worker.partition(":")
     if section in ("kernels", "ablation"):
         module = he_kernels if section == "kernels" else he_ablation

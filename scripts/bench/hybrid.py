@@ -32,7 +32,7 @@ from tqdm import tqdm
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.table import text_table
 from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows
 from scripts.bench.hybrid_rows import HEAD, Row, cells
@@ -57,7 +57,7 @@ _GIVEN = (*NUMBERS, "link", "rtt", "relay", "data")  # options that sections tak
 
 def work(args: argparse.Namespace) -> list[Row]:
     """The rows of one section, in this process."""
-    heap.keep()  # as the service and the client do
+    devices.keep_freed_memory()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
     over = {"link": str(_link(args)), "delay": _delayed_by(args)}

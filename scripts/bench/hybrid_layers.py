@@ -20,7 +20,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.cost import bfv_switching_key
 from hummingbird.he import bfv
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from scripts.bench.hybrid_rows import Row, row
 from scripts.program import median
 
@@ -98,7 +98,7 @@ class Case:
 
 def layers(repeats: int, shapes: tuple[Shape, ...] = LAYERS) -> Iterator[Row]:
     """Milliseconds and bytes of each layer, of the server's and the client's part."""
-    heap.keep()  # as the service does
+    devices.keep_freed_memory()  # as the service does
     for shape in shapes:
         layout = bfv.Layout.of(shape.image, shape.weight, padding=shape.padding)
         case = Case(layout, shape)
@@ -118,7 +118,7 @@ def sparse(repeats: int, shape: Shape = SPARSE) -> Iterator[Row]:
     For each image, of as many as a polynomial holds; beside it the server's whole part, its reply included. The same by
     products of polynomials, which zeros do not shorten.
     """
-    heap.keep()
+    devices.keep_freed_memory()
     times = []
     layout = bfv.Taps.of(shape.image, shape.weight, padding=shape.padding)
     for density in DENSITIES:

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels import Factor, ciphertexts, registry, streams
-from hummingbird.kernels.drawn import Drawn, blocks_of
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.reference.lookups import dpf as plain_dpf
-from hummingbird.kernels.reference.lookups import rows as plain_rows
-from hummingbird.kernels.shares.words import Packed
+from hummingbird.kernels import Factor, ciphertexts, lookups, registry, streams
+from hummingbird.kernels.reference import lookups as plain_dpf
+from hummingbird.kernels.reference import lookups as plain_rows
+from hummingbird.kernels.shares.packing import Packed
+from hummingbird.kernels.streams import Drawn, blocks_of
 from hummingbird.prg import Stream
 
 K, M, TABLE = 20, 12, 8  # the window [20:12): one table of 8 bits
@@ -180,13 +179,13 @@ def _lookups(n: int, source: Stream, device: torch.device) -> Iterator[Case]:
     from hummingbird.kernels.gpu.lookups import expand, prepare, select_sum
 
     rows, queries, row_bytes = min(n, 1 << 20), max(1, min(512, n >> 15)), 256 if n >= 1 << 15 else 8
-    leaves = dpf.leaves_of(rows)
-    keys = dpf.generate(torch.zeros(queries, dtype=torch.int64), rows, "chacha12", source.bytes)[0]
+    leaves = lookups.leaves_of(rows)
+    keys = lookups.generate(torch.zeros(queries, dtype=torch.int64), rows, "chacha12", source.bytes)[0]
     nodes = queries * leaves * 3  # a block for the two children of each inner node, two for a leaf
     # Keys come from the CPU: the call takes them from there.
     run = partial(expand, keys, 0, leaves, device)
     wanted = partial(plain_dpf.expand, keys, 0, leaves)
-    octets = queries * leaves * dpf.LEAF_BYTES
+    octets = queries * leaves * lookups.LEAF_BYTES
     yield Case("dpf.expand", (), queries * rows, octets, CHACHA12 * nodes, run, wanted, triton=True)
     data = source.bytes(rows * row_bytes).view(rows, row_bytes)
     bits = source.bytes(queries * ((rows + 7) // 8)).view(queries, -1)
@@ -205,8 +204,7 @@ def _products(n: int, source: Stream) -> Iterator[Case]:
     """A convolution and a product of ResNet-18's shapes with weights of 18 bits, exact in all bits, and in the 36 that
     a ReLU reads; operations as if one product did.
     """
-    from hummingbird.kernels.gpu.digits import cut
-    from hummingbird.kernels.gpu.limbs import balanced
+    from hummingbird.kernels.gpu.products import balanced, cut
 
     images = max(1, min(512, n >> 14))
     side = 16 if images > 1 else 4

@@ -32,8 +32,8 @@ from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.shares.words import Words
+from hummingbird.kernels.shares.packing import Words
+from hummingbird.kernels.streams import Drawn
 from hummingbird.table import text_table
 from scripts.bench.kernel_cases import TUNED, Case, cases, interpret
 from scripts.program import add_json, main_of, new_parser, write_rows

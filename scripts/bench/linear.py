@@ -30,7 +30,7 @@ from hummingbird import graph, ring
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.kernels import Factor, heap
+from hummingbird.kernels import Factor, devices
 from hummingbird.kernels.cpu import library
 from hummingbird.table import text_table
 from models import MODELS, get_model
@@ -113,7 +113,7 @@ def contestants(product: dict[str, Any], bits: int, device: torch.device, with_t
 
 def _by_every_way(run: Run, bits: int, weight_bits: int, terms: int) -> dict[str, Run]:
     """A product on a GPU by each of its ways that is exact."""
-    from hummingbird.kernels.gpu import digits, limbs, products
+    from hummingbird.kernels.gpu import products
 
     def forced(name: str) -> Tensor:
         chosen, products.way = products.way, lambda *_: name
@@ -122,7 +122,10 @@ def _by_every_way(run: Run, bits: int, weight_bits: int, terms: int) -> dict[str
         finally:
             products.way = chosen
 
-    exact = {"digits": digits.exact(bits, weight_bits, terms), "limbs": limbs.count(bits, weight_bits, terms) > 0}
+    exact = {
+        "digits": products.digits_exact(bits, weight_bits, terms),
+        "limbs": products.limb_count(bits, weight_bits, terms) > 0,
+    }
     return {name: functools.partial(forced, name) for name in products.WAYS if exact.get(name, True)}
 
 
@@ -175,7 +178,7 @@ def run(args: argparse.Namespace) -> None:
     if args.isa and not (library.available() and library.set_isa(args.isa)):
         raise EnvironmentProblem("this processor, or this installation, lacks it", where=f"--isa {args.isa}")
     torch.set_num_threads(1)
-    heap.keep()  # as in a session
+    devices.keep_freed_memory()  # as in a session
     runs = [
         (name, batch, json.loads(text), count)
         for name in args.model

@@ -30,10 +30,9 @@ from tqdm import tqdm
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.lookups.dpf import PRFS
-from hummingbird.kernels.lookups.rows import WIDTHS, Table
+from hummingbird.kernels.lookups import PRFS, WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
 from scripts.program import add_json, main_of, new_parser, taken, write_rows
@@ -190,9 +189,9 @@ def measure(setting: Setting, table: Table, piece: Tensor, read: float, repeats:
 def expansion(prf: str, path: str, repeats: int, count: int = MILLION) -> dict[str, Any]:
     """Time of making all selection bits of a key; 512 KiB of them in all, for 2^20 rows, stay in the cache."""
     keys, _, _ = generate(torch.randint(0, count, (4,)), count, prf)
-    leaves = dpf.leaves_of(count)
-    out = torch.empty((len(keys), leaves * dpf.LEAF_BYTES), dtype=torch.uint8)
-    expand = library.handle().hb_dpf_expand  # `dpf.expand` would make a new `out` each time
+    leaves = lookups.leaves_of(count)
+    out = torch.empty((len(keys), leaves * lookups.LEAF_BYTES), dtype=torch.uint8)
+    expand = library.handle().hb_dpf_expand  # `lookups.expand` would make a new `out` each time
     with on_path(path) as name:
         took = seconds(lambda: expand(keys.data_ptr(), *keys.shape, 0, leaves, out.data_ptr()), repeats) / len(keys)
     mark = EXPANSION_MARKS[prf] if not path and count == MILLION else None

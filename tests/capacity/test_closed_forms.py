@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hummingbird.capacity import events, recurrence
-from hummingbird.capacity.arrivals import poisson
-from hummingbird.capacity.drawing import exponential, gamma
+from hummingbird.capacity.arrivals import exponential, gamma, poisson
 from hummingbird.capacity.service import Compute, Host, Service, chain
 from hummingbird.capacity.system import Draws, Floats, Load, LoadOutcome, System
 

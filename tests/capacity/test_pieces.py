@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hummingbird.capacity import recurrence
-from hummingbird.capacity.arrivals import poisson
-from hummingbird.capacity.drawing import exponential
+from hummingbird.capacity.arrivals import exponential, poisson
 from hummingbird.capacity.recurrence import Singles
 from hummingbird.capacity.system import Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hummingbird.capacity import recurrence
-from hummingbird.capacity.arrivals import poisson
-from hummingbird.capacity.drawing import exponential, gamma
+from hummingbird.capacity.arrivals import exponential, gamma, poisson
 from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Load, LoadOutcome, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.simpy_model import Model

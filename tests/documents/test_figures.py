@@ -15,7 +15,7 @@ from hummingbird.he.scheme.params import TABLES
 from hummingbird.hybrid import make_plan, prices
 from hummingbird.hybrid.gc import cot, relu
 from hummingbird.hybrid.users import INPUTS
-from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels import lookups
 from hummingbird.mpc.functions import splines
 from hummingbird.mpc.functions.polynomials import choose
 from hummingbird.mpc.layers.activations import EvenSmooth
@@ -147,8 +147,8 @@ def test_the_size_of_a_key_is_the_format_s() -> None:
     constant, step, million = map(
         int, re.findall(r"(\d+) \+ (\d+) d bytes for a tree of depth d, (\d+) at 2\^20", text)[0]
     )
-    assert [dpf.key_bytes(1 << bits) for bits in (10, 15, 20)] == [constant + step * depth for depth in (0, 5, 10)]
-    assert million == dpf.key_bytes(1 << 20)
+    assert [lookups.key_bytes(1 << bits) for bits in (10, 15, 20)] == [constant + step * depth for depth in (0, 5, 10)]
+    assert million == lookups.key_bytes(1 << 20)
 
 
 def test_the_bytes_of_a_garbled_relu_are_those_of_the_kernels() -> None:

@@ -27,9 +27,9 @@ for n in map(int, sys.argv[1:]):
 # A ReLU's kernels with operands of every form, and windows up to 64 bits.
 FORMS = """
 from hummingbird.kernels.streams import chacha20_key
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.gpu import dealing, opening
-from hummingbird.kernels.shares.words import Packed
+from hummingbird.kernels.streams import Drawn
+from hummingbird.kernels.gpu import shares
+from hummingbird.kernels.shares.packing import Packed
 from hummingbird.mpc.protocols.masked import MaskedOpening
 
 n, key = 1000, chacha20_key(bytes(32), META)
@@ -46,20 +46,20 @@ def packed(width):
 for k, m, shift, ring in [(20, 12, 16, 36), (64, 58, 0, 64), (33, 25, 3, 60), (12, 10, 1, 40)]:
     narrow, plane, octets = torch.int32 if k <= 32 else torch.int64, (n + 7) // 8, torch.uint8
     for mask in (drawn(n, narrow), stored(n, narrow)):
-        frame = opening.mask_words(stored(n), mask, shift, k)
+        frame = shares.mask_words(stored(n), mask, shift, k)
     table = ((n << k - m) + 7) // 8
     for first in (False, True):
         for make in (drawn, stored):
             planes = make(plane, octets), make(plane, octets)
-            opened, both = opening.compare_opened([frame] * 2, make(table, octets), *planes, n, k, m, first)
+            opened, both = shares.compare_opened([frame] * 2, make(table, octets), *planes, n, k, m, first)
         for rest in ([packed(ring - k), packed(ring)] * 2, [drawn(n, narrow)] * 4, [stored(n)] * 4):
-            opening.lift(opened, both, drawn(n, narrow), *rest, k, first)
-            opening.lift(opened, both, stored(n), None, *rest[1:], k, first)
+            shares.lift(opened, both, drawn(n, narrow), *rest, k, first)
+            shares.lift(opened, both, stored(n), None, *rest[1:], k, first)
     for whole in (0, 1):
         request = MaskedOpening(n, k, m, 1 if k - m < 9 else 2, ring, whole)
         fields = [*request.free.values(), *request.derived.values()]
         left = [[drawn(*item.shape, item.dtype)] * (2 if place < 3 else 1) for place, item in enumerate(fields)]
-        dealing.deal_masks(left, n, k, m, ring, request.sizes, bool(whole))
+        shares.deal_masks(left, n, k, m, ring, request.sizes, bool(whole))
 """
 # A net at either of two parties, with the dealer that is the other end of its requests, by either aim.
 NET = """
@@ -85,9 +85,9 @@ for aim in ("latency", "throughput"):
         private.forward(session, Shared(torch.zeros(shape, dtype=torch.int64, device=META)))
 """
 NETS = ("resnet18", "resnet50", "vit")
-EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "dealing:_deal_masks"}
-EVERY |= {f"opening:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
-EVERY |= {"digits:_cut", "digits:_multiply"}
+EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "shares:_deal_masks"}
+EVERY |= {f"shares:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
+EVERY |= {"products:_cut", "products:_multiply"}
 
 
 # Registers of a thread at most, to the next 8, by which they are given out, and bytes that it keeps in memory for want
@@ -98,14 +98,14 @@ USAGE = {
     "lookups:_children": {80: (40, 0), 90: (32, 0)},
     "lookups:_leaves": {80: (40, 0), 90: (32, 0)},
     "lookups:_sums": {80: (232, 0), 90: (200, 0)},
-    "dealing:_deal_masks": {80: (232, 0), 90: (232, 24)},
-    "opening:_mask_words": {80: (96, 0), 90: (112, 32)},
-    "opening:_open_words": {80: (80, 0), 90: (80, 0)},
-    "opening:_compare_opened": {80: (232, 0), 90: (192, 0)},
-    "opening:_lift": {80: (255, 0), 90: (255, 0)},
-    "digits:_cut": {80: (40, 0), 90: (40, 0)},
-    "digits:_multiply": {80: (248, 0), 90: (248, 0)},
-    "digits:_multiply UNIT=8": {80: (255, 24), 90: (232, 0)},
+    "shares:_deal_masks": {80: (232, 0), 90: (232, 24)},
+    "shares:_mask_words": {80: (96, 0), 90: (112, 32)},
+    "shares:_open_words": {80: (80, 0), 90: (80, 0)},
+    "shares:_compare_opened": {80: (232, 0), 90: (192, 0)},
+    "shares:_lift": {80: (255, 0), 90: (255, 0)},
+    "products:_cut": {80: (40, 0), 90: (40, 0)},
+    "products:_multiply": {80: (248, 0), 90: (248, 0)},
+    "products:_multiply UNIT=8": {80: (255, 24), 90: (232, 0)},
 }
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have, of which a multiprocessor has as many
 
@@ -113,7 +113,7 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have, of w
 def check(launched: Iterable[Launch], capability: int) -> None:
     """Compile, and compare with the table. A kernel that lacks the form of an operand is an error, and found."""
     launched = [launch for launch in launched if launch.capability in (None, capability)]
-    wrong = next(launch for launch in launched if launch.function == "opening:_lift")
+    wrong = next(launch for launch in launched if launch.function == "shares:_lift")
     forms = list(wrong.types).index("FORMS")
     wrong = wrong._replace(constants=wrong.constants | {(forms,): wrong.constants[(forms,)][:4]})
     *usages, error = compiled([*launched, wrong], capability)
@@ -157,7 +157,7 @@ def test_no_size_has_a_kernel_compiled_anew() -> None:
     """Numbers of elements, here 1, 9, 16, 1003 and 4096, and of blocks are no part of what is compiled."""
     found: dict[str, set[str]] = defaultdict(set)
     for launch in launches(SIZES, "1", "9", "16", "1003", "4096"):
-        if launch.function != "digits:_cut":  # a layer's shape decides how wide its loads are
+        if launch.function != "products:_cut":  # a layer's shape decides how wide its loads are
             found[str(launch)].add(f"{launch.types} {launch.attributes}")
-    assert {name.split()[0] for name in found} == EVERY - {"digits:_cut"}
+    assert {name.split()[0] for name in found} == EVERY - {"products:_cut"}
     assert {name: len(several) for name, several in found.items() if len(several) > 1} == {}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hummingbird.errors import DealerError, PeerError
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.provider import SharedBit, Wraps
 from hummingbird.mpc.correlations.request import (
     Material,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.lookups import dpf as kernel
-from hummingbird.kernels.lookups.dpf import PRFS, expand, key_bytes, leaves_of
+from hummingbird.kernels import lookups as kernel
+from hummingbird.kernels.lookups import PRFS, expand, key_bytes, leaves_of
 from hummingbird.pir import dpf
 from hummingbird.prg import Stream, derive
 from tests.kernels.conftest import isa  # noqa: F401 - a fixture

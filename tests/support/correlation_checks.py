@@ -8,7 +8,7 @@ from math import comb
 
 import torch
 
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.protocols import step_tables

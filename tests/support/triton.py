@@ -75,8 +75,8 @@ import atexit, torch, triton, warnings
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from hummingbird.kernels import registry
-from hummingbird.kernels.gpu import digits, sizes
-from hummingbird.kernels.gpu.products import WAYS
+from hummingbird.kernels.gpu import sizes
+from hummingbird.kernels.gpu.products import WAYS, conv2d_by_digits
 from hummingbird.kernels.shares import products
 
 warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def note(*, fn, compile, **_):
 def on_every_card(*arguments):  # products, whose tiles are of several sizes
     global card
     for card in (80, 90):
-        out = digits.conv2d(*arguments)
+        out = conv2d_by_digits(*arguments)
     card = None
     return out
 

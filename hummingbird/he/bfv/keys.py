@@ -1,7 +1,7 @@
 """Keys: the secret, encryption and decryption; and switching keys, which lead from one secret to another.
 
 With the ternary secret s, a fresh ciphertext of x is (round(Q x / 2^k) + e - a s, a), for a uniform a from a seed and a
-centred binomial e (kernels/ciphertexts/sampling.py). A public key is a fresh ciphertext of 0.
+centred binomial e (kernels/ciphertexts/polynomials.py). A public key is a fresh ciphertext of 0.
 
 Two messages under the same a would reveal their difference. So no function takes a seed: each encryption draws its own
 from the operating system.

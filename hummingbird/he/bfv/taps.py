@@ -1,7 +1,7 @@
 """A convolution tap by tap: for weights that are mostly zero, and several inferences at once.
 
 A polynomial holds one plane (one channel and phase) of as many images as fit, N / (R S). An output is a sum over the
-nonzero weights, each times its input channel shifted by a monomial (kernels/ciphertexts/monomials.py). So the work is
+nonzero weights, each times its input channel shifted by a monomial (kernels/ciphertexts/arithmetic.py). So the work is
 proportional to the number of nonzero weights, while the products of layout.py cost the same for any weights (Choi et
 al., Impala, 2022: sparse convolution). Each image takes a plane with its gaps, as each channel does in layout.py.
 

@@ -18,7 +18,7 @@ from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import installed, predicted
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.server import Server
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
 
@@ -37,7 +37,8 @@ class HEModel:
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
-        heap.keep()  # ciphertexts of a layer are large, and fresh memory costs more than the arithmetic on it
+        # Ciphertexts of a layer are large, and fresh memory costs more than the arithmetic on it.
+        devices.keep_freed_memory()
         self.plan = plan
         self.server = Server(plan, device)
         self.client = Client(plan.public, device)

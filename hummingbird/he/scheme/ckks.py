@@ -3,8 +3,8 @@
 With the secret s, a ciphertext of the polynomial m is (m + e - a s, a) for a uniform a and a small e, and its phase c_0
 + c_1 s is m + e (Cheon, Kim, Kim and Song, "Homomorphic encryption for arithmetic of approximate numbers", 2017, in the
 residue form of Cheon et al. 2018). a is expanded from a seed, which is sent in its place. s is ternary, e centred
-binomial (kernels/ciphertexts/sampling.py). A product of ciphertexts has more components, and the phase sum_i c_i s^i:
-the owner of s needs no relinearisation.
+binomial (kernels/ciphertexts/polynomials.py). A product of ciphertexts has more components, and the phase sum_i c_i
+s^i: the owner of s needs no relinearisation.
 
 Two messages under the same a would reveal their difference, so no function takes a seed: `Coins` draws it from the
 operating system, and one encryption consumes it.

@@ -14,7 +14,7 @@ from hummingbird.he.runtime.client_spec import MODES, Public
 from hummingbird.he.runtime.precision import summary
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.kernels.devices import find_device
 from hummingbird.rpc import options
 from hummingbird.rpc.options import positive
@@ -36,7 +36,7 @@ _DEVICE = "where this side computes: cpu, cuda, or cuda:1 for one GPU of several
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Run `he-server`: plan a net, print the plan, and serve the net until SIGTERM or SIGINT."""
-    heap.keep()
+    devices.keep_freed_memory()
     config = options.service_of(args)
     samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
     find_device(args.device, "--device")  # before the plan, which takes a while
@@ -50,7 +50,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 
 def ask_net(args: argparse.Namespace) -> int:
     """Run `he-client`: send images, print times, sizes, and the accuracy if there are labels, and write the outputs."""
-    heap.keep()
+    devices.keep_freed_memory()
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
     where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}

@@ -3,12 +3,33 @@
 A ciphertext is an int32 tensor (size, L, N): `size` ring elements, residues modulo L primes, N coefficients or values.
 """
 
-from hummingbird.kernels.ciphertexts.arithmetic import EXACT, add, linear, multiply, shift, square, switch
-from hummingbird.kernels.ciphertexts.bfv import accumulate, encode
-from hummingbird.kernels.ciphertexts.monomials import taps
-from hummingbird.kernels.ciphertexts.polynomials import compose, encrypt, encrypt_ntt, pack, packed_bytes, phase, unpack
+from hummingbird.kernels.ciphertexts.arithmetic import (
+    EXACT,
+    accumulate,
+    add,
+    encode,
+    linear,
+    multiply,
+    shift,
+    square,
+    switch,
+    taps,
+)
+from hummingbird.kernels.ciphertexts.polynomials import (
+    ETA,
+    compose,
+    encrypt,
+    encrypt_ntt,
+    noise,
+    pack,
+    packed_bytes,
+    phase,
+    ternary,
+    uniform,
+    unpack,
+    wide,
+)
 from hummingbird.kernels.ciphertexts.ring import DEGREES, Ring, largest_primes
-from hummingbird.kernels.ciphertexts.sampling import ETA, noise, ternary, uniform, wide
 
 __all__ = [
     "DEGREES",

@@ -1,30 +1,40 @@
-"""Arithmetic on ciphertexts: integer matrix products, sums, ring products, modulus switching.
+"""Arithmetic on ciphertexts: integer matrix products, sums, ring products, modulus switching, and sums of monomials.
 
-A ciphertext of CKKS in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
-coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. One weight times a ciphertext is one integer
-times each residue (batch-axis packing: Boemer et al., nGraph-HE2, WAHC 2019, section 4.2), so a linear layer is
-
-    out[row, place] = sum_k weights[row, k] x[index[place, k]] mod q
-
-for every residue: a matrix product whose columns are the residues. It is summed in float64, which is exact in any order
-while ||weights[row]||_1 (q - 1) / 2 + q <= 2^53; only the division by q rounds. See also ePrint 2024/1284 and arXiv
-2503.16080 on homomorphic products by plain ones.
-
-Modulo q a sum s is s - q round(s / q). The computed quotient has an error of at most |s / q| 2^-52, and s / q is at
-least 1 / 2q away from a tie (q is odd), so the rounding is right for |s| < 2^51. For larger s it may be off by one, and
-a second step, with |s| < q, corrects that. q round(s / q) is within q of s, so the product is exact.
-
-reference/ciphertexts/arithmetic.py is the version in torch, csrc/ciphertexts.cpp the one in C++.
+A ciphertext in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
+coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. reference/ciphertexts/arithmetic.py is the
+version in torch, csrc/ciphertexts.cpp, csrc/bfv.cpp and csrc/monomials.cpp are those in C++.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.ciphertexts.ring import Ring
 from hummingbird.kernels.registry import best
+
+# Linear layers, sums, products and modulus switching ------------------------------------------------------------------
+#
+# A ciphertext of CKKS in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
+# coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. One weight times a ciphertext is one
+# integer times each residue (batch-axis packing: Boemer et al., nGraph-HE2, WAHC 2019, section 4.2), so a linear layer
+# is
+#
+#     out[row, place] = sum_k weights[row, k] x[index[place, k]] mod q
+#
+# for every residue: a matrix product whose columns are the residues. It is summed in float64, which is exact in any
+# order while ||weights[row]||_1 (q - 1) / 2 + q <= 2^53; only the division by q rounds. See also ePrint 2024/1284 and
+# arXiv 2503.16080 on homomorphic products by plain ones.
+#
+# Modulo q a sum s is s - q round(s / q). The computed quotient has an error of at most |s / q| 2^-52, and s / q is at
+# least 1 / 2q away from a tie (q is odd), so the rounding is right for |s| < 2^51. For larger s it may be off by one,
+# and a second step, with |s| < q, corrects that. q round(s / q) is within q of s, so the product is exact.
+#
+# reference/ciphertexts/arithmetic.py is the version in torch, csrc/ciphertexts.cpp the one in C++.
 
 EXACT = 2**53  # float64 holds every integer up to here
 _ONE_STEP = 2**51  # below it, one step of the reduction is enough
@@ -181,3 +191,133 @@ def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     inverses = [(pow(ring.primes[count], -1, q) + q // 2) % q - q // 2 for q in ring.primes[:count]]
     x, plain = x.contiguous(), 1 if form == "mixed" else 0  # parts that are coefficients
     return best(switch, x)(ring, x, plain, inverses)
+
+
+# BFV modulo 2^k: integers to residues at the scale Q / 2^k, and sums of products of polynomials -----------------------
+#
+# A polynomial x of ring elements is encrypted as round(Q x / 2^k). With v = [Q x]_{2^k}, centred, Q x - v is a multiple
+# of 2^k, and the quotient (Q x - v) / 2^k is Q x / 2^k rounded to the nearest integer. Modulo a prime q of Q, Q is 0:
+#
+#     round(Q x / 2^k) = -v 2^-k mod q,        |v| <= 2^(k-1).
+#
+# Products of residues are integers below 2^50: a sum of 2^12 of them stays below 2^62, so one reduction is enough for
+# the whole sum (Harvey, "Faster arithmetic for number-theoretic transforms", 2014, on unreduced sums).
+
+MOST_BITS = 32  # of the plaintext ring: |v| <= 2^31 fits int32
+MOST_TERMS = 1 << 12  # products in one sum: below 2^12 2^50 = 2^62
+
+
+def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
+    """Encode ring elements mod 2^k for encryption: round(Q x / 2^k) + error mod q, Q the product of all primes.
+
+    x: int64 (n, N), of which only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Returns
+    coefficients, int32 (n, L, N). Constant time. InputError for anything else.
+    """
+    where = "kernels.encode"
+    check_range(f"{where}(k)", k, 1, MOST_BITS)
+    for name, tensor, dtype in (("x", x, torch.int64), ("error", error, torch.int32)):
+        wanted = (x.shape[0], ring.degree) if isinstance(x, Tensor) and x.dim() == 2 else ("n", ring.degree)
+        if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != wanted:
+            got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            what = f"expected {dtype} {wanted}, got {got}"
+            raise InputError(what, where=f"{where}({name})", hint="polynomials of N ring elements, an error for each")
+    if error.device != x.device:
+        what = f"expected device {x.device}, got {error.device}"
+        raise InputError(what, where=f"{where}(error)", hint="move all arguments to one device")
+    x, error = x.contiguous(), error.contiguous()
+    factor = math.prod(ring.primes) % (1 << k)
+    inverses = [centred_inverse(1 << k, q) for q in ring.primes]
+    return best(encode, x, error)(ring, x, k, error, factor, inverses)
+
+
+def centred_inverse(x: int, q: int) -> int:
+    """Compute 1 / x mod q as a number of absolute value below q/2."""
+    return (pow(x, -1, q) + q // 2) % q - q // 2
+
+
+def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: int) -> Tensor:
+    """Sum products of weights and ciphertexts: out[o] = sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o).
+
+    Products are taken value by value. weights: int32 (P, L, N), x: int32 (inputs, size, L, N), both NTT values,
+    |residue| <= 2^25. pairs: int64 (P, 2), input and output of each weight, in any order; at most 4,096 for each
+    output. Returns int32 (outputs, size, L, N), centred, 0 for an output without pair. Uses torch.get_num_threads().
+    InputError for anything else.
+    """
+    where = "kernels.accumulate"
+    ring.check(weights, f"{where}(weights)", 3)
+    ring.check(x, f"{where}(x)", 4)
+    check_range(f"{where}(outputs)", outputs, 0, 1 << 31)
+    if not isinstance(pairs, Tensor) or pairs.dtype != torch.int64 or pairs.shape != (weights.shape[0], 2):
+        got = f"{pairs.dtype} {tuple(pairs.shape)}" if isinstance(pairs, Tensor) else type(pairs).__name__
+        what = f"expected torch.int64 {(weights.shape[0], 2)}, got {got}"
+        raise InputError(what, where=f"{where}(pairs)", hint="an input and an output for each weight")
+    if not weights.device == x.device == pairs.device:
+        what = f"weights on {weights.device}, x on {x.device}, pairs on {pairs.device}"
+        raise InputError(what, where=where, hint="move all arguments to one device")
+    inputs, targets = pairs.unbind(1)
+    if pairs.numel():
+        outside = bool((pairs < 0).any()) or int(inputs.max()) >= x.shape[0] or int(targets.max()) >= outputs
+        if outside:
+            hint = "inputs count from 0 to len(x) - 1, outputs from 0 to outputs - 1"
+            raise InputError(f"a pair outside ({x.shape[0]}, {outputs})", where=f"{where}(pairs)", hint=hint)
+        most = int(torch.bincount(targets).max())
+        if most > MOST_TERMS:
+            hint = "split the sum, and add the parts"
+            raise InputError(f"{most} products in a sum, exact are {MOST_TERMS}", where=f"{where}(pairs)", hint=hint)
+    order = targets.argsort(stable=True)  # the pairs of an output stand together
+    first = torch.searchsorted(targets[order], torch.arange(outputs + 1, device=x.device))
+    weights, x = weights.contiguous(), x.contiguous()
+    return best(accumulate, weights, x)(ring, weights, x, order, inputs[order], first)
+
+
+# Sums of ciphertexts times monomials: a convolution with few weights, a channel a polynomial --------------------------
+#
+#     out[o] = sum_t factors[t] X^shifts[t] x[inputs[t]] mod q, X^N + 1,   first[o] <= t < first[o + 1]
+#
+# X^e shifts coefficients up by e and negates those that pass N. So no transform is needed, and each non-zero weight
+# costs one product for each residue (Choi et al., Impala, 2022: sparse convolution, here with monomials in place of
+# rotations). Sums are exact in float64 under the same bound as in `linear`.
+#
+# reference/ciphertexts/arithmetic.py has the version in torch, csrc/monomials.cpp the one in C++.
+
+
+def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
+    """Sum ciphertexts times monomials c X^e; output o sums the terms first[o] .. first[o + 1] - 1.
+
+    x: int32 (n, size, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
+    ciphertext of x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns
+    int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
+    anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its |factors|, plus q,
+    must not exceed 2^53.
+
+        taps(ring, x, torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([3]), torch.tensor([-2]))  # -2 X^3 x[4]
+    """
+    where = "kernels.taps"
+    ring.check(x, f"{where}(x)", 4)
+    check_tensor(f"{where}(inputs)", inputs, torch.int64, x)
+    for name, tensor in {"inputs": inputs, "shifts": shifts, "factors": factors}.items():
+        check_tensor(f"{where}({name})", tensor, torch.int64, x, size=inputs.numel())
+    check_tensor(f"{where}(first)", first, torch.int64, x, size=first.numel())
+    _check_between(f"{where}(inputs)", inputs, x.shape[0])
+    _check_between(f"{where}(shifts)", shifts, 2 * ring.degree)
+    ends = first.numel() and first[0] == 0 and first[-1] == inputs.numel()
+    if not ends or bool((first.diff() < 0).any()):
+        hint = "output o has the terms first[o] .. first[o + 1] - 1, and each term an output"
+        raise InputError(f"runs of terms that are not 0 .. {inputs.numel()}", where=f"{where}(first)", hint=hint)
+    prime = max(ring.primes)
+    most = (EXACT - prime) // ((prime - 1) // 2)
+    if factors.numel() and not -most <= int(factors.min()) <= int(factors.max()) <= most:
+        raise InputError("a factor is too large", where=f"{where}(factors)", hint=f"at most {most}")
+    sums = torch.nn.functional.pad(factors.abs().cumsum(0), (1, 0))  # below 2^29 T
+    if first.numel() > 1 and (norm := int(sums[first].diff().max())) > most:
+        what = f"the factors of an output sum to {norm} in absolute value, exact are sums up to {most}"
+        raise InputError(what, where=f"{where}(factors)", hint="use a smaller weight scale")
+    x, terms = x.contiguous(), [t.contiguous() for t in (first, inputs, shifts, factors)]
+    return best(taps, x)(ring, x, *terms)
+
+
+def _check_between(where: str, tensor: Tensor, end: int) -> None:
+    """Raise InputError for values outside 0 .. end - 1. where: the argument's name."""
+    if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
+        what = f"values from {int(tensor.min())} to {int(tensor.max())}"
+        raise InputError(what, where=where, hint=f"0 to {end - 1}")

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials, polynomials, sampling
+from hummingbird.kernels.ciphertexts import arithmetic, polynomials
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring, centred, exponents, powers
@@ -144,9 +144,9 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     return spread
 
 
-@implements(monomials.taps, "cpu")
+@implements(arithmetic.taps, "cpu")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.monomials.taps` in C++."""
+    """Implement `kernels.ciphertexts.arithmetic.taps` in C++."""
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
     terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
@@ -213,7 +213,7 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
     return out, bool(right)
 
 
-@implements(sampling.uniform, "cpu")
+@implements(polynomials.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
     """Convert random words to residues in place, and return where a residue must be drawn again.
 
@@ -224,17 +224,17 @@ def uniform(x: Tensor, moduli: Tensor) -> Tensor:
     return places[:count]
 
 
-@implements(sampling.noise, "cpu")
+@implements(polynomials.noise, "cpu")
 def noise(words: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.sampling.noise` in C++. words: random, int64 (n, degree)."""
+    """Implement `kernels.ciphertexts.polynomials.noise` in C++. words: random, int64 (n, degree)."""
     out = torch.empty(words.shape, dtype=torch.int32)
     handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
     return out
 
 
-@implements(sampling.wide, "cpu")
+@implements(polynomials.wide, "cpu")
 def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
-    """Implement `kernels.ciphertexts.sampling.wide` in C++.
+    """Implement `kernels.ciphertexts.polynomials.wide` in C++.
 
     words: random, int32 (digits, n, N), the highest first. spare: how many bits of the highest word are not used.
     """
@@ -244,9 +244,9 @@ def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
     return out
 
 
-@implements(bfv.encode, "cpu")
+@implements(arithmetic.encode, "cpu")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.bfv.encode` in C++.
+    """Implement `kernels.ciphertexts.arithmetic.encode` in C++.
 
     factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
     """
@@ -256,9 +256,9 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
     return out
 
 
-@implements(bfv.accumulate, "cpu")
+@implements(arithmetic.accumulate, "cpu")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.bfv.accumulate` in C++, with the pairs in order of their outputs.
+    """Implement `kernels.ciphertexts.arithmetic.accumulate` in C++, with the pairs in order of their outputs.
 
     Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
     """

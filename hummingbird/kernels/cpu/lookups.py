@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu.library import handle
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.lookups.dpf import LEAF_BYTES, MOST_ROWS, ROWS, header, key_bytes
-from hummingbird.kernels.lookups.rows import RowStore
-from hummingbird.kernels.reference.lookups import dpf as reference
-from hummingbird.kernels.reference.lookups.rows import zeros
+from hummingbird.kernels.lookups import LEAF_BYTES, MOST_ROWS, ROWS, RowStore, header, key_bytes
+from hummingbird.kernels.reference import lookups as reference
+from hummingbird.kernels.reference.lookups import zeros
 from hummingbird.kernels.registry import implements
 
 
-@implements(dpf.check, "cpu")
+@implements(lookups.check, "cpu")
 def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
-    """Implement `kernels.lookups.dpf.check` in C++.
+    """Implement `kernels.lookups.check` in C++.
 
     For invalid keys the version in plain torch runs, which knows what is wrong.
     """
@@ -31,17 +30,17 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
     return reference.check(keys, where, rows, party)
 
 
-@implements(dpf.expand, "cpu")
+@implements(lookups.expand, "cpu")
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """Implement `kernels.lookups.dpf.expand` in C++."""
+    """Implement `kernels.lookups.expand` in C++."""
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
     handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
     return out
 
 
-@implements(dpf.generate, "cpu")
+@implements(lookups.generate, "cpu")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.dpf.generate` in C++.
+    """Implement `kernels.lookups.generate` in C++.
 
     prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
     """

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from hummingbird.kernels import streams
 from hummingbird.kernels.cpu.library import aes, handle
-from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import dealing, opening, packing, products
-from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.kernels.shares import opening, packing, products
+from hummingbird.kernels.shares.packing import Packed, Words, bytes_of, plain, stored
 from hummingbird.kernels.shares.products import Factor
-from hummingbird.kernels.shares.words import Packed, Words, plain, stored
+from hummingbird.kernels.streams import Drawn
 
 _PARTIES = 64  # at most; the same bound as a dealer's
 
@@ -154,13 +153,13 @@ def _aes_keys(*keys: Tensor) -> bool:
     return aes() and all([streams.is_aes128(key) for key in keys]) and len(keys) <= _PARTIES
 
 
-@implements(dealing.deal_masks, "cpu", takes=_aes_keys)
+@implements(opening.deal_masks, "cpu", takes=_aes_keys)
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.dealing.deal_masks` in C++."""
+    """Implement `kernels.shares.opening.deal_masks` in C++."""
     keys = torch.stack([share.key for share in fields[0]])
-    widths = [*dealing.widths(k, ring, whole), *[1 << size for size in sizes]]
+    widths = [*opening.widths(k, ring, whole), *[1 << size for size in sizes]]
     out = [torch.empty(bytes_of(n * width), dtype=torch.uint8) for width in widths]
     firsts = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     places = [x.data_ptr() for x in out]

@@ -1,8 +1,8 @@
 """A table on a GPU, in Triton: sums of the rows that ChaCha12 keys select.
 
 For one piece of the table at a time, the GPU expands the selection bits and multiplies them with the rows; the pieces'
-sums add up mod 2^width. There is no GPU kernel for XOR, nor for AES keys. kernels/lookups/dpf.py has the construction
-of keys and trees, kernels/lookups/rows.py the definition of answers.
+sums add up mod 2^width. There is no GPU kernel for XOR, nor for AES keys. kernels/lookups.py has the construction
+of keys and trees, kernels/lookups.py the definition of answers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.kernels import lookups
 from hummingbird.kernels.devices import put
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.gpu.streams import double_round
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUMBER, leaves_of
-from hummingbird.kernels.lookups.rows import WIDTHS, RowStore
+from hummingbird.kernels.lookups import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUMBER, WIDTHS, RowStore, leaves_of
 from hummingbird.kernels.registry import implements
 
 # Selection bits ------------------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 # Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Compute the children of `total` nodes of the keys' trees, n nodes of each key (kernels/lookups/dpf.py)."""
+    """Compute the children of `total` nodes of the keys' trees, n nodes of each key (kernels/lookups.py)."""
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -88,7 +87,7 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """Compute the leaves below `total` nodes of the keys' trees, n nodes of each key (kernels/lookups/dpf.py).
+    """Compute the leaves below `total` nodes of the keys' trees, n nodes of each key (kernels/lookups.py).
 
     The second dimension of the grid of programs says which half of a leaf a program computes.
     """
@@ -118,22 +117,22 @@ def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
 
 
 def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
-    """Compute selection bits as `kernels.lookups.dpf.expand`, uint8 (B, 128 * leaves) on a GPU, from keys on the CPU.
+    """Compute selection bits as `kernels.lookups.expand`, uint8 (B, 128 * leaves) on a GPU, from keys on the CPU.
 
     InputError for keys of another PRF than chacha12. Needs 16 bytes of memory a leaf besides the result.
     """
-    rows = dpf.check(keys, "kernels.gpu.expand(keys)")
-    if not (keys[:, dpf.NUMBER] == CHACHA12).all():
+    rows = lookups.check(keys, "kernels.gpu.expand(keys)")
+    if not (keys[:, lookups.NUMBER] == CHACHA12).all():
         hint = 'make them with generate(..., prf="chacha12")'
         raise InputError("a GPU takes ChaCha12 keys only", where="kernels.gpu.expand(keys)", hint=hint)
-    if not 0 <= first <= first + leaves <= dpf.leaves_of(rows):
-        message = f"expected leaves from 0 to {dpf.leaves_of(rows)}, got {first} to {first + leaves}"
+    if not 0 <= first <= first + leaves <= lookups.leaves_of(rows):
+        message = f"expected leaves from 0 to {lookups.leaves_of(rows)}, got {first} to {first + leaves}"
         raise InputError(message, where="kernels.gpu.expand(first, leaves)", hint="a leaf is 1024 rows")
-    batch, levels = len(keys), dpf.depth(rows)
+    batch, levels = len(keys), lookups.depth(rows)
     out = torch.empty((batch, leaves * LEAF_BYTES // 4), dtype=torch.int32, device=device)
     if not leaves:
         return out.view(torch.uint8)
-    root, public, corrections, finals = (put(_words(part), device) for part in dpf.fields(keys))
+    root, public, corrections, finals = (put(_words(part), device) for part in lookups.fields(keys))
     size = sizes("dpf", device)
     nodes, low = root.view(batch, 1, 4), 0  # of this level, from number `low` on
     for level in range(levels):

@@ -3,8 +3,8 @@
 Element 16 lane + j of a field is word j of the lane's own block, so every block is drawn by one thread only; 16 words
 of any width are a whole number of 16-bit halves of a packed stream; and 16 bits of a plane are one half.
 
-Forms of an operand with one word for every element (`shares/words.py`): TENSOR, in memory, int64 or int32; DRAWN, by a
-key and the number of its first block; PACKED, with a width.
+Forms of an operand with one word for every element (`shares/packing.py`): TENSOR, in memory, int64 or int32; DRAWN,
+by a key and the number of its first block; PACKED, with a width.
 """
 
 from __future__ import annotations

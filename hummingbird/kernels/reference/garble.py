@@ -11,7 +11,7 @@ from torch import Tensor
 from hummingbird.cost import LABEL_BYTES, TILE
 from hummingbird.kernels import garble as kernels
 from hummingbird.kernels.garble import ROWS, Circuit, tiles
-from hummingbird.kernels.reference.shares.packing import low_bits, pack_words, unpack_words
+from hummingbird.kernels.reference.shares import low_bits, pack_words, unpack_words
 from hummingbird.kernels.registry import implements
 
 

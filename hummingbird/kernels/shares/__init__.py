@@ -3,11 +3,12 @@
 All of them are local and send nothing. They raise InputError for a wrong type, shape, device or range.
 """
 
-from hummingbird.kernels.shares.dealing import deal_masks, mask_values
 from hummingbird.kernels.shares.opening import (
     compare_opened,
+    deal_masks,
     lift,
     lookup,
+    mask_values,
     mask_words,
     open_words,
     rescale,

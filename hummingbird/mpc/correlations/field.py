@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.cost import packed
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.shares.words import Packed, Words, stored
+from hummingbird.kernels.shares.packing import Packed, Words, stored
+from hummingbird.kernels.streams import Drawn
 from hummingbird.prg import Stream
 
 
@@ -33,7 +33,7 @@ class Field:
     key: int | None = None  # of a mask that outlives the request: all requests with this key draw the same values
     earlier: bool = False  # a mask with a key that the parties already have from an earlier request
     apart: bool = False  # `Request.derive` gets the list of the parties' shares, not their sum
-    left: bool = False  # kernels draw or unpack the field where they read it (kernels/shares/words.py)
+    left: bool = False  # kernels draw or unpack the field where they read it (kernels/shares/packing.py)
 
     @property
     def dtype(self) -> torch.dtype:

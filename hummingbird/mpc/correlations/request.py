@@ -34,7 +34,7 @@ from torch import Tensor
 
 from hummingbird.channel.staging import Ready
 from hummingbird.errors import DealerError, HummingbirdError
-from hummingbird.kernels.shares.words import Words, anchor, plain
+from hummingbird.kernels.shares.packing import Words, anchor, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.prg import Stream, derive, expands_on_devices
 

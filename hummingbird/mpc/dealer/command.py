@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from hummingbird.errors import DealerError, HummingbirdError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, Figures, handlers
 from hummingbird.rpc.options import add_service, count, service_of
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     config = service_of(args)
     # A party may leave a stream unread for as long as its session may be idle.
     config = replace(config, limits=replace(config.limits, stall=IDLE_SECONDS))
-    heap.keep()
+    devices.keep_freed_memory()
     deal_on(args.threads)
     parent = os.getppid()
     dealer = DealerService(parties=args.parties, device=find_device(args.device, "--device"))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, expand, received
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header

@@ -47,8 +47,8 @@ from hummingbird import kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.packing import Words, plain
+from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import Draw, Request, layout, number
 from hummingbird.mpc.protocols import step_tables, thresholds

@@ -33,7 +33,7 @@ from torch import Tensor
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.kernels.devices import put
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import Request, number, one_of
 from hummingbird.mpc.functions import polynomials

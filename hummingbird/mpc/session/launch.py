@@ -30,7 +30,7 @@ import torch.distributed as dist
 from hummingbird.channel.channel import Channel
 from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
-from hummingbird.kernels import heap
+from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.session.listener import Listener
@@ -190,7 +190,7 @@ def init(
     starting = here.parties > 1 and dealer is None and store is None
     if starting:
         check_dealer(here)
-    heap.keep()
+    devices.keep_freed_memory()
     device = _on_card(device)
     cipher = cipher_of(device.type)
     size = CIPHERS[cipher]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hummingbird import prg, records
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels.lookups.dpf import MOST_ROWS
+from hummingbird.kernels.lookups import MOST_ROWS
 from hummingbird.records import field
 
 _MOST_KEYS = 1 << 24

@@ -23,7 +23,7 @@ import torch
 
 from hummingbird.errors import InputError
 from hummingbird.fitting import nonnegative
-from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels import lookups
 from hummingbird.pir.batching.batch_code import BatchCode
 
 _TERMS = 7  # of the model
@@ -68,7 +68,7 @@ def blocks(rows: int) -> int:
 
     The key is a tree whose leaves stand for 1024 rows each; the count is of the leaves and of the nodes above them.
     """
-    leaves, depth = dpf.leaves_of(rows), dpf.depth(rows)
+    leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
     return _CHILDREN * above + _LEAF * leaves
 
@@ -84,7 +84,7 @@ def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
 
 def _price(code: BatchCode, record_bytes: int) -> Price:
     keys, rows = code.keys, code.keys * code.bucket_rows
-    up, down = 2 * keys * dpf.key_bytes(code.bucket_rows), 2 * keys * record_bytes
+    up, down = 2 * keys * lookups.key_bytes(code.bucket_rows), 2 * keys * record_bytes
     read = rows * record_bytes
     return Price(1, code.buckets, read // code.rounds, keys, up, down, rows, read, keys * blocks(code.bucket_rows))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.lookups import rows as kernel
+from hummingbird.kernels import lookups as kernel
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server
@@ -24,7 +24,7 @@ from hummingbird.pir.table import Source, State, leaf_digests
 
 
 class Buckets:
-    """The buckets of a code, ready for queries: a `shards.Shard` that is asked for whole inferences.
+    """The buckets of a code, ready for queries: a `workers.Shard` that is asked for whole inferences.
 
     records: the rows in each bucket, uint8 (buckets, bucket_rows, record_bytes).
     """
@@ -43,7 +43,7 @@ class Buckets:
     def answer(self, keys: Tensor, width: int) -> Tensor:
         """Answer the keys of whole inferences, in order; `BucketServer` has checked their number.
 
-        width: as for `shards.Shard.answer`.
+        width: as for `workers.Shard.answer`.
         """
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)

@@ -17,9 +17,8 @@ from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
-from hummingbird.pir.serving.shards import Shard, opened
 from hummingbird.pir.serving.updates import Updates
-from hummingbird.pir.serving.workers import Workers
+from hummingbird.pir.serving.workers import Shard, Workers, opened
 from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.ciphertexts import Ring, accumulate, encode, largest_primes, uniform
-from hummingbird.kernels.ciphertexts.bfv import MOST_TERMS
+from hummingbird.kernels.ciphertexts.arithmetic import MOST_TERMS
 from hummingbird.kernels.reference.ciphertexts import arithmetic as reference
 from hummingbird.prg import Stream, derive
 from tests.kernels.ciphertexts.test_polynomials import low_prime, ring_of

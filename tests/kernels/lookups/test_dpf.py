@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.reference.lookups import dpf as plain
-from hummingbird.kernels.reference.lookups import prf
+from hummingbird.kernels.reference import lookups as plain
+from hummingbird.kernels.reference.lookups import children, leaf
 from hummingbird.prg import Stream, derive
 from tests.support import python
 from tests.support.paths import ROOT
@@ -36,7 +36,7 @@ def some(rows: int, count: int, *labels: str | int) -> Tensor:
 
 
 def pairs(rows: int, name: str, count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    return dpf.generate(some(rows, count, name), rows, name, stream("keys", rows, name).bytes)
+    return lookups.generate(some(rows, count, name), rows, name, stream("keys", rows, name).bytes)
 
 
 def octets(text: str) -> Tensor:
@@ -45,7 +45,7 @@ def octets(text: str) -> Tensor:
 
 def crafted(number: int, public: Tensor, root: Tensor) -> Tensor:
     """A key of party 0 for one leaf, without correction: its selection bits are H(2..9) of the root."""
-    key = torch.zeros(dpf.key_bytes(1), dtype=torch.uint8)
+    key = torch.zeros(lookups.key_bytes(1), dtype=torch.uint8)
     key[:16] = torch.tensor([*b"DPF", 1, number, 0, 0, 0, 1, *bytes(7)], dtype=torch.uint8)
     key[16 : 16 + len(public)] = public
     key[32:48] = root
@@ -82,9 +82,9 @@ def test_chacha12_is_the_published_one(isa: str, name: str) -> None:
         [torch.zeros(4, dtype=torch.uint8), iv]
     )  # the counter's upper word there is the nonce's first here
     public = torch.cat([nonce, torch.zeros(4, dtype=torch.uint8)])[None]
-    assert torch.equal(prf.children(dpf.CHACHA12, public, key.view(1, 1, 16)).view(-1), zeroth[:32])
-    assert torch.equal(prf.leaf(dpf.CHACHA12, public, key.view(1, 1, 16)).view(-1)[:64], first)
-    assert torch.equal(dpf.expand(crafted(dpf.CHACHA12, nonce, key), 0, 1)[0, :64], first)
+    assert torch.equal(children(lookups.CHACHA12, public, key.view(1, 1, 16)).view(-1), zeroth[:32])
+    assert torch.equal(leaf(lookups.CHACHA12, public, key.view(1, 1, 16)).view(-1)[:64], first)
+    assert torch.equal(lookups.expand(crafted(lookups.CHACHA12, nonce, key), 0, 1)[0, :64], first)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -
     for j in range(8):
         root = octets(plain)
         root[0] ^= 2 * (j + 2)
-        assert torch.equal(prf.leaf(prf.AES, octets(key)[None], root.view(1, 1, 16))[0, 0, 16 * j :][:16], expected)
-        assert torch.equal(dpf.expand(crafted(prf.AES, octets(key), root), 0, 1)[0, 16 * j :][:16], expected)
+        assert torch.equal(leaf(lookups.AES, octets(key)[None], root.view(1, 1, 16))[0, 0, 16 * j :][:16], expected)
+        assert torch.equal(lookups.expand(crafted(lookups.AES, octets(key), root), 0, 1)[0, 16 * j :][:16], expected)
 
 
 # C++ is the reference ------------------------------------------------------------------------------------------------
@@ -111,70 +111,70 @@ def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -
 def reference(rows: int, name: str) -> tuple[Tensor, ...]:
     """Random bytes for five pairs, both parties' keys, the signs, both parties' bits: all by the reference."""
     random = stream("random", rows, name).bytes(5 * 48)
-    first, second, signs = plain.generate(some(rows, 3, name), rows, dpf.PRFS[name], random.view(-1, 48))
-    bits = [plain.expand(keys, 0, dpf.leaves_of(rows)) for keys in (first, second)]
+    first, second, signs = plain.generate(some(rows, 3, name), rows, lookups.PRFS[name], random.view(-1, 48))
+    bits = [plain.expand(keys, 0, lookups.leaves_of(rows)) for keys in (first, second)]
     return random, first, second, signs, *bits
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:
     random, *expected, first_bits, second_bits = reference(rows, name)
-    made = dpf.generate(some(rows, 3, name), rows, name, lambda _: random)
+    made = lookups.generate(some(rows, 3, name), rows, name, lambda _: random)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
     for keys, bits in zip(made, (first_bits, second_bits), strict=False):
-        assert keys.shape == (5, dpf.key_bytes(rows))
-        assert torch.equal(dpf.expand(keys, 0, dpf.leaves_of(rows)), bits)
+        assert keys.shape == (5, lookups.key_bytes(rows))
+        assert torch.equal(lookups.expand(keys, 0, lookups.leaves_of(rows)), bits)
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 def test_any_range_of_leaves_is_a_part_of_the_whole(isa: str, name: str) -> None:
     _, keys, _, _, bits, _ = reference(ROWS[-1], name)  # 326 leaves
     whole = bits.view(5, -1, 128)
     for first, leaves in [(0, 0), (326, 0), (325, 1), (0, 64), (63, 2), (191, 1), (60, 4), (7, 290), (250, 51)]:
         expected = whole[:, first : first + leaves].reshape(5, -1)
-        assert torch.equal(dpf.expand(keys, first, leaves), expected), (first, leaves)
+        assert torch.equal(lookups.expand(keys, first, leaves), expected), (first, leaves)
         if leaves < 5:
             assert torch.equal(plain.expand(keys, first, leaves), expected), (first, leaves)
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 @pytest.mark.parametrize("rows", [1, 5000, 70_000])
 def test_a_batch_of_one_is_as_good(rows: int, name: str) -> None:
     """Its strides are free, so views of its bytes need care."""
     random, *expected, bits, _ = reference(rows, name)
-    one = plain.generate(some(rows, 3, name)[1:2], rows, dpf.PRFS[name], random.view(-1, 48)[1:2])
+    one = plain.generate(some(rows, 3, name)[1:2], rows, lookups.PRFS[name], random.view(-1, 48)[1:2])
     assert all(torch.equal(a, b[1:2]) for a, b in zip(one, expected, strict=True))
-    assert torch.equal(plain.expand(one[0], 0, dpf.leaves_of(rows)), bits[1:2])
-    assert torch.equal(plain.expand(expected[0][1:2], 0, dpf.leaves_of(rows)), bits[1:2])
-    assert dpf.check(torch.cat([one[0], one[1]])[1:2], "here", rows, 1) == rows
+    assert torch.equal(plain.expand(one[0], 0, lookups.leaves_of(rows)), bits[1:2])
+    assert torch.equal(plain.expand(expected[0][1:2], 0, lookups.leaves_of(rows)), bits[1:2])
+    assert lookups.check(torch.cat([one[0], one[1]])[1:2], "here", rows, 1) == rows
 
 
 def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:
-    keys = torch.cat([part for name in dpf.PRFS for part in pairs(70_000, name)[:2]])
+    keys = torch.cat([part for name in lookups.PRFS for part in pairs(70_000, name)[:2]])
     order = torch.tensor([(7 * i) % len(keys) for i in range(len(keys))])
-    bits = dpf.expand(keys, 0, 69)
-    assert torch.equal(dpf.expand(keys[order], 0, 69), bits[order])
+    bits = lookups.expand(keys, 0, 69)
+    assert torch.equal(lookups.expand(keys[order], 0, 69), bits[order])
     assert torch.equal(plain.expand(keys[order], 0, 69), bits[order])
-    assert torch.equal(dpf.expand(keys[::2], 0, 69), bits[::2])  # strided
+    assert torch.equal(lookups.expand(keys[::2], 0, 69), bits[::2])  # strided
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 def test_the_deepest_tree(isa: str, name: str) -> None:
-    alpha, leaves = dpf.MOST_ROWS - 5, dpf.leaves_of(dpf.MOST_ROWS)
-    keys = dpf.generate(torch.tensor([alpha]), dpf.MOST_ROWS, name, stream("deep").bytes)[:2]
-    ends = [dpf.expand(key, leaves - 70, 70) for key in keys]
+    alpha, leaves = lookups.MOST_ROWS - 5, lookups.leaves_of(lookups.MOST_ROWS)
+    keys = lookups.generate(torch.tensor([alpha]), lookups.MOST_ROWS, name, stream("deep").bytes)[:2]
+    ends = [lookups.expand(key, leaves - 70, 70) for key in keys]
     assert torch.equal(ends[0], plain.expand(keys[0], leaves - 70, 70))
     assert (ends[0] ^ ends[1]).nonzero().tolist() == [[0, 70 * 128 - 1]]
-    assert torch.equal(*(dpf.expand(key, leaves // 2, 3) for key in keys))
+    assert torch.equal(*(lookups.expand(key, leaves // 2, 3) for key in keys))
 
 
 def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pairs(3000, "aes")
-    bits = dpf.expand(made[0], 1, 2)
+    bits = lookups.expand(made[0], 1, 2)
     monkeypatch.setattr(library, "_library", None)
     assert all(torch.equal(a, b) for a, b in zip(pairs(3000, "aes"), made, strict=True))
-    assert torch.equal(dpf.expand(made[0], 1, 2), bits)
+    assert torch.equal(lookups.expand(made[0], 1, 2), bits)
 
 
 def test_no_memory_outside_the_key_and_the_bits() -> None:
@@ -183,8 +183,8 @@ def test_no_memory_outside_the_key_and_the_bits() -> None:
         pytest.skip("the native library is not built")
     program = (
         "import ctypes, mmap, torch\n"
-        "from hummingbird.kernels.lookups import dpf\n"
-        "from hummingbird.kernels.reference.lookups import dpf as plain\n"
+        "from hummingbird.kernels import lookups\n"
+        "from hummingbird.kernels.reference import lookups as plain\n"
         "from hummingbird.kernels.cpu import library\n"
         "from hummingbird.prg import Stream\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
@@ -198,8 +198,8 @@ def test_no_memory_outside_the_key_and_the_bits() -> None:
         "kept = []\n"
         "for rows in (1, 1025, 5000, 70_000):\n"
         "    for name in ('aes', 'chacha12'):\n"
-        "        key = dpf.generate(torch.tensor([rows - 1]), rows, name, Stream(bytes(16)).bytes)[0]\n"
-        "        leaves = dpf.leaves_of(rows)\n"
+        "        key = lookups.generate(torch.tensor([rows - 1]), rows, name, Stream(bytes(16)).bytes)[0]\n"
+        "        leaves = lookups.leaves_of(rows)\n"
         "        expected = plain.expand(key, 0, leaves).numpy().tobytes()\n"
         "        at, out = ending(key.numel()), ending(128 * leaves)\n"
         "        ctypes.memmove(at, key.data_ptr(), key.numel())\n"
@@ -224,8 +224,8 @@ def changed(place: int, value: int, rows: int = 70_000, name: str = "chacha12") 
 
 def test_what_is_no_key_is_refused_with_the_reason() -> None:
     keys = pairs(70_000, "aes")[0]
-    assert dpf.check(keys, "here", 70_000, 0) == 70_000
-    last = dpf.key_bytes(70_000) - 128
+    assert lookups.check(keys, "here", 70_000, 0) == 70_000
+    last = lookups.key_bytes(70_000) - 128
     wrong = [
         (changed(0, 0), "key 2 of the batch does not begin as a key"),
         (changed(2, 0x47), "key 2 of the batch does not begin as a key"),
@@ -243,7 +243,7 @@ def test_what_is_no_key_is_refused_with_the_reason() -> None:
         (changed(last - 17, 255), "key 2 of the batch is damaged.* spare bits"),
         (keys[:, :-1], "cut short or too long: 294 bytes"),
         (torch.cat([keys, keys[:, :1]], dim=1), "cut short or too long: 296 bytes"),
-        (keys[:, : dpf.key_bytes(1) - 1], "one key of 176 bytes or more, got 5 of 175"),
+        (keys[:, : lookups.key_bytes(1) - 1], "one key of 176 bytes or more, got 5 of 175"),
         (keys[:0], "at least one key"),
         (keys[0], "expected keys uint8"),
         (keys.long(), "torch.int64"),
@@ -255,12 +255,12 @@ def test_what_is_no_key_is_refused_with_the_reason() -> None:
     ]
     for bad, reason in wrong:
         with pytest.raises(InputError, match=f"(?s){reason}.*here"):
-            dpf.check(bad, "here", 70_000, 0)  # type: ignore[arg-type]
+            lookups.check(bad, "here", 70_000, 0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="key 0 of the batch is not for party 1"):
-        dpf.check(keys, "here", party=1)
+        lookups.check(keys, "here", party=1)
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 @pytest.mark.parametrize("party", [None, 0, 1])
 def test_the_library_refuses_what_the_definition_refuses(
     name: str, party: int | None, monkeypatch: pytest.MonkeyPatch
@@ -268,7 +268,7 @@ def test_the_library_refuses_what_the_definition_refuses(
     assert library.available()
     rows, verdicts = 70_000, []
     whole = pairs(rows, name)[party or 0]
-    for place in range(dpf.key_bytes(rows)):
+    for place in range(lookups.key_bytes(rows)):
         for flip in (1, 2, 4, 128, 255):
             keys = whole.clone()
             keys[2, place] ^= flip
@@ -276,7 +276,7 @@ def test_the_library_refuses_what_the_definition_refuses(
             for fast in (True, False):
                 monkeypatch.setattr(library, "available", lambda fast=fast: fast)
                 try:
-                    both.append(dpf.check(keys, "here", rows, party))
+                    both.append(lookups.check(keys, "here", rows, party))
                 except InputError as error:
                     both.append(error.what)
             assert both[0] == both[1], (place, flip)
@@ -285,22 +285,22 @@ def test_the_library_refuses_what_the_definition_refuses(
 
 
 def test_a_key_of_no_rows_is_refused() -> None:
-    key = crafted(prf.AES, torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8))
-    assert dpf.check(key, "here") == 1
-    for rows in (0, dpf.MOST_ROWS + 1, 2**63, 2**64 - 1):
+    key = crafted(lookups.AES, torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8))
+    assert lookups.check(key, "here") == 1
+    for rows in (0, lookups.MOST_ROWS + 1, 2**63, 2**64 - 1):
         key[0, 8:16] = octets(rows.to_bytes(8, "little").hex())
         with pytest.raises(InputError, match="no or more than"):
-            dpf.check(key, "here")
+            lookups.check(key, "here")
 
 
-@pytest.mark.parametrize("name", dpf.PRFS)
+@pytest.mark.parametrize("name", lookups.PRFS)
 def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:
     """Never a crash: every cut, every bit of the head flipped, and random bytes in random places."""
     whole = pairs(5000, name)[1][:1]
     refused = 0
     for size in range(whole.shape[1]):
         with pytest.raises(InputError):
-            dpf.expand(whole[:, :size], 0, 5)
+            lookups.expand(whole[:, :size], 0, 5)
     source = stream("fuzz", name)
     for trial in range(1500):
         key = whole.clone()
@@ -312,7 +312,7 @@ def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:
         if trial % 7 == 6:
             key = source.bytes(key.numel()).view(1, -1)
         try:
-            assert dpf.expand(key, 0, 5).shape == (1, 640)
+            assert lookups.expand(key, 0, 5).shape == (1, 640)
         except InputError:
             refused += 1
     assert 300 < refused < 1500
@@ -321,4 +321,4 @@ def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:
 @pytest.mark.parametrize(("first", "leaves"), [(-1, 1), (0, 70), (69, 1), (5, -1), (2**62, 2**62)])
 def test_leaves_outside_the_table_are_refused(first: int, leaves: int) -> None:
     with pytest.raises(InputError, match="expected leaves from 0 to 69"):
-        dpf.expand(pairs(70_000, "aes")[0], first, leaves)
+        lookups.expand(pairs(70_000, "aes")[0], first, leaves)

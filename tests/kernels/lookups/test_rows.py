@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.lookups import dpf, rows
-from hummingbird.kernels.lookups.dpf import PRFS
-from hummingbird.kernels.lookups.rows import WIDTHS, Table, select_sum, select_xor
-from hummingbird.kernels.reference.lookups.rows import select as select_rows
+from hummingbird.kernels.lookups import PRFS, WIDTHS, Table, select_sum, select_xor
+from hummingbird.kernels.reference.lookups import select as select_rows
 from hummingbird.pir.dpf import generate
 
 PATHS = ("avx512+gfni", "avx512", "avx2+gfni", "avx2", "portable", "torch")
-LEAF = dpf.LEAF_ROWS
+LEAF = lookups.LEAF_ROWS
 
 
 @pytest.fixture(params=PATHS)
@@ -206,7 +205,7 @@ def test_random_rows_of_65537(path: str) -> None:
     for prf in PRFS:
         first, second, signs = generate(alphas, count, prf)
         assert torch.equal(table.answer(first) ^ table.answer(second), data[alphas])
-        bits = dpf.expand(first, 0, dpf.leaves_of(count))[:, : (count + 7) // 8]
+        bits = lookups.expand(first, 0, lookups.leaves_of(count))[:, : (count + 7) // 8]
         assert torch.equal(table.answer(first), select_xor(bits, table))
         one, two = (table.answer_sum(keys, 64).view(torch.int64) for keys in (first, second))
         assert torch.equal((signs[:, None] * (one - two)).view(torch.uint8), data[alphas])
@@ -246,9 +245,9 @@ def test_tables_asked_together_answer_as_each_alone(path: str, threads: int) -> 
         keys = generate(torch.randint(0, count, (5 * batch,)), count)[0].view(5, batch, -1)
         for width in (0, 8, 32):
             alone = [t.answer_sum(k, width) if width else t.answer(k) for t, k in zip(tables, keys, strict=True)]
-            assert torch.equal(rows.answer_each(tables, keys, width), torch.stack(alone)), (count, width)
+            assert torch.equal(lookups.answer_each(tables, keys, width), torch.stack(alone)), (count, width)
         turned = keys.transpose(0, 1).contiguous().transpose(0, 1)
-        assert torch.equal(rows.answer_each(tables, turned, 0), rows.answer_each(tables, keys, 0))
+        assert torch.equal(lookups.answer_each(tables, turned, 0), lookups.answer_each(tables, keys, 0))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -272,11 +271,11 @@ def test_what_is_refused(path: str) -> None:
         (lambda: table.update(torch.tensor([0, 3 * LEAF]), randoms(2, 6)), "outside the table"),
         (lambda: table.update(torch.tensor([0, -1]), randoms(2, 6)), "outside the table"),
         (lambda: table.answer(others), "table of 3071 rows"),
-        (lambda: rows.answer_each([table, table], keys[None], 0), "keys (2, B, key_bytes), got (1, 1,"),
-        (lambda: rows.answer_each([table], keys, 0), "keys (1, B, key_bytes)"),
-        (lambda: rows.answer_each([table], others[None], 0), "table of 3071 rows"),
-        (lambda: rows.answer_each([table], keys[None], 64), "no words of 64 bits"),
-        (lambda: rows.answer_each([table, Table(3 * LEAF, 7)], keys[None], 0), "several shapes"),
+        (lambda: lookups.answer_each([table, table], keys[None], 0), "keys (2, B, key_bytes), got (1, 1,"),
+        (lambda: lookups.answer_each([table], keys, 0), "keys (1, B, key_bytes)"),
+        (lambda: lookups.answer_each([table], others[None], 0), "table of 3071 rows"),
+        (lambda: lookups.answer_each([table], keys[None], 64), "no words of 64 bits"),
+        (lambda: lookups.answer_each([table, Table(3 * LEAF, 7)], keys[None], 0), "several shapes"),
         (lambda: table.answer(keys[:, :-1]), "cut short"),
         (lambda: table.answer(keys[:0]), "at least one key"),
         (lambda: table.answer(keys.int()), "int32"),

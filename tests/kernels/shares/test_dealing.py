@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.reference.shares import opening
-from hummingbird.kernels.shares.dealing import deal_masks
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.reference import shares
+from hummingbird.kernels.shares.opening import deal_masks
+from hummingbird.kernels.shares.packing import plain
+from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream, derive
@@ -51,7 +51,7 @@ def test_one_pass_is_the_definition(isa: str, n: int, parties: int) -> None:
     for window in WINDOWS + WHOLE:
         request = MaskedOpening(n, *window)
         left = fields(request, seeds(parties))
-        got, expected = (dealt(request, left, how) for how in (deal_masks, opening.deal_masks))
+        got, expected = (dealt(request, left, how) for how in (deal_masks, shares.deal_masks))
         assert all(one.equal(other) for one, other in zip(got, expected, strict=True)), window
 
 

@@ -16,7 +16,7 @@ from tests.support.triton import interpret, run
 from tests.test_ring import full
 
 pytest.importorskip("triton")
-from hummingbird.kernels.gpu import limbs, products  # noqa: E402
+from hummingbird.kernels.gpu import products  # noqa: E402
 
 ONE = (1, 1)
 
@@ -24,7 +24,7 @@ ONE = (1, 1)
 def by_limbs(x: Tensor, code: Tensor, bits: int) -> Tensor:
     """x (n, K) times code (m, K) by the float64 way."""
     as_images, as_weight = x[:, :, None, None], Factor(code[:, :, None, None])
-    return limbs.conv2d(as_images, as_weight, ONE, ONE, 1, ONE, bits)[:, :, 0, 0]
+    return products.conv2d_by_limbs(as_images, as_weight, ONE, ONE, 1, ONE, bits)[:, :, 0, 0]
 
 
 # Float64 limbs --------------------------------------------------------------------------------------------------------
@@ -42,17 +42,22 @@ def test_limbs_for_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for groups, outputs, stride, dilation, at_once in itertools.product(
         (1, 2, 4), (4, 12), (1, 2), (1, 2), (1, 1 << 30)
     ):
-        monkeypatch.setattr(limbs, "_COLUMN_BYTES", at_once)
+        monkeypatch.setattr(products, "_COLUMN_BYTES", at_once)
         x, code = full(3, 8, 9, 11), torch.randint(-(2**19), 2**19, (outputs, 8 // groups, 3, 2))
         expected = F.conv2d(x, code, None, stride, 0, dilation, groups)
         way = (stride, stride), (dilation, dilation), groups, expected.shape[2:]
-        assert not differs(limbs.conv2d(x, Factor(code), *way, 40), expected, 40), (groups, outputs, stride, dilation)
+        assert not differs(products.conv2d_by_limbs(x, Factor(code), *way, 40), expected, 40), (
+            groups,
+            outputs,
+            stride,
+            dilation,
+        )
 
 
 @pytest.mark.parametrize(("bits", "width", "most"), [(36, 23, 1 << 14), (48, 18, 1 << 13), (40, 19, 1 << 16)])
 def test_the_bound_of_limbs(monkeypatch: pytest.MonkeyPatch, bits: int, width: int, most: int) -> None:
     """Two limbs up to the bound, with the largest odd operands; far beyond it two are wrong, and three are taken."""
-    assert limbs.count(bits, width, most) == 2 and limbs.count(bits, width, most + 1) == 3
+    assert products.limb_count(bits, width, most) == 2 and products.limb_count(bits, width, most + 1) == 3
     half = bits // 2
     x = (1 << half - 1) - 1  # of both limbs
     operand, code = x + (x << half), (1 << width - 1) - 1
@@ -60,14 +65,14 @@ def test_the_bound_of_limbs(monkeypatch: pytest.MonkeyPatch, bits: int, width: i
         a, w = torch.full((1, terms), operand), torch.full((1, terms), code)
         expected = torch.tensor((operand * code * terms + 2**63) % 2**64 - 2**63)
         assert not differs(by_limbs(a, w, bits), expected, bits), terms
-    monkeypatch.setattr(limbs, "count", lambda *_: 2)
+    monkeypatch.setattr(products, "limb_count", lambda *_: 2)
     assert differs(by_limbs(a, w, bits), expected, bits)
 
 
 def test_limbs_add_up() -> None:
     for width, count in ((8, 8), (18, 2), (20, 2), (22, 3), (1, 3)):
         x = torch.cat([full(50), torch.tensor([-1, -(2**63), 2**63 - 1, 127, 128, -128])])
-        parts = limbs.balanced(x, width, count)
+        parts = products.balanced(x, width, count)
         assert all(int(part.abs().max()) <= 1 << width - 1 for part in parts)
         total = torch.zeros_like(x)
         for i, part in enumerate(parts):
@@ -110,7 +115,7 @@ def test_the_chosen_way_is_taken(monkeypatch: pytest.MonkeyPatch, bits: int) -> 
 PROGRAM = """
 import itertools, sys, torch, torch.nn.functional as F
 from hummingbird.kernels import Factor
-from hummingbird.kernels.gpu import digits, products
+from hummingbird.kernels.gpu import products
 from hummingbird.kernels.gpu.sizes import DEFAULTS
 
 device, sizes = torch.device(sys.argv[1]), ((3, 5), (64, 300))
@@ -124,7 +129,7 @@ full = lambda *shape: torch.randint(-(2**63), 2**63 - 1, shape)
 def wrong(x, code, bits, stride=(1, 1), dilation=(1, 1), groups=1):
     expected = F.conv2d(x, code, None, stride, 0, dilation, groups)
     factor = Factor(code.to(device))
-    got = digits.conv2d(x.to(device), factor, stride, dilation, groups, expected.shape[2:], bits)
+    got = products.conv2d_by_digits(x.to(device), factor, stride, dilation, groups, expected.shape[2:], bits)
     return bool(((got.cpu() ^ expected) << (64 - bits)).any())
 
 # One product of everything, in a few seconds.
@@ -164,12 +169,12 @@ for _ in range(2):
 DEFAULTS["multiply"]["TERMS"] = 64 if device.type == "cuda" else 16384
 for terms, is_exact in ((1 << 15, True), ((1 << 17) + 5, False)):
     x = code = torch.full((1, terms, 1, 1), -128)
-    assert digits.exact(40, Factor(code).bits, terms) == is_exact
+    assert products.digits_exact(40, Factor(code).bits, terms) == is_exact
     assert wrong(x, code, 40) != is_exact, terms
 DEFAULTS["multiply"]["TERMS"] = 64
 
 # And the check can fail: 2 digits do not hold 2^15 - 1.
-digits._of_weight = lambda bits: -(-bits // 8)
+products._of_weight = lambda bits: -(-bits // 8)
 assert wrong(full(1, 3, 1, 1), torch.full((1, 3, 1, 1), 2**15 - 1), 40)
 """
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.reference.shares import opening, packing
-from hummingbird.kernels.shares.words import Packed
+from hummingbird.kernels.reference import shares
+from hummingbird.kernels.shares.packing import Packed
 from hummingbird.prg import Stream, derive
 from tests.kernels.shares.test_packing import signed
 
@@ -51,14 +51,14 @@ def test_reference_words_against_big_integers(width: int) -> None:
     for n in (0, 1, 7, 8, 9, 33):
         a, b = source.words(n), source.words(n)
         x, y = a.tolist(), b.tolist()
-        packed, other = packing.pack_words(a, width), packing.pack_words(b, width)
+        packed, other = shares.pack_words(a, width), shares.pack_words(b, width)
         assert packed.tolist() == whole(x, width)
-        assert [v % RING for v in packing.unpack_words(packed, n, width).tolist()] == [v % (1 << width) for v in x]
-        total = opening.open_words([packed, other, other], n, width).tolist()
+        assert [v % RING for v in shares.unpack_words(packed, n, width).tolist()] == [v % (1 << width) for v in x]
+        total = shares.open_words([packed, other, other], n, width).tolist()
         assert [v % RING for v in total] == [(u + 2 * v) % (1 << width) for u, v in zip(x, y, strict=True)]
         for shift in (0, 1, 16, 62):
             rounded = [signed(u + (1 << shift >> 1)) >> shift for u in x]
-            masked = opening.mask_words(a, b, shift, width)
+            masked = shares.mask_words(a, b, shift, width)
             assert masked.tolist() == whole([u + v for u, v in zip(rounded, y, strict=True)], width)
 
 
@@ -67,7 +67,7 @@ def test_reference_step_tables_at_every_place(bits: int) -> None:
     size = 1 << bits
     x = torch.arange(size) + (torch.arange(size) << 20)  # only the low bits count
     expected = [place <= v for place in range(size) for v in range(size)]
-    assert opening.step_table(x, bits).tolist() == whole([int(bit) for bit in expected], 1)
+    assert shares.step_table(x, bits).tolist() == whole([int(bit) for bit in expected], 1)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -86,7 +86,7 @@ def test_reference_lookup_reads_every_place(bits: int) -> None:
                 entry = place if row % 2 else place - 1  # [L < v] is [L <= v - 1], and 0 at v = 0
                 answers.append(flat >> ((i << bits) + entry) & 1 if entry >= 0 else 0)
         expected = [whole(answers[row * n : row * n + n], 1) for row in range(len(rows))]
-        assert opening.lookup(opened, table, low, bits, rows).tolist() == expected
+        assert shares.lookup(opened, table, low, bits, rows).tolist() == expected
         assert kernels.lookup(opened, table, low, bits, rows).tolist() == expected
 
 
@@ -98,7 +98,7 @@ def test_lookup_in_a_step_table_compares(bits: int) -> None:
     found = kernels.lookup(v << 7, kernels.step_table(steps, bits), 7, bits, (0, 1, 2, 3))
     flipped = v ^ (size // 2)
     for row, wanted in zip(found, (steps < v, steps <= v, steps < flipped, steps <= flipped), strict=True):
-        assert row.equal(packing.pack_bits(wanted.to(torch.uint8)))
+        assert row.equal(shares.pack_bits(wanted.to(torch.uint8)))
 
 
 @pytest.mark.parametrize("parties", [1, 2, 3])
@@ -186,13 +186,13 @@ class Words(NamedTuple):
 @functools.cache
 def reference(n: int, width: int) -> Words:
     x, y = (stream("native words", n, row).words(n) for row in range(2))
-    packed = [packing.pack_words(x, width), packing.pack_words(y, width)]
-    masked = {(shift, -1): opening.mask_words(x, y, shift, width) for shift in SHIFTS}
+    packed = [shares.pack_words(x, width), shares.pack_words(y, width)]
+    masked = {(shift, -1): shares.mask_words(x, y, shift, width) for shift in SHIFTS}
     for bits in {width, 64}:
-        mask = Packed(packing.pack_words(y, bits), (n,), bits)
-        masked |= {(shift, bits): opening.mask_words(x, mask, shift, width) for shift in SHIFTS}
-    opened = {len(frames): opening.open_words(frames, n, width) for frames in several(packed)}
-    return Words(packed, packing.unpack_words(packed[0], n, width), opened, masked)
+        mask = Packed(shares.pack_words(y, bits), (n,), bits)
+        masked |= {(shift, bits): shares.mask_words(x, mask, shift, width) for shift in SHIFTS}
+    opened = {len(frames): shares.open_words(frames, n, width) for frames in several(packed)}
+    return Words(packed, shares.unpack_words(packed[0], n, width), opened, masked)
 
 
 def several(frames: list[Tensor]) -> list[list[Tensor]]:
@@ -224,12 +224,12 @@ def test_native_tables_equal_reference(isa: str, n: int) -> None:
     source = stream("native tables", n)
     x = source.words(n)
     for bits in range(1, 9):
-        assert kernels.step_table(x, bits).equal(opening.step_table(x, bits))
+        assert kernels.step_table(x, bits).equal(shares.step_table(x, bits))
         table = tables(n, bits, source)
         for low in (0, 3, 64 - bits):
             for rows in ROWS:
                 found = kernels.lookup(x, table, low, bits, rows)
-                assert found.equal(opening.lookup(x, table, low, bits, rows))
+                assert found.equal(shares.lookup(x, table, low, bits, rows))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -245,11 +245,11 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:
                     continue
                 mixed = [word.int() if narrow >> place & 1 else word for place, word in enumerate(words)]
                 got = kernels.lift(opened, choice, *mixed, k=k, first=first)
-                wanted = opening.lift(opened, choice, *mixed, k=k, first=first)
+                wanted = shares.lift(opened, choice, *mixed, k=k, first=first)
                 assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
                 own = words[0], None, *mixed[2:]  # whole shares
                 got = kernels.lift(opened, choice, *own, k=k, first=first)
-                assert got[0].equal(opening.lift(opened, choice, *own, k=k, first=first)[0])
+                assert got[0].equal(shares.lift(opened, choice, *own, k=k, first=first)[0])
                 assert got[1].equal(words[0])
 
 
@@ -260,16 +260,15 @@ def test_native_lift_reads_packed_words(isa: str, n: int) -> None:
     choice = source.bytes(2 * ((n + 7) // 8)).view(2, -1)
     for k, ring in ((1, 1), (20, 36), (20, 64), (33, 60), (64, 64)):
         widths = (k, ring - k, ring, ring - k, ring)
-        packs = [Packed(packing.pack_words(x, bits), (n,), bits) for x, bits in zip(words, widths, strict=True)]
+        packs = [Packed(shares.pack_words(x, bits), (n,), bits) for x, bits in zip(words, widths, strict=True)]
         for first in (True, False):
             for kept in (0, 0b10101, 31):  # in whole words
                 mixed = [
-                    packing.unpack_words(x.data, n, x.width) if kept >> place & 1 else x
-                    for place, x in enumerate(packs)
+                    shares.unpack_words(x.data, n, x.width) if kept >> place & 1 else x for place, x in enumerate(packs)
                 ]
                 opened = source.words(n)
                 got = kernels.lift(opened, choice, *mixed, k=k, first=first)
-                wanted = opening.lift(opened, choice, *packs, k=k, first=first)
+                wanted = shares.lift(opened, choice, *packs, k=k, first=first)
                 assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
 
 
@@ -295,10 +294,10 @@ def test_native_takes_unaligned_slices(isa: str) -> None:
     x, y, data = source.words(300)[3:280], source.words(300)[1:278], source.bytes(3000)[3:]
     for width in (5, 20, 44, 64):
         frame = data[: (277 * width + 7) // 8]
-        assert kernels.mask_words(x, y, 6, width).equal(opening.mask_words(x, y, 6, width))
-        assert kernels.open_words([frame, frame], 277, width).equal(opening.open_words([frame, frame], 277, width))
+        assert kernels.mask_words(x, y, 6, width).equal(shares.mask_words(x, y, 6, width))
+        assert kernels.open_words([frame, frame], 277, width).equal(shares.open_words([frame, frame], 277, width))
     table = source.bytes(277 * 32 + 5)[5:]
-    assert kernels.lookup(x, table, 9, 8, (0, 3)).equal(opening.lookup(x, table, 9, 8, (0, 3)))
+    assert kernels.lookup(x, table, 9, 8, (0, 3)).equal(shares.lookup(x, table, 9, 8, (0, 3)))
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 67])
@@ -364,7 +363,7 @@ def test_every_bit_of_every_word_counts(isa: str) -> None:
                 wrong = kernels.pack_words(other, width)
                 place = i * width + bit
                 assert (wrong ^ packed).count_nonzero() == 1 and int((wrong ^ packed)[place // 8]) == 1 << place % 8
-                difference = packing.unpack_words(kernels.mask_words(other, y, 0, width) ^ sums, 19, width)
+                difference = shares.unpack_words(kernels.mask_words(other, y, 0, width) ^ sums, 19, width)
                 assert difference.nonzero().flatten().tolist() == [i]
                 opened = kernels.open_words([wrong, packed], 19, width) - kernels.open_words([packed] * 2, 19, width)
                 assert opened.nonzero().flatten().tolist() == [i]

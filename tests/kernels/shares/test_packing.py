@@ -16,7 +16,7 @@ from hummingbird import kernels
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.cpu import shares as cpu
-from hummingbird.kernels.reference.shares import opening, packing
+from hummingbird.kernels.reference import shares
 from hummingbird.kernels.registry import best
 from hummingbird.prg import Stream, derive
 
@@ -32,7 +32,7 @@ def stream(*labels: str | int) -> Stream:
 
 def select_arguments(n: int, source: Stream) -> dict[str, torch.Tensor]:
     names = ("opened", "bit", "mask_high", "mask_low", "bit_high", "bit_low")
-    choice = packing.pack_bits(source.bits(n))
+    choice = shares.pack_bits(source.bits(n))
     return {"choice": choice} | {name: source.words(n) for name in names}
 
 
@@ -71,12 +71,12 @@ def test_reference_bits_against_big_integers(n: int) -> None:
     x, bits = source.words(n), source.bits(n)
     for low, count in WINDOWS:
         expected = [slow_pack([(v % RING) >> (low + j) & 1 for v in x.tolist()]) for j in range(count)]
-        planes = packing.to_planes(x, low, count)
+        planes = shares.to_planes(x, low, count)
         assert planes.shape == (count, (n + 7) // 8) and planes.tolist() == expected
-    packed = packing.pack_bits(bits)
+    packed = shares.pack_bits(bits)
     assert packed.tolist() == slow_pack(bits.tolist())
-    assert packing.from_bits(packed, n).tolist() == bits.tolist()
-    assert packing.pack_bits(bits | 0xFE).equal(packed)  # only bit 0 is read
+    assert shares.from_bits(packed, n).tolist() == bits.tolist()
+    assert shares.pack_bits(bits | 0xFE).equal(packed)  # only bit 0 is read
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -84,10 +84,10 @@ def test_reference_bits_against_big_integers(n: int) -> None:
 def test_reference_select_against_big_integers(shift: int, offset: int, first: bool) -> None:
     arguments = select_arguments(67, stream("select", shift, offset % 1000, int(first)))
     arguments["opened"][:4] = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
-    y, z = opening.select(**arguments, shift=shift, first=first, offset=offset)
+    y, z = shares.select(**arguments, shift=shift, first=first, offset=offset)
     assert (y.tolist(), z.tolist()) == slow_select(arguments, shift, first, offset)
     three = (arguments[name] for name in ("opened", "mask_high", "mask_low"))
-    assert opening.rescale(*three, shift, first, offset).equal(z)
+    assert shares.rescale(*three, shift, first, offset).equal(z)
 
 
 def test_select_is_a_masked_relu() -> None:
@@ -126,9 +126,9 @@ def test_native_bits_equal_reference(isa: str, n: int) -> None:
     source = stream("native bits", n)
     x, bits = source.words(n), source.bits(n)
     for low, count in WINDOWS:
-        assert kernels.to_planes(x, low, count).equal(packing.to_planes(x, low, count))
+        assert kernels.to_planes(x, low, count).equal(shares.to_planes(x, low, count))
     packed = kernels.pack_bits(bits)
-    assert packed.equal(packing.pack_bits(bits))
+    assert packed.equal(shares.pack_bits(bits))
     assert kernels.pack_bits(bits | 0xFE).equal(packed)
     assert kernels.from_bits(packed, n).equal(bits.to(torch.int64))
     assert kernels.from_bits(~packed, n).equal(1 - bits.to(torch.int64))  # with the spare bits set
@@ -141,7 +141,7 @@ def test_native_select_equals_reference(isa: str, n: int) -> None:
     for shift, offset in SCALES:
         for first in (True, False):
             y, z = kernels.select(**arguments, shift=shift, first=first, offset=offset)
-            wanted_y, wanted_z = opening.select(**arguments, shift=shift, first=first, offset=offset)
+            wanted_y, wanted_z = shares.select(**arguments, shift=shift, first=first, offset=offset)
             assert y.equal(wanted_y) and z.equal(wanted_z)
             assert kernels.rescale(*three, shift, first, offset).equal(wanted_z)
 
@@ -150,8 +150,8 @@ def test_native_takes_unaligned_slices(isa: str) -> None:
     source = stream("slices")
     x, bits = source.words(300)[3:280], source.bits(300)[5:201]
     assert best(kernels.to_planes, x) is cpu.to_planes and best(kernels.pack_bits, bits) is cpu.pack_bits
-    assert kernels.to_planes(x, 9, 11).equal(packing.to_planes(x, 9, 11))
-    assert kernels.pack_bits(bits).equal(packing.pack_bits(bits))
+    assert kernels.to_planes(x, 9, 11).equal(shares.to_planes(x, 9, 11))
+    assert kernels.pack_bits(bits).equal(shares.pack_bits(bits))
 
 
 def test_every_bit_of_every_input_counts(isa: str) -> None:
@@ -161,7 +161,7 @@ def test_every_bit_of_every_input_counts(isa: str) -> None:
     constants = {"shift": 0, "first": True, "offset": 1 << 62}
     planes, packed = kernels.to_planes(x, 0, 64), kernels.pack_bits(bits)
     y, _ = kernels.select(**arguments, **constants)
-    choice = packing.from_bits(arguments["choice"], n)
+    choice = shares.from_bits(arguments["choice"], n)
     for i in range(n):
         flipped = x.clone()
         flipped[i] ^= 1 << (i % 63)
@@ -182,7 +182,7 @@ def test_every_bit_of_every_input_counts(isa: str) -> None:
 
 def test_strided_tensors_run_the_reference() -> None:
     x = stream("strided").words(128)
-    assert best(kernels.to_planes, x[::2]) is packing.to_planes
+    assert best(kernels.to_planes, x[::2]) is shares.to_planes
     assert kernels.to_planes(x[::2], 3, 9).equal(kernels.to_planes(x[::2].contiguous(), 3, 9))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels.reference.shares import products
+from hummingbird.kernels.reference import shares
 from tests.test_ring import full, python_matmul
 
 TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
@@ -180,8 +180,8 @@ def test_threads_share_the_work(path: str, threads: int) -> None:
 def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """Columns for one, one, two and all images at a time."""
     x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
-    monkeypatch.setattr(products, "_COLUMN_BYTES", limit)
-    assert torch.equal(products.conv2d(x, kernels.Factor(w), (1, 1), (1, 1), 1, (4, 4), 64), F.conv2d(x, w))
+    monkeypatch.setattr(shares, "_COLUMN_BYTES", limit)
+    assert torch.equal(shares.conv2d(x, kernels.Factor(w), (1, 1), (1, 1), 1, (4, 4), 64), F.conv2d(x, w))
 
 
 # Float64 limbs --------------------------------------------------------------------------------------------------------
@@ -190,28 +190,28 @@ def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("shapes", [((1, 1), (1, 1)), ((5, 0), (0, 3)), ((2, 3, 7), (2, 7, 4)), ((3, 7), (2, 7, 4))])
 def test_limbs_equal_integers(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (full(*shape) for shape in shapes)
-    assert torch.equal(products.matmul_limbs(a, b), torch.matmul(a, b))
+    assert torch.equal(shares.matmul_limbs(a, b), torch.matmul(a, b))
 
 
 def test_limbs_over_4608_terms() -> None:
     a, b = full(3, TERMS), full(TERMS, 2)
-    assert torch.equal(products.matmul_limbs(a, b), python_matmul(a, b))
+    assert torch.equal(shares.matmul_limbs(a, b), python_matmul(a, b))
     for left, right, total in extremes(1, TERMS):
-        assert products.matmul_limbs(left, right.t()).item() == total
+        assert shares.matmul_limbs(left, right.t()).item() == total
 
 
 def test_limbs_are_exact_at_their_bound() -> None:
     """-1 is four limbs of 0xFFFF: with 2^21 terms the sums of limb products come closest to 2^53."""
-    k = products.LIMB_TERMS
+    k = shares.LIMB_TERMS
     a, b = torch.full((1, k), -1), torch.full((k, 1), -1)
     assert (2**16 - 1) ** 2 * k < 2**53 < (2**16 - 1) ** 2 * (k + k // 1000)
-    assert products.matmul_limbs(a, b).item() == k
+    assert shares.matmul_limbs(a, b).item() == k
 
 
 def test_limbs_refuse_what_could_be_inexact() -> None:
-    too_many = products.LIMB_TERMS + 1
+    too_many = shares.LIMB_TERMS + 1
     with pytest.raises(InputError, match="exactness"):
-        products.matmul_limbs(torch.empty(1, too_many, dtype=torch.int64), torch.empty(0, 1, dtype=torch.int64))
+        shares.matmul_limbs(torch.empty(1, too_many, dtype=torch.int64), torch.empty(0, 1, dtype=torch.int64))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------

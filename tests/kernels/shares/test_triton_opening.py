@@ -17,10 +17,10 @@ from tests.support.triton import interpret, run
 PROGRAM = """
 import sys, torch
 from hummingbird.kernels.streams import chacha20_key
-from hummingbird.kernels.drawn import Drawn
-from hummingbird.kernels.gpu import dealing as gpu_dealing, opening as gpu
-from hummingbird.kernels.reference.shares import opening, packing
-from hummingbird.kernels.shares.words import Packed
+from hummingbird.kernels.streams import Drawn
+from hummingbird.kernels.gpu import shares as gpu
+from hummingbird.kernels.reference import shares as reference
+from hummingbird.kernels.shares.packing import Packed
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream
 
@@ -44,23 +44,23 @@ WINDOWS = [(20, 12, 16, 36), (1, 0, 0, 1), (64, 58, 62, 64), (8, 5, 1, 8), (33, 
 for n, (k, m, shift, ring) in zip(sizes, WINDOWS, strict=False):
     share, narrow = words(n), torch.int32 if k <= 32 else torch.int64
     for mask in (left(3, n, narrow), words(n, narrow), words(n)):
-        frame = opening.mask_words(share, mask, shift, k)
+        frame = reference.mask_words(share, mask, shift, k)
         same([gpu.mask_words(share, mask, shift, k)], [frame], "mask_words", n, k)
-    frames = [frame, opening.mask_words(share, mask, 0, k), frame]
-    same([gpu.open_words(frames, n, k)], [opening.open_words(frames, n, k)], "open_words", n, k)
+    frames = [frame, reference.mask_words(share, mask, 0, k), frame]
+    same([gpu.open_words(frames, n, k)], [reference.open_words(frames, n, k)], "open_words", n, k)
     table, plane = ((n << k - m) + 7) // 8, (n + 7) // 8
     drawn = left(7, table, torch.uint8), left(1, plane, torch.uint8), left((1 << 31) + 5, plane, torch.uint8)
     stored = octets(table), octets(plane), octets(plane)
     for first, operands in ((False, drawn), (True, stored), (True, (stored[0], *drawn[1:]))):
-        opened, both = opening.compare_opened(frames, *operands, n, k, m, first)
+        opened, both = reference.compare_opened(frames, *operands, n, k, m, first)
         same(gpu.compare_opened(frames, *operands, n, k, m, first), (opened, both), "compare", n, k, first)
-    packed = [Packed(packing.pack_words(words(n), width), (n,), width) for width in (ring - k, ring, ring - k, ring)]
+    packed = [Packed(reference.pack_words(words(n), width), (n,), width) for width in (ring - k, ring, ring - k, ring)]
     kinds = [left(9 * place, n, dtype) for place, dtype in enumerate([narrow, torch.int32, torch.int64] * 2)][:5]
     for first, operands in ((False, kinds), (True, [left(2, n, narrow), *packed]), (True, [words(n) for _ in kinds])):
-        expected = opening.lift(opened, both, *operands, k, first)
+        expected = reference.lift(opened, both, *operands, k, first)
         same(gpu.lift(opened, both, *operands, k, first), expected, "lift", n, k, first)
         own = share, None, *operands[2:]
-        expected = opening.lift(opened, both, *own, k, first)
+        expected = reference.lift(opened, both, *own, k, first)
         same(gpu.lift(opened, both, *own, k, first), expected, "lift of whole shares", n, k, first)
 
 DEALT = [(20, 12, 1, 36, 2), (5, 0, 2, 5, 3), (9, 6, 1, 10, 1), (12, 7, 1, 64, 1), (64, 36, 4, 64, 2)]
@@ -75,7 +75,7 @@ for n, (k, m, tables, ring, parties) in zip(sizes, DEALT, strict=False):
             fields.append([Drawn(one, first, item.shape, item.dtype) for one in of])
             first += -(-item.share_bytes // 64)
         given = fields, n, k, m, ring, request.sizes, bool(whole)
-        same(gpu_dealing.deal_masks(*given), opening.deal_masks(*given), "deal", n, k, m, whole)
+        same(gpu.deal_masks(*given), reference.deal_masks(*given), "deal", n, k, m, whole)
 print("same")
 """
 
@@ -95,9 +95,9 @@ MUTATIONS = [
 # Streams amid other bytes, from any byte on, and with whole and parts of tiles, lanes and loads.
 WIDTHS = """
 import torch
-from hummingbird.kernels.gpu import opening as gpu
+from hummingbird.kernels.gpu import shares as gpu
 from hummingbird.kernels.gpu.sizes import DEFAULTS
-from hummingbird.kernels.reference.shares import opening, packing
+from hummingbird.kernels.reference import shares as reference
 from hummingbird.prg import Stream
 
 DEFAULTS["open_words"]["LANES"] = 32
@@ -105,11 +105,11 @@ source = Stream(bytes(16))
 for width in range(65):
     ends = [(1, 0), (512, 16)] if width in (1, 20, 21, 38, 63) else []
     for n, start in [(37, 3), (557, 8), *ends]:
-        frame = packing.pack_words(source.words(n), width)
+        frame = reference.pack_words(source.words(n), width)
         amid = source.bytes(start + len(frame) + 16)
         amid[start : start + len(frame)] = frame
         got = gpu.open_words([amid[start : start + len(frame)]] * 2, n, width)
-        assert got.equal(opening.open_words([frame] * 2, n, width)), (width, n)
+        assert got.equal(reference.open_words([frame] * 2, n, width)), (width, n)
 """
 
 

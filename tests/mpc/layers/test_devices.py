@@ -27,7 +27,7 @@ from hummingbird.crypten import adapter
 from hummingbird.crypten.adapter import share_of
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import devices, registry, streams
-from hummingbird.kernels.reference.shares import products
+from hummingbird.kernels.reference import shares
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn
 from hummingbird.mpc.dealer.supplies import Supplies
@@ -362,5 +362,5 @@ def test_convolutions_over_4608_terms_on_a_gpu(groups: int) -> None:
     w = torch.randint(-(2**63), 2**63 - 1, (512, 512 // groups, 3, 3))
     got = kernels.conv2d(x.cuda(), w.cuda(), (1, 1), (1, 1), groups)
     assert torch.equal(got.cpu(), F.conv2d(x, w, groups=groups))
-    k = products.LIMB_TERMS
+    k = shares.LIMB_TERMS
     assert kernels.matmul(torch.full((1, k), -1).cuda(), torch.full((k, 1), -1).cuda()).item() == k

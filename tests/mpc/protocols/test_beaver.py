@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.channel import meter
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import beaver, weight_mask
 from hummingbird.mpc.protocols.beaver import SquarePair, Triple

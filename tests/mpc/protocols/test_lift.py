@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.channel import meter
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import expand
 from hummingbird.mpc.protocols.lift import Lifting, lift, lift_price
 from hummingbird.mpc.session.session import Session

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.channel import meter
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import expand
 from hummingbird.mpc.protocols import beaver, lifted_product
 from hummingbird.mpc.protocols.lifted_product import LiftedProduct, Operand, product

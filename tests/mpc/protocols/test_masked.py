@@ -13,7 +13,7 @@ from torch import Tensor
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, Request, expand
 from hummingbird.mpc.protocols import masked, step_tables
 from hummingbird.mpc.protocols.masked import MaskedOpening

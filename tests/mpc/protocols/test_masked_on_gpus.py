@@ -12,7 +12,7 @@ PROGRAM = """
 import os, threading, traceback, warnings
 import torch
 from hummingbird.kernels import registry
-from hummingbird.kernels.gpu import dealing, opening, streams
+from hummingbird.kernels.gpu import shares, streams
 from hummingbird.kernels.streams import chacha20_key
 from hummingbird.mpc.correlations import request
 from hummingbird.mpc.dealer.client import LocalDealer

@@ -13,7 +13,7 @@ from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.cost import Cost
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, Request, expand
 from hummingbird.mpc.protocols import interfaces as comparisons
 from hummingbird.mpc.protocols import thresholds

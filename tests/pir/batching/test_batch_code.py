@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels import lookups
 from hummingbird.pir.batching import access_stats, batch_code
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode
 from hummingbird.pir.batching.cost_model import Speed, blocks, pareto, price
@@ -209,7 +209,7 @@ def test_prices_are_those_of_keys_and_records() -> None:
     plan = plans(3000)[2]
     cost = price(plan.codes, 64)
     assert cost.keys == plan.keys
-    assert cost.up == 2 * sum(code.keys * dpf.key_bytes(code.bucket_rows) for code in plan.codes)
+    assert cost.up == 2 * sum(code.keys * lookups.key_bytes(code.bucket_rows) for code in plan.codes)
     assert cost.down == 2 * 64 * plan.keys and cost.bytes == cost.up + cost.down
     assert cost.rows == sum(code.keys * code.layout().shape[1] for code in plan.codes)
     assert cost.read == 64 * cost.rows

@@ -10,7 +10,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels import registry
-from hummingbird.kernels.lookups.rows import RowStore
+from hummingbird.kernels.lookups import RowStore
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
 from tests.support.triton import interpret, run
@@ -21,29 +21,29 @@ import pytest, sys, tempfile, threading, torch
 from hummingbird import ring
 from hummingbird.errors import InputError, PeerError
 from hummingbird.kernels.gpu import lookups as gpu
-from hummingbird.kernels.lookups import dpf, rows
+from hummingbird.kernels import lookups
 from hummingbird.pir import Client, Owner, PrivateEmbedding, Server, Service, Source, local_servers
 from hummingbird.prg import Stream
 
 device, source = torch.device(sys.argv[1]), Stream(bytes(16))
 interpreted = device.type == "cpu"
 if interpreted:
-    store_on = rows._store_on
-    rows._store_on = lambda name, *shape: gpu.SignedRows(*shape, device) if name == "cuda" else store_on(name, *shape)
+    on = lookups._store_on
+    lookups._store_on = lambda name, *shape: gpu.SignedRows(*shape, device) if name == "cuda" else on(name, *shape)
 gpu._MOST_BITS = 3 * 128
 
 size, row_bytes = 1500, 24
 data = source.bytes(size * row_bytes).view(size, row_bytes)
-here, there = rows.Table.prepare(data), rows.Table(size, row_bytes, "cuda")
+here, there = lookups.Table.prepare(data), lookups.Table(size, row_bytes, "cuda")
 there.fill(0, data[:1001])
 there.fill(1001, data[1001:])
 index, new = torch.tensor([7, 1499, 7]), source.bytes(3 * row_bytes).view(3, row_bytes)
 here.update(index, new)
 there.update(index, new)
-keys = torch.cat(dpf.generate(torch.tensor([0, 1499]), size, "chacha12", source.bytes)[:2])
+keys = torch.cat(lookups.generate(torch.tensor([0, 1499]), size, "chacha12", source.bytes)[:2])
 assert torch.equal(there.answer_sum(keys, 32), here.answer_sum(keys, 32))
 if interpreted:  # ChaCha takes seconds there, and was interpreted just now; one interpreter serves all threads
-    gpu.expand = lambda keys, first, leaves, device: dpf.expand(keys, first, leaves)
+    gpu.expand = lambda keys, first, leaves, device: lookups.expand(keys, first, leaves)
     select_sum, alone = gpu.select_sum, threading.Lock()
 
     def one_at_a_time(*arguments):
@@ -51,10 +51,10 @@ if interpreted:  # ChaCha takes seconds there, and was interpreted just now; one
             return select_sum(*arguments)
 
     gpu.select_sum = one_at_a_time
-for width in rows.WIDTHS:
+for width in lookups.WIDTHS:
     for batch in (keys, keys[:1]):
         assert torch.equal(there.answer_sum(batch, width), here.answer_sum(batch, width)), width
-larger = dpf.generate(torch.tensor([1024]), 1024 + size, "chacha12", source.bytes)[0]
+larger = lookups.generate(torch.tensor([1024]), 1024 + size, "chacha12", source.bytes)[0]
 assert torch.equal(there.answer_sum(larger, 32, 1), here.answer_sum(larger, 32, 1))
 with pytest.raises(InputError, match="sums to ChaCha12 keys only"):
     there.answer(keys)

@@ -14,7 +14,7 @@ import torch
 
 from hummingbird import pir, ring
 from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError, PeerError, TrustError
-from hummingbird.kernels.lookups.dpf import key_bytes
+from hummingbird.kernels.lookups import key_bytes
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir.messages import TableDescription, keys_in_a_query, pack_query, unpack_answer, unpack_update
 from hummingbird.pir.table import Facts

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from hummingbird.errors import AgreementError, InputError, OverloadError, PeerError, UnavailableError
-from hummingbird.kernels.lookups.dpf import LEAF_ROWS
+from hummingbird.kernels.lookups import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers, pair
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan

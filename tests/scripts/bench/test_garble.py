@@ -11,7 +11,6 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.hybrid.gc import relu
-from hummingbird.kernels import heap
 from hummingbird.kernels.cpu import library
 from scripts.bench import garble
 from scripts.bench.garble import Adders, isas, main
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="the native libr
 def _as_before(monkeypatch: pytest.MonkeyPatch):
     threads, isa = torch.get_num_threads(), library.isa()
     monkeypatch.setattr(garble, "best", lambda run: run() is run or 1e-3)
-    monkeypatch.setattr(heap, "keep", lambda: True)
+    monkeypatch.setattr(devices, "keep_freed_memory", lambda: True)
     yield
     torch.set_num_threads(threads)
     assert library.isa() == isa

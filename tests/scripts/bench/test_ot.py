@@ -10,7 +10,6 @@ import torch
 
 from hummingbird import cost
 from hummingbird.hybrid.gc import cot
-from hummingbird.kernels import heap
 from hummingbird.kernels.cpu import library
 from scripts.bench import ot
 
@@ -21,7 +20,7 @@ def test_a_row_for_every_step(
     if not library.available():
         pytest.skip("the native library is not built")
     monkeypatch.setattr(ot, "best", lambda run: float(run() is not None))
-    monkeypatch.setattr(heap, "keep", lambda: True)
+    monkeypatch.setattr(devices, "keep_freed_memory", lambda: True)
     threads, before, file = torch.get_num_threads(), library.isa(), tmp_path / "rows.json"
     try:
         assert ot.main(["--count", "1280", "--json", str(file)]) == 0

@@ -1,4 +1,4 @@
-// The steps of dpf.cpp's trees by AES: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j (reference/lookups/prf.py). Included by dpf.cpp
+// The steps of dpf.cpp's trees by AES: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j (reference/lookups.py). Included by dpf.cpp
 // alone.
 
 #pragma once

@@ -1,4 +1,5 @@
-// BFV's operations for CPUs: fast versions of reference/ciphertexts/arithmetic.py; ciphertexts/bfv.py has the bounds.
+// BFV's operations for CPUs: fast versions of reference/ciphertexts/arithmetic.py; ciphertexts/arithmetic.py has the
+// bounds.
 //
 // Products are of 32-bit integers, with 64-bit sums. In a register of 2 n residues, one multiplication, which reads the
 // lower halves of 64-bit lanes, multiplies the n even ones, and another, after a shift, the n odd ones. A sum stays

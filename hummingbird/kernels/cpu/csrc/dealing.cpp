@@ -1,5 +1,5 @@
-// The dealer's corrections of masked openings, in one pass: a fast version of reference/shares/opening.py;
-// shares/dealing.py has the equations.
+// The dealer's corrections of masked openings, in one pass: a fast version of reference/shares.py;
+// shares/opening.py has the equations.
 //
 // A run of elements at a time is drawn from all parties' seeds, computed, and packed; intermediate values fit a cache.
 // A run begins at a whole line of each field's stream, for any width of the field.

@@ -1,4 +1,4 @@
-// Distributed point functions: fast versions of reference/lookups/dpf.py; lookups/dpf.py has the key's format and the
+// Distributed point functions: fast versions of reference/lookups.py; kernels/lookups.py has the key's format and the
 // equations; dpf.h is the interface for other files, aes_trees.h and chacha.h have the PRFs.
 //
 // No branch and no memory address depends on a node, a control bit or a bit of alpha: corrections are masked. (The
@@ -106,7 +106,7 @@ void dpf_walk(Walker& w, int64_t first, int64_t leaves, uint8_t* out) {
 }
 
 // Whether all keys of a batch are valid, for this number of rows and, unless it is -1, for this party: as `check` in
-// reference/lookups/dpf.py, which also says what is wrong.
+// reference/lookups.py, which also says what is wrong.
 API int hb_dpf_check(const uint8_t* keys, int64_t count, int64_t size, int64_t rows, int64_t party) {
     const int depth = depth_of(leaves_of(rows));
     if (size != kHead + kCorrection * depth + kLeafBytes) return 0;

@@ -1,12 +1,12 @@
 // Distributed point functions for the kernels of this folder: selection bits of one key, leaf after leaf.
-// lookups/dpf.py has the key's format and the equations. A leaf is 1024 selection bits, 128 bytes.
+// kernels/lookups.py has the key's format and the equations. A leaf is 1024 selection bits, 128 bytes.
 //
 //     Walker walker;                          // about 2 KiB; one for each key and thread; aligned to 64 bytes
 //     dpf_open(walker, key);                  // reads the header, makes the AES round keys
 //     dpf_walk(walker, first, leaves, out);   // writes 128 * leaves bytes: leaves first .. first + leaves - 1
 //     dpf_walk(walker, first + leaves, ...);  // continues from there
 //
-// The key must have passed lookups/dpf.py's `check` (its rows determine its size), and its memory must stay valid while
+// The key must have passed kernels/lookups.py's `check` (its rows determine its size), and its memory must stay valid while
 // the walker is in use. Needs 0 <= first, 0 <= leaves, first + leaves <= ceil(rows / 1024). `out` needs no alignment.
 // The bits of the last leaf at and above `rows` are random and the same in both keys: pad the table with zeros.
 //

@@ -1,5 +1,5 @@
 // Bit planes, packed bits and the masked selection, for CPUs: fast versions of reference/shares/packing.py, and of
-// `select` and `rescale` in reference/shares/opening.py.
+// `select` and `rescale` in reference/shares.py.
 //
 // A plain C interface over raw pointers (no Python, no torch), called through ctypes. Paths in comments are relative to
 // the folder of the kernels' Python modules. Elements of Z_2^64 are uint64_t, so + - * wrap by the language's own rule.

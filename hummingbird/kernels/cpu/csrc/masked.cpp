@@ -1,5 +1,5 @@
 // Masked openings for CPUs: words of any width in one stream of bits, step tables, the lift. Fast versions of
-// reference/shares/opening.py; shares/opening.py has the equations. Interface and conventions are those of kernels.cpp.
+// reference/shares.py; shares/opening.py has the equations. Interface and conventions are those of kernels.cpp.
 
 #include "words.h"
 

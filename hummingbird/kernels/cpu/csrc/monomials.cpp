@@ -1,4 +1,4 @@
-// Sums of ciphertexts times monomials: a fast version of reference/ciphertexts/arithmetic.py; ciphertexts/monomials.py
+// Sums of ciphertexts times monomials: a fast version of reference/ciphertexts/arithmetic.py; ciphertexts/arithmetic.py
 // has the bounds.
 //
 // X^e x is a run of N residues of (-x, x), from N - e on. For one part and one prime of all inputs, (-x, x) is laid out

@@ -1,4 +1,4 @@
-// Polynomials on CPUs: fast versions of ring.py, polynomials.py and sampling.py of reference/ciphertexts, which are the
+// Polynomials on CPUs: fast versions of ring.py and polynomials.py of reference/ciphertexts, which are the
 // definitions. A polynomial modulo one prime is computed in a buffer that fits the nearest cache; operations before and
 // after its transform are part of the first and the last pass.
 

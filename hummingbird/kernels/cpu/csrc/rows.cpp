@@ -1,4 +1,4 @@
-// Tables of rows, and the XOR or the sum of the rows that each of many queries selects by bits, as lookups/rows.py
+// Tables of rows, and the XOR or the sum of the rows that each of many queries selects by bits, as kernels/lookups.py
 // defines them.
 //
 // The table is bit-sliced (slices.h). With AVX2 or more, XOR is a product of bit matrices (tiles.h); sums, and XOR

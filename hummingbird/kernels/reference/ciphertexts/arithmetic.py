@@ -1,6 +1,6 @@
 """Arithmetic on ciphertexts in plain torch: linear layers, sums and products, monomials, and BFV's operations.
 
-kernels/ciphertexts/arithmetic.py, monomials.py and bfv.py have the equations and the bounds.
+kernels/ciphertexts/arithmetic.py has the equations and the bounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials
+from hummingbird.kernels.ciphertexts import arithmetic
 from hummingbird.kernels.ciphertexts.ring import Ring, centred
 from hummingbird.kernels.reference.ciphertexts.ring import carry
 from hummingbird.kernels.registry import implements
@@ -236,9 +236,9 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
 # Monomials and BFV, in int64 -----------------------------------------------------------------------------------------
 
 
-@implements(monomials.taps, "reference")
+@implements(arithmetic.taps, "reference")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.monomials.taps` in plain torch; int64 holds all sums, which are below 2^53."""
+    """Implement `kernels.ciphertexts.arithmetic.taps` in plain torch; int64 holds all sums, which are below 2^53."""
     ends, degree = first.tolist(), ring.degree
     out = torch.zeros(len(ends) - 1, *x.shape[1:], dtype=torch.int64, device=x.device)
     for sums, start, stop in zip(out, ends[:-1], ends[1:], strict=True):
@@ -253,9 +253,9 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
     return out.int()
 
 
-@implements(bfv.encode, "reference")
+@implements(arithmetic.encode, "reference")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.bfv.encode` in plain torch.
+    """Implement `kernels.ciphertexts.arithmetic.encode` in plain torch.
 
     factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
     """
@@ -264,9 +264,9 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
     return torch.stack(residues, 1).int()
 
 
-@implements(bfv.accumulate, "reference")
+@implements(arithmetic.accumulate, "reference")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.bfv.accumulate` in plain torch, with the pairs in order of their outputs.
+    """Implement `kernels.ciphertexts.arithmetic.accumulate` in plain torch, with the pairs in order of their outputs.
 
     Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
     """

@@ -8,8 +8,8 @@ import torch
 from hummingbird import ring
 from hummingbird.errors import InputError
 from hummingbird.pir import Client, Owner, Server, Source, local_servers
-from hummingbird.pir.serving import shards
-from hummingbird.pir.serving.shards import Split, TableShard, opened
+from hummingbird.pir.serving import workers
+from hummingbird.pir.serving.workers import Split, TableShard, opened
 
 ROWS = 5000  # 5 leaves, the last one cut: parts of 1, 2 and 2
 TABLE = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0))
@@ -17,8 +17,8 @@ THREE = "cpu,cpu,cpu"
 
 
 def test_parts_are_whole_leaves_in_order() -> None:
-    assert shards.cut(ROWS, 3, "") == [(0, 1024), (1024, 3072), (3072, ROWS)]
-    assert shards.cut(10, 1, "") == [(0, 10)]
+    assert workers.cut(ROWS, 3, "") == [(0, 1024), (1024, 3072), (3072, ROWS)]
+    assert workers.cut(10, 1, "") == [(0, 10)]
     assert isinstance(opened(Source.of(TABLE), "cpu"), TableShard)
 
 
@@ -46,8 +46,8 @@ def test_sums_add_up_over_parts() -> None:
 @pytest.mark.parametrize("width", [8, 16, 32, 64])
 def test_sums_wrap(width: int) -> None:
     most = torch.full((2, 8), 255, dtype=torch.uint8)
-    assert (shards.joined([most, most], width).view(shards.kernel.WIDTHS[width]) == -2).all()
-    assert shards.joined([most, most, most], 0).equal(most)
+    assert (workers.joined([most, most], width).view(workers.kernel.WIDTHS[width]) == -2).all()
+    assert workers.joined([most, most, most], 0).equal(most)
 
 
 def test_every_part_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
