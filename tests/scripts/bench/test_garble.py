@@ -11,6 +11,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.hybrid.gc import relu
+from hummingbird.kernels import devices
 from hummingbird.kernels.cpu import library
 from scripts.bench import garble
 from scripts.bench.garble import Adders, isas, main

@@ -10,6 +10,7 @@ import torch
 
 from hummingbird import cost
 from hummingbird.hybrid.gc import cot
+from hummingbird.kernels import devices
 from hummingbird.kernels.cpu import library
 from scripts.bench import ot
 
