@@ -117,14 +117,6 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
     return b.emit("add", kept, value=other)
 
 
-def heaviside(b: StepBuilder, input: Any, values: Any) -> Ref:
-    """Convert a call of heaviside to a step; `values`, the result at 0, must be a tensor with the number 0 or 1."""
-    b.check_told(values, "the value at 0")
-    if not isinstance(values, Tensor) or values.numel() != 1 or values.item() not in (0, 1):
-        raise Unsupported(f"heaviside with the value {b._show(values)} at 0", "torch.tensor(0.0) or torch.tensor(1.0)")
-    return b.emit("heaviside", b.tensor(input), value=bool(values))
-
-
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a function that computes an operation along the attribute `dim`, such as softmax, with a check of `dim`.
 
@@ -209,14 +201,6 @@ OPS = [
         check=_check_hardtanh,
         batch=batch.each,
         integers="kept",
-    ),
-    Op(
-        "heaviside",
-        lambda a, x: torch.heaviside(x, x.new_tensor(float(a["value"]))),
-        ranks.same,
-        [Spelling(heaviside, "heaviside")],
-        attrs="value=bool",
-        batch=batch.each,
     ),
     Op(
         "gelu",

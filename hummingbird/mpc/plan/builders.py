@@ -321,7 +321,6 @@ COMPARING: dict[str, Build] = {
     "maximum": _extreme,
     "minimum": _extreme,
     "greater": _greater,
-    "heaviside": lambda step, comparison, owner: Greater(0.0, False, not step.attrs["value"], comparison),
     "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
 }
 BUILDERS: dict[str, Build] = {

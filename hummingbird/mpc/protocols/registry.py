@@ -15,7 +15,6 @@ from hummingbird.mpc.correlations.request import REGISTERED, Request
 from hummingbird.mpc.protocols import (
     beaver,
     boolean,
-    cube,
     division,
     gmw,
     lift,
@@ -36,7 +35,7 @@ PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
 
 # Another process can request the kinds that these modules define, and no others.
 MODULES = (
-    *(beaver, boolean, cube, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
+    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
     *(thresholds, truncation, weight_mask, provider),
 )
 _NAMES = {module.__name__ for module in MODULES}
