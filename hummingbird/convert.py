@@ -165,9 +165,10 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """Do the work of `convert_model`, which has the other arguments, without communication.
+    """Return the private form of a net, as `convert_model` does, but without communication.
 
-    parties: number of parties, None if not known.
+    The other arguments and the errors are those of `convert_model`.
+    parties: number of parties, None if not known; the windows' provenance is compared with it.
     """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
@@ -209,8 +210,9 @@ def build(
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
     """Return the fingerprints of this net, one of which the windows' provenance must name.
 
-    steps: the net traced with the numbers that forward() reads from weights, as in a search for windows; None, as
-    steps of private weights lack these numbers: trace the net here.
+    steps: the steps of the net, traced as a search for windows does, with the numbers that forward() reads from
+    weights; None if the caller has only steps of private weights, which lack these numbers: the net is then traced
+    here.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps

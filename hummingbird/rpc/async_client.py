@@ -87,9 +87,9 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """Reset the background loop and its lock in a forked process.
+    """Reset the background event loop and its lock, in a process that was just forked.
 
-    That process lacks the loop's thread, and may find the lock held.
+    A forked process lacks the thread of the loop, and may find the lock held by it.
     """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
@@ -112,7 +112,7 @@ def _started() -> int:
 
 
 class AsyncClient:
-    """A client of one service, for coroutines of the running loop; the service need not listen yet.
+    """A client of one service for coroutines, bound to the event loop that runs now; the service need not listen yet.
 
     tls, token, largest, and the errors raised are those of `rpc.client.connect`. Also raises EnvironmentProblem in a
     process that was forked from one which has called services.
@@ -141,7 +141,7 @@ class AsyncClient:
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Call the service until it has answered once; retry for `timeout` seconds.
+        """Wait until the service has answered a call: call it again and again, for at most `timeout` seconds.
 
         Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
         """

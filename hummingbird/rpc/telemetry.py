@@ -254,7 +254,10 @@ class Metrics:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return the Prometheus counters of a method's calls with this outcome; `_of` caches this method's results."""
+        """Return four Prometheus figures: a method's calls with this outcome, its seconds, bytes received, bytes sent.
+
+        `_of` caches the result.
+        """
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 

@@ -69,10 +69,11 @@ def description(folder: Path) -> NetDescription:
 
 
 def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
-    """Raise InputError if a folder holds another party's weights that do not belong there, or that this party can read.
+    """Raise InputError if a folder holds another party's weights that do not belong there or that this party can read.
 
-    saved: the folder's net.json. rank: this party's rank; None: there is no session, and the caller may own the
-    weights.
+    saved: the folder's net.json, which names the owner of the weights; only the owner's file may be there. rank: this
+    party's rank, which may be able to read that file only if it is the owner; None: there is no session, and the caller
+    may own the weights.
     """
     for path in sorted(folder.glob("party-*.safetensors")):
         if path.name != weights.name_of(saved.owner):

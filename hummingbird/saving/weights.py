@@ -46,7 +46,10 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
 
 
 def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt: bytes) -> None:
-    """Write a net's weights to a file, bound to its net.json by the digest, the seal's salt and the owner."""
+    """Write a net's weights, `tensors` by name, to a file that fits only the net.json with the description `saved`.
+
+    The file's metadata has the description's digest, the owner of the weights, and the salt of the seal.
+    """
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(content, path, {_OWN: json.dumps(words)})
@@ -86,7 +89,10 @@ def zeros(saved: NetDescription) -> dict[str, Tensor]:
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return what hummingbird wrote into the metadata of a file of weights; empty if another program wrote the file."""
+    """Return the entries that hummingbird wrote into the metadata of a file of weights, as texts by name.
+
+    Returns an empty dict if another program wrote the file. Raises ValueError for entries that cannot be read.
+    """
     try:
         words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
     except InputError as error:

@@ -70,7 +70,8 @@ class _Asked(NamedTuple):
 class _Lines:
     """The connections to all parties of a group, for coroutines of one event loop.
 
-    joining: a lock for the coroutine that connects first. joined: whether all parties have answered.
+    lines: one client for each party. joining: a lock, held by the coroutine that connects first. joined: whether all
+    parties have answered.
     """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
@@ -139,7 +140,8 @@ class PartyGroup:
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        joint: from `join`. timeout: seconds to the request's deadline; more than 590 count as 590.
+        joint: the service as `join` returned it. question: the images. timeout: seconds to the request's deadline; more
+        than 590 count as 590.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -324,12 +326,13 @@ class Client:
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """Return the net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
+        """Return the net's results, float32 (n, ...), for n images; wait until they have come.
 
-        Inputs are floating point, or int64 row numbers for a net with lookups (hummingbird/lookup.py), in the order of
-        `service.inputs` or by name. Several results have the structure that the net returns, a tuple or a dict; for a
-        dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several requests, two
-        under way at a time. progress: called from another thread with numbers of finished images.
+        inputs, named: tensors (n, ...), one for each of `service.inputs`, in their order or by name. They are floating
+        point, or int64 row numbers for a net with lookups (hummingbird/lookup.py). Several results have the structure
+        that the net returns, a tuple or a dict; for a dataclass, `result.logits` is `result["logits"]`. More than
+        `service.most` images go in several requests, two under way at a time. progress: called from another thread with
+        numbers of newly finished images.
         """
         return run(self.ask(*inputs, progress=progress, **named))
 
@@ -376,9 +379,10 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send a request with this question, and return its result.
+        """Send a request with this question, and return its result, float32 (images, ...).
 
-        Raises AgreementError if the parties no longer serve `service`, as they did when the call began.
+        service: the service when the call began. Raises AgreementError if the parties have since begun to serve another
+        one.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
@@ -391,9 +395,10 @@ class Client:
         return await self._attempts(request)
 
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
-        """Return the result of attempt(group, joint, seconds left), made at one group after another until one succeeds.
+        """Call `attempt` for one group of parties after another until it succeeds; return its result.
 
-        The attempts go on until the timeout while no group serves and has room.
+        attempt: a coroutine function of a group, the service that the group has described, and the seconds left. While
+        no group serves and has room, the attempts go on until the client's timeout; after that an error is raised.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:
@@ -410,9 +415,10 @@ class Client:
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """Join group number `at`, and return its service. left: longest wait, seconds.
+        """Connect to the parties of group number `at`; return their service.
 
-        If there are other groups, raises UnavailableError in place of another PeerError, so that these are tried next.
+        left: longest wait, seconds. If there are other groups, raises UnavailableError where it would raise another
+        PeerError, so that the other groups are tried next; AgreementError for a group that serves another net.
         """
         group, several = self._groups[at], len(self._groups) > 1
         try:
@@ -444,9 +450,9 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """Divide the images into questions of at most `service.most` each.
+    """Divide a client's inputs into questions of at most `service.most` images each, encoded as ring elements.
 
-    Raises InputError for inputs that do not fit the net.
+    tensors: one for each of `service.inputs`. Raises InputError for inputs that do not fit the net.
     """
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):

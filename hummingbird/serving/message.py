@@ -50,9 +50,9 @@ def clock() -> float:
 class Request:
     """A client's request, as one party gets it.
 
-    id: 16 random bytes. claim: 16 random bytes of the client, by which a party distinguishes clients without
-    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: this
-    party's share of the inputs, as a seed or as packed words, and then keys of lookups.
+    id: 16 random bytes, the same at all parties. claim: 16 random bytes of the client, by which a party distinguishes
+    clients without certificates or tokens. deadline: milliseconds since 1970 on the receiving party's clock. images:
+    how many there are. body: this party's share of the inputs, as a seed or as packed words, and then keys of lookups.
     """
 
     id: bytes
@@ -102,9 +102,9 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """Return party `rank`'s share of the inputs, int64 (images, ...).
+        """Return party `rank`'s share of the request's inputs, int64 (images, ...).
 
-        Only the share's lowest `service.bits` bits count; those above are arbitrary.
+        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary.
         """
         count = self.images * service.values
         if _kind(service, rank) == _SEED:

@@ -146,10 +146,11 @@ class Scheduler:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """Return the next decisions for a lane: requests to drop, then those to run as one batch.
+        """Return the next decisions for a lane: requests to drop, then the requests to run as one batch.
 
-        Returns [] after `idle` seconds without either, or when the lane is to report its room anew.
-        idle: longest wait, seconds; 0 while the lane is still computing. room: images that it has material for.
+        Returns [] after `idle` seconds in which nothing was to drop or to run, or when the lane is to report its
+        material again. idle: 0 while the lane is still computing. room: how many images the lane has material for; a
+        call reports it.
         """
         ends = time.monotonic() + idle
         with self._changed:
@@ -169,10 +170,10 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether a lane is to report its material anew, which may have grown since its last report.
+        """Return whether a lane is to report its material again, which may have grown since its last report.
 
-        It is to report while no lane has enough for some request: once if the request came after its last report, and
-        again each `_LOOK` seconds if `deal --keep` fills the stores.
+        It is to report if some request waits because no lane has enough material: once if the request came after the
+        lane's last report, and again each `_LOOK` seconds if `deal --keep` fills the stores.
         """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
@@ -249,8 +250,10 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Return whether no lane has enough material for a request, by reports made after it had waited `patience`
-        seconds.
+        """Return whether a request must be dropped because no lane has enough material for it.
+
+        This is so if every lane has reported its material after the request had waited `patience` seconds, and no
+        report has enough. held: the request. now: the time.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())

@@ -173,9 +173,9 @@ def dealer_seeds(secret: bytes, parties: int) -> list[bytes]:
 
 
 def input_shares(x: Tensor, secret: bytes, call: int, parties: int) -> list[Tensor]:
-    """Make the parties' shares of ring elements x, by rank; all but party 0's are drawn uniformly.
+    """Return every party's share of ring elements x, by rank; all shares but party 0's are uniform.
 
-    secret, call: the secret and the number of the call, from which shares are derived.
+    secret, call: a secret and the number of the call, from which the uniform shares are derived.
     """
     drawn = [Stream(derive(secret, "input", call, rank), x.device).words(*x.shape) for rank in range(1, parties)]
     return [x - sum(drawn, torch.zeros_like(x)), *drawn]
@@ -267,9 +267,9 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """Warns, once, of inputs beyond the largest |x| for which windows were found.
+    """Warns, once, of inputs beyond the largest |x| in the inputs for which windows were found.
 
-    most: this largest |x|; None: it is not known, and no input is warned of.
+    most: that largest |x|; None: it is not known, and there is no warning.
     """
 
     def __init__(self, most: float | None) -> None:
@@ -290,10 +290,11 @@ class InputRange:
 
 
 class FastSimulator(nn.Module):
-    """A net as a module with simulated comparisons; the net is a child module, `net`, with its own parameters.
+    """A net as a module whose comparing layers decide as the protocol does; the net is a child module, `net`.
 
-    In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own
-    mode. plan: the plan of the net's private form.
+    The parameters are the net's own. In eval mode the module computes as if every layer of the net were in eval mode;
+    in training mode each layer has its own mode. plan: the plan of the net's private form. compare: simulates
+    comparisons.
     """
 
     def __init__(
@@ -318,7 +319,11 @@ class FastSimulator(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Make simulated layers for all comparing layers and norms, by name, and note how the plan rounds weights."""
+        """Make simulated layers for all comparing layers and norms of a plan; return them by name.
+
+        Also keeps the plan's fraction bits of weights, and the same layers as the plain net's modules take them
+        (`on_live`).
+        """
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
@@ -354,10 +359,10 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return a function that sets the random numbers of a batch; ranks that divide batches call it before each one.
+        """Return a function that ranks, which divide the batches, call with a batch's number before they run the batch.
 
-        They call it with the batch's number, and so draw the random numbers that a single process would
-        (`Compare.passes`). image: any one image, (1, ...).
+        It makes the module draw the random numbers that a single process would draw for that batch (`Compare.passes`).
+        image: any one image, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 

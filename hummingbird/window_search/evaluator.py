@@ -215,9 +215,9 @@ class Questions:
         self.watch: Callable[[], None] = lambda: None
 
     def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
-        """Make a configuration that names a window for every layer; layers without one in `windows` are exact.
+        """Return a configuration that names a window for every layer; a layer that is not in `windows` is exact.
 
-        If names were left out, a second call of a layer (relu#1) would take the window of the first (relu).
+        Without names for all layers, the second call of a layer (relu#1) would take the window of the first (relu).
         """
         return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 

@@ -161,9 +161,10 @@ def check_margin(margin: object) -> None:
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """Return the window [k:0) of a layer in HummingBird-eco, the mode without a budget, in which no sign is wrong.
+    """Return the window [k:0) that eco, the mode without a budget, gives a layer: no sign is then wrong.
 
     The window holds all values |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs.
+    Raises ConfigError if the layer's shares are too short for k.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -214,11 +215,11 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return a map for a config's provenance about q, the number of fraction bits that results drop.
+    """Return a dict for a config's provenance on the search for q, the number of fraction bits that results drop.
 
-    It has the q of every group, the bytes of all parties and the dealer with these q and with q = 0, and the score with
-    q = 0. plain: the windows with q = 0, and their score. found: those with the chosen q. in_all: windows -> bits of
-    all parties and the dealer.
+    It has the q of every group; the bytes of all parties and the dealer with these q, and with q = 0; and the score
+    with q = 0. plain: the windows with q = 0, and their score. found: the windows with the chosen q. in_all: a function
+    from windows to bits of all parties and the dealer.
     """
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
