@@ -358,9 +358,10 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return the hint of the error that no file of windows can be read at `path`.
+    """Return the hint for the error that no file of windows can be read at `path`.
 
-    The path may be wrong; or the user has written a budget of bits, such as 6/64, or a single window, such as 20:0.
+    The hint depends on what `path` looks like: a path that is wrong; a budget of bits, such as 6/64; or a single
+    window, such as 20:0, which a user may have written in place of a file.
     """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (

@@ -34,12 +34,12 @@ from hummingbird.mpc.session import session as sessions
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
-    """Teach `convert_model` to convert modules of another type.
+    """Register a function by which `convert_model` converts modules of one more type.
 
-    build: takes such a module, and returns a module from CrypTen tensors (scale 2^16) to one CrypTen tensor. If that is
-    a `hummingbird.mpc.layers.layer.Layer` with a `cost` method, it is priced and metered exactly. The parameters and
-    buffers of the original module are public: where weights are private, it must have none. Raises ConfigError for
-    other arguments.
+    module_type: the type. build: takes such a module, and returns the module to use in the private net, which maps
+    CrypTen tensors (scale 2^16) to one CrypTen tensor. If the returned module is a `hummingbird.mpc.layers.layer.Layer`
+    with a `cost` method, it is priced and metered exactly. The parameters and buffers of the original module are
+    public: where weights are private, it must have none. Raises ConfigError for other arguments.
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
         got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)

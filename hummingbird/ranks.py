@@ -86,9 +86,9 @@ class Job:
         return True
 
     def lost(self, otherwise: str) -> PeerError:
-        """Make the error for a broken connection: it names the rank that has ended, and the reason.
+        """Find out why a connection to other ranks broke; return the error, with the rank that has ended, and why.
 
-        otherwise: the reason to give if all ranks still run.
+        otherwise: the reason to give if all ranks still run. Waits some seconds for the ranks' entries in the store.
         """
         silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
         deadline = time.monotonic() + _GRACE
@@ -382,9 +382,10 @@ def warn_of_dynamic(stacklevel: int = 2) -> None:
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), unless clients and parties share this host.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`) and is open to other hosts.
 
-    listen: the address at which clients come.
+    It is not refused if all ranks are on this host and clients can come only from this host. listen: the address for
+    clients.
     """
     local = listen.startswith("unix:") or loopback(split(listen)[0])
     together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")

@@ -315,7 +315,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """Return a number as text; 2^31 and larger powers of two, and these less one, as 2^n and 2^n-1."""
+    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31 - 1, otherwise in digits."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less

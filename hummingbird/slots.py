@@ -51,7 +51,7 @@ def write_header(folder: Path, header: object, seed: bytes) -> None:
 
 
 def header_digest(fields: dict[str, Any], seed: bytes) -> str:
-    """Return the keyed digest of a store header's fields, hexadecimal. seed: the store's, from which the key follows."""
+    """Return the keyed digest, hexadecimal, of a store header's fields. seed: the store's; the key follows from it."""
     data = json.dumps(fields, sort_keys=True).encode()
     return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
 
@@ -128,7 +128,7 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """Read a ledger that another process may be writing; return the number of the first slot that may be unused.
+    """Read a ledger, which another process may be writing; return the number of the first slot that may be unused.
 
     Raises OSError if the file is gone.
     """

@@ -52,10 +52,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """Serve a torch TCPStore from this process, which listens at one address of `host` only; return it.
+    """Serve a torch TCPStore from this process, at one address of `host` only; return the store.
 
-    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: longest wait for
-    an answer. Does not wait for other processes. Raises OSError if it cannot listen.
+    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: the longest time
+    that a request to the store waits for a value. Does not wait for other processes. Raises OSError if it cannot
+    listen.
     """
     server = listen(host, port)
     port = server.getsockname()[1]
@@ -308,10 +309,10 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Read what another lane of this party has sent over the link to it.
+        """Read what another lane of this party has sent to this lane.
 
-        Lane 0 reads the byte by which the other lane says that it has all its connections; another lane reads a
-        connection from lane 0.
+        At lane 0 this is the byte by which the other lane says that it has all its connections. At another lane it is a
+        connection that lane 0 hands over, with the 16 bytes that name it. Raises PeerError if the other lane has ended.
         """
         link = self._links[lane]
         try:

@@ -123,7 +123,7 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next function run, and return when it is this function's turn again; function `number` calls this."""
+        """Let the next function run; return when it is the turn of function `number`, which makes this call, again."""
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

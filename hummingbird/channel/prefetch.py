@@ -36,9 +36,10 @@ class Prefetch(Generic[Item]):
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """Return the next item, None after the last. Raises an error of the iterator after the items before it.
+        """Return the next item, None after the last one.
 
-        Raises TimeoutError after `timeout` seconds without an item.
+        Raises TimeoutError after `timeout` seconds without an item (None: no limit). If the iterator has raised an
+        error, the items before it are returned first, then the error is raised.
         """
         try:
             item, error = self._queue.get(timeout=timeout)

@@ -130,7 +130,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the `Staging` object for messages of these tensors, that of their GPU; None if all are on the CPU."""
+    """Return the `Staging` object of the GPU on which some of these tensors are; None if all tensors are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)

@@ -63,7 +63,7 @@ def parallel(model: nn.Module) -> nn.Module:
 
 
 def own(batch: int) -> slice:
-    """Return which images of a batch are this rank's.
+    """Return the slice of a batch's images that this rank computes. batch: how many images the batch has.
 
     Raises InputError if the number of ranks does not divide the batch.
     """

@@ -129,7 +129,7 @@ class WindowRange:
 
 
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
-    """Compare the predictions of the net with those of `args.repeat` simulations with windows, of different seeds.
+    """Run the net, and `args.repeat` simulations of it with windows and different seeds; return how predictions differ.
 
     Raises the errors of `simulate`.
     """

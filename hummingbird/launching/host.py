@@ -140,11 +140,11 @@ class Failure:
 
 
 def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
-    """Run `python WORDS` as all parties; return the failure of the last start, None if all ended with status 0.
+    """Run `python WORDS` as all parties; return the failure that ended the last start, None if all ended with status 0.
 
-    restarts: how often all may be started again. say: called with a message before each restart. SIGTERM and SIGINT are
-    passed on to all processes, and prevent restarts. Raises ConfigError for wrong numbers, EnvironmentProblem inside a
-    party.
+    lanes: processes of each party. restarts: how often all processes may be started again after a failure. say: called
+    with a message before each restart. SIGTERM and SIGINT are passed on to all processes, and prevent restarts. Raises
+    ConfigError for wrong numbers, EnvironmentProblem inside a party.
     """
     check(parties, lanes, "run")
     refuse_inside_a_run("run", "start a run from a shell")

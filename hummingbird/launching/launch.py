@@ -131,7 +131,7 @@ class Process:
             os.killpg(self.popen.pid, number)
 
     def close(self) -> None:
-        """Close the pipes of this process, once it has ended."""
+        """Close this process's pipes, once it has ended."""
         os.close(self._report)
         for pipe in (self.popen.stdin, *self.pipes):
             with contextlib.suppress(OSError):  # unsent data is of no use any more

@@ -313,7 +313,10 @@ class Admission:
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
-        """Refuse new calls, and wait at most `timeout` seconds for those at work; return whether all have ended."""
+        """Refuse new calls, and wait at most `timeout` seconds for the calls at work; return whether all have ended.
+
+        Calls of a `Brief` are not waited for.
+        """
         with self._changed:
             self._stopping = True
             return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)

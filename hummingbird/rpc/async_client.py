@@ -36,9 +36,10 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the background loop, and return its result; an interrupt of the caller cancels the coroutine.
+    """Run a coroutine on the background event loop, and return its result; called by code that is no coroutine.
 
-    Raises InputError if called on that loop itself, which would then wait for itself.
+    An interrupt of the caller cancels the coroutine. Raises InputError if called on the background loop itself, which
+    would then wait for itself.
     """
     loop = _own()
     if running() is loop:
@@ -69,7 +70,7 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Call function(*args), in a thread if it works on much data so that the event loop goes on; return the result.
+    """Return function(*args); if it works on much data it runs in a thread, so that the event loop goes on meanwhile.
 
     size: bytes of that data.
     """
@@ -132,9 +133,10 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call, and return the call object; awaiting that gives the answer, or raises grpc.RpcError.
+        """Begin a call of a method with one message, and return gRPC's call object.
 
-        `status.explain` translates the error.
+        Awaiting the object gives the answer, or raises grpc.RpcError, which `status.explain` translates. timeout:
+        seconds.
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)

@@ -69,10 +69,11 @@ class Retry:
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:
-        """Return the seconds until the next attempt, which is to go to service number `place`.
+        """Decide what to do after an attempt has failed: return the seconds until the next one, or raise an error.
 
-        Raises the error if there is no further attempt: it is not in `passing`, or the time or the attempts are used
-        up. After the deadline it raises the previous failure, which says more than that the time was too short.
+        The next attempt is to go to service number `place`. There is no further attempt if `error` is not in `passing`,
+        or if the time or the attempts are used up: then `error` is raised. After the deadline it is the previous
+        failure, which says more than that the time was too short.
         """
         now = time.monotonic()
         if self._failure is not None and now > self._deadline:

@@ -91,7 +91,7 @@ def run_service(
 
 
 def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
-    """Set the health to SERVING, print the lines, and wait until the program is to end."""
+    """Set the health to SERVING, print the program's lines, and wait until the program is to end; then return."""
     program.ready()
     try:
         print(*parts.lines, program.line, sep="\n", flush=True)

@@ -84,7 +84,7 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 
 
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
-    """Make zeros in place of another party's weights, of which only shapes and types are used."""
+    """Return zeros in place of another party's weights, by name; only the shapes and types of such weights are used."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
 

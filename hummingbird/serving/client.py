@@ -48,10 +48,10 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """A service whose parties have all answered with the same description.
+    """The result of joining a service: what its parties, which have all given the same description, have told.
 
-    order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
-    clock is ahead of the client's.
+    service: the description. order: by rank, the index of each party in the group's addresses. clocks: by rank, the
+    seconds by which each party's clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -160,7 +160,10 @@ class PartyGroup:
         return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
 
     def _here(self) -> _Lines:
-        """Return the connections for the running event loop."""
+        """Return the connections for the event loop that runs now; make them at the loop's first call.
+
+        Raises an error after `close`.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -477,7 +480,10 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
 
 
 def _groups_of(parties: Any) -> list[list[str]]:
-    """Return the addresses of each group. Raises ConfigError for anything but a list of addresses, or of such lists."""
+    """Return a list of addresses for each group of parties. parties: one list of addresses, or several such lists.
+
+    Raises ConfigError for anything else, and for a group of fewer than two parties or too many.
+    """
     several = _is_list(parties) and any(map(_is_list, parties))
     groups = list(parties) if several else [parties]
     for group in groups:

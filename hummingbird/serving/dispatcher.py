@@ -172,7 +172,8 @@ class LocalDispatcher:
     def _lost(self, error: HummingbirdError) -> None:
         """End the service with this error because the parties' second channel (control.py) is lost.
 
-        Does nothing if all lanes have their last lists of decisions: parties then end one after the other.
+        Does nothing if all lanes have got their last lists of decisions: the parties then end one after the other
+        anyway.
         """
         if len(self._last) < self._lanes:
             self.fail(error)
@@ -239,9 +240,10 @@ class LocalDispatcher:
                 self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
-        """Update `stocked`: whether some lane's store has material.
+        """Update `stocked`, whether some lane has material; call `restocked` if it has changed.
 
-        With a store that `deal --keep` fills again, it stays true for `_PATIENCE` seconds after the last slot was used.
+        With a dealer it is always true. With a store that `deal --keep` fills again, it stays true for `_PATIENCE`
+        seconds after the last slot was used.
         """
         now = time.monotonic()
         self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer

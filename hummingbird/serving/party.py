@@ -200,7 +200,7 @@ class Methods:
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
     def open(self, party: Party | Lane) -> None:
-        """Pass calls on to this party from now on."""
+        """Pass calls on to `party` from now on, and report whether it takes requests and has material (`look`)."""
         self.party = party
         self.look()
 

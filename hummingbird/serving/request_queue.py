@@ -45,7 +45,10 @@ class QueueLimits:
 
 @dataclass(eq=False, repr=False)
 class QueuedRequest:
-    """A request that this party holds or has held, with its answer or the error that refused it (`outcome`)."""
+    """The entry of a request that a party holds or has held: the request, and its answer or its error (`outcome`).
+
+    owner: a text that tells the client from others. size: bytes of the message.
+    """
 
     owner: str
     digest: bytes  # of the message
@@ -148,7 +151,7 @@ class RequestQueue:
             return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
-        """Answer a request, or refuse it if `outcome` is an error; return its entry.
+        """Give a request its outcome, the answer's bytes or the error by which it is refused; return its entry.
 
         Does nothing, and returns None, if the request has an outcome already or is unknown.
         """

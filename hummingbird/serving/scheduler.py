@@ -80,11 +80,11 @@ class _Held:
 class Scheduler:
     """Decides at party 0 which requests all parties run next, and which they drop.
 
-    Every method may be called from any thread, `next` by one thread for each lane.
-    most: images of a batch. wait: seconds for which a request waits for others to share its batch. alone: whether each
-    batch is one request (nets that compute images together). patience: seconds for which a request waits for material,
-    where `deal --keep` fills the stores again. sending: returns, for a number of images, the seconds that a client may
-    take to send such a request to all parties.
+    Every method may be called from any thread, `next` by one thread for each lane. most: most images of a batch. wait:
+    seconds for which a request waits for others to share its batch. alone: whether each batch is one request (nets that
+    compute images together). patience: seconds for which a request waits for material, where `deal --keep` fills the
+    stores again. sending: returns, for a number of images, the seconds within which a client must have sent a request
+    of this size to all parties.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let `next` return at once at every lane, where it waits now or when it is called next."""
+        """Make `next` return at once, once for every lane: a call that waits now, or else the lane's following call."""
         with self._changed:
             self._awake = set(self._rooms)
             self._changed.notify_all()
@@ -209,7 +209,7 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take a batch from the head of the queue; return the decisions to run its requests.
+        """Take as many requests from the head of the queue as make a batch; return the decisions to run them.
 
         lane: the lane that is to compute the batch. fitting: ids of the requests that this lane has material for.
         """
@@ -266,7 +266,7 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """Return the time at which a lane is to decide next, if no request and no report arrives before.
+        """Return the time at which a lane must decide next, even if no request and no report arrives before.
 
         lane: its number. fitting: ids of the requests that the lane has material for.
         """

@@ -83,7 +83,7 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Queue a batch of requests; the making of its material begins now.
+        """Put a batch of requests into the queue of batches to run; the making of its material begins now.
 
         ids: of the requests. shares: for each request this party's shares of the net's input, int64 (images, ...).
         """
@@ -97,7 +97,10 @@ class Batches:
             self._make_ahead(len(x))
 
     def run(self) -> None:
-        """Run the queued batches, and those that `poll` adds meanwhile. Raises errors of a run of the net."""
+        """Run the queued batches, and batches that `poll` adds meanwhile, until there are none.
+
+        Raises errors of a run of the net.
+        """
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             interleave.Interleave().run([self._work] * self._at_work)
@@ -299,7 +302,11 @@ class Worker:
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """Deliver the answers of a batch to the dispatcher: this party's share of the results, plus a share of zero."""
+        """Give the dispatcher the answers to a batch's requests: this party's share of results, plus a share of zero.
+
+        ids, counts: the requests, and how many images each has. padding: rows of the batch's slices that hold no image.
+        share: int64 (images, ...), for all requests.
+        """
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]

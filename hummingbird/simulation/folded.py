@@ -159,10 +159,10 @@ class FoldedNet:
     def advance(
         self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
     ) -> FoldedState:
-        """Run from a state up to the step named `stop`, or to the end. Returns the new state; the old one stays valid.
+        """Run the net from a state up to the step named `stop`, not included, or to the end; return the new state.
 
-        instead: functions, by name of a comparing step, that replace these steps. A function takes what the step takes,
-            and for a PReLU also its weight.
+        The old state stays valid. instead: functions, by name of a comparing step, that replace these steps. Such a
+        function takes what the step takes, and for a PReLU also its weight.
         """
 
         def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
@@ -179,9 +179,12 @@ class FoldedNet:
         return FoldedState(end, values)
 
     def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run from a state to the end; returns the net's output. instead: as for `advance`."""
+        """Run the net from a state to the end; return its output, a tensor. instead: as for `advance`."""
         return self.advance(state, instead).values[len(self._steps) - 1]
 
     def result(self, out: Tensor, shape: Sequence[int]) -> Any:
-        """Convert the output to the structure of forward()'s result. shape: the shape of the input."""
+        """Return the net's results in the structure that forward() returns, from the output of `finish`.
+
+        shape: the shape of the input.
+        """
         return calls.unpacked(self._steps, out, calls.shapes_for(self._steps, shape), lambda part: part)

@@ -112,7 +112,7 @@ class RingUnits(Reals):
 
 
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
-    """Make the simulated layer of a private layer.
+    """Return a function that simulates one private layer on real tensors.
 
     step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
         bits of fraction of the layer's input. decide: simulates the comparisons.
@@ -251,7 +251,10 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Make the simulated layers of a plan's comparing layers and norms, by name. steps: the net's steps, by name."""
+    """Return simulated layers for a plan's comparing layers and norms, by name.
+
+    steps: the net's steps, by name. compare: simulates the comparisons.
+    """
     found = {}
     for step in plan:
         if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):

@@ -55,7 +55,10 @@ from hummingbird.simulation.layers import Twin, Windows, check_protocol, compari
 
 
 class _Seat(Channel):
-    """A party's channel to the other parties' threads: messages are put into the receiver's queue."""
+    """The channel of one simulated party to the others, in the same process: a message goes to the receiver's queue.
+
+    pass_on: lets the other parties run while this one waits for a message.
+    """
 
     def __init__(self, rank: int, parties: int, pass_on: Callable[[_Seat], None]) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -90,9 +93,9 @@ class _Seat(Channel):
 
 
 class ExactNet(nn.Module):
-    """A private net as a module that maps a session and a tensor with all private inputs to a tensor with all results.
+    """A private net as a module whose forward() takes a session and one shared tensor with all private inputs.
 
-    public: the public inputs, which all parties have.
+    It returns one shared tensor with all results. public: the public inputs, which all parties have.
     """
 
     def __init__(self, net: PrivateNet, public: Sequence[Tensor] = ()) -> None:
@@ -367,7 +370,7 @@ class FastSimulator(nn.Module):
         return self._compare.passes(lambda: self(image))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the net on its own arguments, real tensors."""
+        """Run the net on its own arguments, real tensors, with simulated comparisons; return forward()'s result."""
         given = calls.inputs(self._calls.steps, inputs, named, is_private)
         x = given.packed()
         self.inputs.see(x)
@@ -389,8 +392,9 @@ class FastSimulator(nn.Module):
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 
     def _as_converted(self) -> FoldedNet:
-        """Return the current net with folded batch norms and rounded constants;
-        it is made again after a weight has changed.
+        """Return the net with folded batch norms and with constants rounded as in private inference.
+
+        It is made once, and again after a change of a weight.
         """
         tensors = (*self.net.parameters(), *self.net.buffers())
         state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]

@@ -132,9 +132,9 @@ class Classes:
         )
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch: return, for each input, the proportion of right classes and the mean change of certainty.
+        """Judge a batch: return for each input the proportion of right classes, and the mean change of certainty.
 
-        target, expected: the batch's rows of `references`: right classes, and certainties p.
+        target, expected: the batch's rows of `references`: right classes, and certainties p (see the class).
         """
         moved = (certainty(outputs, target, self.dim) - expected).abs()
         return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
@@ -366,8 +366,7 @@ def fitting(
 
 
 def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
-    """Determine the kind of a result of this shape from its labels; returns the kind,
-    and the labels in the kind's form.
+    """Return the kind of a result of this shape that has these labels, and the labels in the form for this kind.
 
     Raises InputError for labels that do not fit.
     """

@@ -163,7 +163,7 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Return whether `score` is at least as good as `other`, in right answers and in the finer score."""
+    """Return whether `score` is at least as good as `other`, both in the proportion of right answers and in `fine`."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
@@ -203,9 +203,9 @@ class Budgeted:
         self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
 
     def search(self) -> Found:
-        """Run the search; returns the best windows found, with price and score.
+        """Run the search; return the best windows found, with price and score.
 
-        Raises ConfigError if no windows tried have enough right answers: as many as the exact net, less `margin`.
+        Raises ConfigError if no windows tried have enough right answers: the exact net's proportion, less `margin`.
         """
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
@@ -248,8 +248,9 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """Find the best window for all layers alike, by the number of right answers, then by `Score.fine`; None if the
-        budget allows none.
+        """Find the best windows that are the same for all layers; return them, or None if the budget allows none.
+
+        The best have the most right answers; among equals the best `Score.fine` counts.
         """
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
@@ -327,8 +328,9 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """Measure how much the score loses by these windows of a group, with exact comparisons in all other groups;
-        infinite if the net cannot run them.
+        """Return how much score these windows of a group lose, if all other groups compare exactly.
+
+        Returns infinity if the net cannot run them.
         """
         asked = group.named(windows)
         return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
@@ -370,8 +372,9 @@ class Budgeted:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
-        """Widen the chosen windows as far as the rest of the budget allows: groups in turn, a bit at a time, first
-        upwards, then downwards.
+        """Return the chosen windows, widened as far as the rest of the budget allows.
+
+        Groups take turns, a bit at a time: first upwards, then downwards. chosen: the choice of every group.
         """
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:

@@ -187,7 +187,7 @@ class CachedEvaluator:
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _judged(self, outputs: Tensor, number: int) -> Judged:
-        """Compare the net's outputs for batch `number` with the labels, or with the exact net's outputs.
+        """Judge the net's outputs for batch number `number`, by the labels or the exact net's outputs.
 
         Returns for each image the proportion of right decisions, and the change of the finer score (`Judged`).
         """

@@ -182,9 +182,10 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Return the windows of HummingBird-eco, which hold all values seen, with price and score.
+    """Return eco's windows, which hold all values seen, with price and score, after a run on all images.
 
-    Raises ConfigError if they change the accuracy.
+    choices: for each group its single choice. exact: the score without windows. Raises ConfigError if the windows
+    change the proportion of right answers.
     """
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
@@ -199,7 +200,10 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """Return the best uniform window (one for all layers). Raises ConfigError if the budget allows none."""
+    """Return `found`, the best uniform window (one for all layers); raise ConfigError if it is None.
+
+    It is None if the budget allows no uniform window.
+    """
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -233,7 +237,10 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """Return the choices of windows for a group that are worth a trial. Raises ConfigError if there is none."""
+    """Return the choices of windows for a group that are worth a trial (`Group.choices`).
+
+    Raises ConfigError if there is none.
+    """
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
         hint = f"add a number from {objective.least_width} upwards, or 0 for an identity"
@@ -244,8 +251,9 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """Convert the budget to a fraction; ConfigError if it is no number,
-    or below the price of the cheapest assignment.
+    """Return the budget as a fraction. Raises ConfigError if it is no number, or if no assignment is so cheap.
+
+    The cheapest assignment takes the cheapest of the `choices` of every group, at the prices of `objective`.
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):
         raise ConfigError(f"a budget of {budget!r}", where="budget", hint=f"{objective.unit}, 0 or more")

@@ -91,7 +91,10 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """Make the paper's objective: the fraction of bits that is kept, over all of these layers."""
+    """Return the paper's objective: which fraction of all bits that these layers compare is kept by the windows.
+
+    A layer counts with all its comparisons per image, of 64 bits each.
+    """
     whole = 64 * sum(layer.outputs for layer in layers)
 
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:

@@ -145,7 +145,7 @@ def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, 
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """List the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
+    """Return the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
 
     The name may be that of a group or of a layer.
     """

@@ -121,9 +121,10 @@ class Rounding:
         }
 
     def _try(self, places: Sequence[int]) -> bool:
-        """Try these q, and make them the result if the net can run them, they save bits and they keep the accuracy.
+        """Try values of q on all images, and keep them as the result if they are better; return whether they are kept.
 
-        Returns whether they are the result now. places: each group's index into its list of q (`_worth_it`).
+        They are kept if the net can run them, they save bits and they keep the accuracy. places: each group's index
+        into its list of q (`_worth_it`).
         """
         windows = self._windows(places)
         if not self.accepts(windows) or (bits := self.in_all(windows)) >= self._bits:

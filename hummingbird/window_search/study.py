@@ -60,11 +60,10 @@ LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 
 
 class CutEvaluator(CachedEvaluator):
-    """An `Evaluator` like `CachedEvaluator`, which scores windows for two parties without a dealer
-    (`hummingbird.hybrid`).
+    """An `Evaluator` that scores windows of `hummingbird.hybrid`, two parties without a dealer, on the net's integers.
 
-    largest: name of a comparing layer -> the largest |x|, in ring units. Raises as `CachedEvaluator` and
-    `hybrid.make_plan`. Cost: the whole net on integers for every score.
+    largest: name of a comparing layer -> the largest |x|, in ring units. The other arguments and the errors are those
+    of `CachedEvaluator`; also raises errors of `hybrid.make_plan`. Cost: the whole net on integers for every score.
     """
 
     def __init__(
