@@ -212,9 +212,10 @@ class BitConfig:
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
 
     def rows_of(self, name: str) -> Rows | None:
-        """Return the assumption on the rows of the layer with this qualified name, or None.
+        """Return the assumption on the rows of the layer with this qualified name; None if there is none.
 
-        A further call of a module, such as `name#1`, that has no assumption of its own gets that of `name`.
+        A module that a net calls several times has the names `name`, `name#1`, ...; a call without an assumption of its
+        own gets that of `name`.
         """
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 

@@ -125,16 +125,17 @@ def convert_model(
     """Convert a trained net to a private form of what it computes in eval mode; the net itself does not change.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
-        `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; rows that break them give
-        noise, without notice.
-    weights: "public", or the rank of the party that owns the weights; of the other parties' nets only shapes count.
+        `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; a row that breaks them
+        gives a random result, without notice.
+    weights: "public", or the rank of the party that owns the weights; the other parties pass nets of the same shapes,
+        whose weights do not count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison the parties compute on dealt triples. Both trust the dealer not to collude
         with a party.
     example: an input with which the net is traced, for a forward() that reads shapes or takes several inputs: a tensor,
-        a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have the same, but
-        for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public, and
-        every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
+        a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have these shapes,
+        but for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public,
+        and every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
         tensors whose values forward() reads.
     aim: the choice of tables for the masked opening. "latency": the fewest rounds. "throughput": the fewest bits of all
         parties and the dealer together; a smooth function is then a spline of masked comparisons if that moves fewer

@@ -89,9 +89,10 @@ def asking(parties: int, values: int, bits: int, results: int, result_bits: int,
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """Return the cost of party 0's message with a list of `requests` requests: a header, and an entry for each request.
+    """Return the cost of the message in which party 0 sends a list of `requests` requests to all other parties.
 
-    first: whether the price is that of party 0, the only sender.
+    It has a header, and an entry for each request. first: whether the cost is that of party 0, the only sender; that of
+    another party has no bits.
     """
     payload = 16 + 8 * ORDER_WORDS * requests
     frames = 1 + (requests > 0)
@@ -205,8 +206,9 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
     """Return the bytes sent online for n garbled circuits: to the data's side, and to the model's side.
 
     width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
-    "model". If the data's side is the garbler, it gets `width` bits for each circuit, and sends a label for each bit.
-    If the model's side is the garbler, it sends labels for the data's side's bits, and gets the results mod 2^ring.
+    "model". If the data's side is the garbler, it gets `width` bits for each circuit, and sends a label for each of
+    these bits. If the model's side is the garbler, it sends a label for each input bit, and gets the results mod
+    2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))

@@ -220,9 +220,10 @@ def count(
     expanding_seconds: float = 0.0,
     dealer_seconds: float = 0.0,
 ) -> None:
-    """Add these numbers to the current layer's row of every meter that is counting.
+    """Add these numbers to the current layer's row in every meter that is counting.
 
-    Their meaning is that of the fields of `MeterRow`; waited: seconds of waiting for the other parties.
+    The arguments have the names and meanings of the fields of `MeterRow`; waited: seconds of waiting for the other
+    parties.
     """
     away(waited + offline_seconds)
     for opened in _open:

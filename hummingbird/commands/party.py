@@ -160,7 +160,7 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_party(main: Callable[[], None]) -> None:
-    """Run a party's program.
+    """Call `main`, the program of one party, and handle its errors.
 
     An error is printed in two lines, sent to the other parties, and ends this process with exit code 1.
     """

@@ -127,7 +127,7 @@ _POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw, for each latency, the proportion of requests that take longer.
+    """Draw the latencies of a simulation into a file: for each latency, the proportion of requests that take longer.
 
     If the load is above the largest rate that the service sustains, draw each request's latency and time of arrival
     instead. path: the picture. goal: a figure such as p99, and its seconds, to be marked.

@@ -111,7 +111,7 @@ class Subject:
     source: str
 
     def facts(self) -> dict[str, str]:
-        """Return fingerprints of weights, images and labels; all ranks must have the same."""
+        """Return fingerprints, by name, of the weights, images and labels, which must be the same at all ranks."""
         labels = () if self.labels is None else (self.labels,)
         return {"weights": fingerprint(*self.net.state_dict().values()), "data": fingerprint(self.images, *labels)}
 

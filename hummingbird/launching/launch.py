@@ -40,7 +40,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Process:
-    """One process of a launch: it runs the call as one party or lane, and its report and end are noted here.
+    """One process of a launch, which runs the packed call as one party or lane; it keeps the process's report and end.
 
     name: as errors name it, such as "party 1".
     """
@@ -354,9 +354,10 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
 
 
 def _order(process: Process) -> tuple[int, bool, float]:
-    """Return a sort key for failed processes: causes, then processes that lost a party, then those that were stopped.
+    """Return a key by which failed processes are sorted, the first cause of the failure first.
 
-    A process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
+    Processes that failed by themselves come first, then those that lost a party, then those that were stopped. A
+    process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
     """
     error = process.report.get("error")
     consequence = 2 * process.stopped if error is None else int(error["type"] == "PeerError")

@@ -113,7 +113,7 @@ def connection(context: grpc.ServicerContext) -> str | None:
 
 
 def _messages() -> Any:
-    """Return the message classes of gRPC's health service, imported on first use: few programs need them."""
+    """Return the message classes of gRPC's health service; they are imported on first use: few programs need them."""
     from grpc_health.v1 import health_pb2
 
     return health_pb2

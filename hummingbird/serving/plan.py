@@ -160,9 +160,9 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """Return the net's inputs, with these shapes of one image.
+    """Return the descriptions of the net's inputs, with the shapes of one image that the caller gives.
 
-    Raises InputError for other shapes than those of the net.
+    Raises InputError for shapes that are not those of the net.
     """
     shapes = shapes_of(shape)
     found = private.inputs

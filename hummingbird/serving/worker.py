@@ -198,8 +198,9 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 class Worker:
     """Runs batches at one lane of a party, with a private net that is set up in the lane's session.
 
-    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if these have another
-    service, DealerError for a store of another net, and ConfigError for a store for images of another shape.
+    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if another party has
+    another service, DealerError if the lane's store is for another net, and ConfigError if it is for images of another
+    shape.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class Compare:
         return self  # shared with the layers of a copied simulation; every forward() sets its mode
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
+        """Set the seed and begin anew: later calls draw the random numbers of a new simulation with this seed."""
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:

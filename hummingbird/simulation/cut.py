@@ -50,7 +50,7 @@ class CutSimulator(nn.Module):
         self._plain: Plain | None = None
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
+        """Set the seed and begin anew: later calls draw the random numbers of a new simulation with this seed."""
         self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:

@@ -39,7 +39,7 @@ class _Watched(Compare):
         self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Note compared values: `largest` becomes the largest |v| of these and all before; NaN counts as the largest."""
+        """Note compared values: `largest` becomes the largest |v| of these and all before. NaN is the largest."""
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)

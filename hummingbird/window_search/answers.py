@@ -79,7 +79,7 @@ class Values:
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Return the distance of each input's outputs from the expected ones, float64 (B,).
+        """Return the distance of each input's outputs from the expected outputs, float64 (B,).
 
         It is infinite if outputs are not finite.
         """

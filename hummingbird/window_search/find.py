@@ -46,29 +46,29 @@ def search_bits(
     before: float = 0.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> BitConfig:
-    """Find windows for every layer of `groups`.
+    """Find windows for every layer of `groups`; return the configuration.
 
-    evaluate: config -> its accuracy, or an `Evaluator`.
+    evaluate: a function that returns the accuracy with a config, or an `Evaluator`.
     budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64). None: HummingBird-eco:
         windows from bit 0 up that hold all values, so that no sign is wrong.
     margin: how far the accuracy may fall below the exact net's; 0.05 is five points.
-    spare: bits that eco keeps above the largest magnitude.
-    headroom: with a budget, how much larger than the largest value seen a window's values may be; 0.25 is a quarter.
-    reach: how many bits below the range seen k may go if the budget forces it down (budgeted.py).
+    spare: how many bits eco's windows have above the largest |x| seen.
+    headroom: with a budget, by which fraction values may exceed the largest |x| seen; 0.25 is a quarter.
+    reach: how many bits the upper end k may lie below the range seen, if the budget forces it down (budgeted.py).
     widths: allowed numbers of bits in the widest window of a group; None: any number, 0 included.
     trials: how many assignments of a level (problem.py) are tried in full, the most promising ones.
-    uniform: one window for all layers, the best of all k; headroom, reach and margin are ignored.
-    accepts: whether the net can run a config; windows that it cannot run are not tried.
-    thrifty: do not spend the rest of the budget; else an assignment is widened with it before it is tried.
-    in_all: config -> bits of all parties and the dealer for an image; then each group also gets a q that reduces them
-        (rounding.py). None: q = 0.
-    seed, identity: the evaluator's seed, and its net and data; recorded, and part of the identity of the search.
+    uniform: find one window for all layers, the best of all k; headroom, reach and margin are ignored.
+    accepts: returns whether the net can run a config; windows that it cannot run are not tried.
+    thrifty: do not spend the rest of the budget; otherwise an assignment is widened with it before it is tried.
+    in_all: returns, for a config, the bits of all parties and the dealer for an image; each group then also gets a q
+        that reduces these bits (rounding.py). None: q = 0.
+    seed, identity: the evaluator's seed, and a name of its net and data; recorded, and part of the identity of the
+        search.
     state: a file of all answers. If it exists the search resumes from it: after a KeyboardInterrupt, which is passed
-        on, or a kill, the result is the same as without.
-    before: seconds spent before this call, to be counted.
+        on, or a kill, the result is the same as that of a search without a break.
+    before: seconds spent before this call, to be counted in the search's time.
     provenance: stored in the config, together with objective, budget, cost, accuracies, evaluations, seconds and seed.
     progress: called with a `Progress` after every answer; without a budget only in the search for q.
-
     Raises ConfigError if no assignment meets budget and margin, if eco's windows change the accuracy, or if `state`
     belongs to another search; InputError for no layers, or accuracies outside [0, 1].
     """

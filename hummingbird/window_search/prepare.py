@@ -88,7 +88,10 @@ class Prepared:
 
     @property
     def accuracy_error(self) -> float | None:
-        """The standard error of an accuracy: how far it may differ on other images of the same kind."""
+        """The standard error of an accuracy, from that of the plain net; None without labels.
+
+        It says how far an accuracy may differ on other images of the same kind.
+        """
         if self.accuracy_plain is None:
             return None
         return math.sqrt(self.accuracy_plain * (1 - self.accuracy_plain) / self.images[1])

@@ -32,8 +32,8 @@ class ComparingLayer:
     """A layer that compares, and so needs a window.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
-    is one). limit: the highest k that its shares allow: their valid bits, without the extra fraction bits that a
-    product leaves behind. Raises InputError for numbers out of range.
+    is one). limit: the highest k that its window may have: as many bits as its shares' valid bits, without the extra
+    fraction bits that a product leaves behind. Raises InputError for numbers out of range.
     """
 
     name: str
@@ -64,8 +64,9 @@ class ComparingLayer:
 class GroupWindows(NamedTuple):
     """A choice of windows for a group, one for every layer.
 
-    windows: they. level: how low the upper ends k are (`ComparingLayer.upper`). m: the common lower end of the windows
-    [k:m). tops: k of every layer, before windows are widened upwards. Windows without bits have level 0 and m = 64.
+    windows: one for each layer, in the group's order. level: how low the upper ends k are (`ComparingLayer.upper`). m:
+    the common lower end of the windows [k:m). tops: k of every layer, before windows are widened upwards. Windows
+    without bits have level 0 and m = 64.
     """
 
     windows: tuple[BitWindow, ...]
