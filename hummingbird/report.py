@@ -197,9 +197,9 @@ def estimate(
     aim: str | None = None,
     dealer_bandwidth: float = BANDWIDTH,
 ) -> Estimate:
-    """Return rounds, bits and time on the wire of every layer of a net for a batch, before anything runs.
+    """Return the price of a batch through a net, as an `Estimate`: rounds, bits and time on the wire, by layer.
 
-    shape: of the batch, (B, ...).
+    Nothing runs, and no session is needed. shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
     example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs,
@@ -208,8 +208,8 @@ def estimate(
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the
     dealer's link.
-    Needs no session. Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError
-    for the other arguments.
+    Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
+    arguments.
 
         print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
         print(hummingbird.estimate(bert, example={"words": words, "mask": mask}))

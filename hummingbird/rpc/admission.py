@@ -363,9 +363,9 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count `size` bytes that a call keeps in memory until its end.
+        """Count `size` bytes as held in memory by a call until its end.
 
-        Raises OverloadError beyond the caller's limit.
+        Raises OverloadError if the calls of this caller then hold more than its limit.
         """
         if call.client is None:
             return

@@ -104,7 +104,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """Start gRPC's asyncio event thread for the process's lifetime; return the process's id.
+    """Start gRPC's asyncio event thread for the lifetime of the process; return the id of the process that started it.
 
     Without this the last channel to close would stop the thread under a running loop.
     """

@@ -200,7 +200,10 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 
 
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """Return the credentials that a caller shows at an address; None for plain text. Raises the errors of `dial`."""
+    """Return gRPC's credentials for a channel to an address, made from the certificate files; None for plain text.
+
+    Raises the errors of `dial`.
+    """
     check_address(address, tls)
     if tls is None:
         return None
@@ -268,7 +271,7 @@ def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallabl
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Begin a `call`, and return gRPC's future, whose result() is the answer."""
+    """Begin a call as `call` makes it, and return gRPC's future at once; its result() is the answer."""
     return method_of(channel, method).future(request, timeout=timeout)
 
 

@@ -266,14 +266,17 @@ def accuracy(outputs: Tensor, labels: Tensor) -> str:
 
 
 def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise InputError if labels are given for a net of several results, which have these names."""
+    """Raise InputError if --labels is set for a net that has several results.
+
+    names: the names of the net's results.
+    """
     if args.labels is not None and len(names) > 1:
         what = f"the net has {len(names)} results, {', '.join(names)}"
         raise InputError(what, where="--labels", hint="labels are for one: leave them out")
 
 
 def write_results(path: Path, results: Any) -> None:
-    """Write one result by numpy.save, several by numpy.savez under their names."""
+    """Write results to a file: one tensor by numpy.save, several by numpy.savez under their names."""
     import numpy as np
     import torch
 

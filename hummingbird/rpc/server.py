@@ -97,7 +97,10 @@ class ServiceProgram:
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
-        """Serve methods at `address`, by default the configuration's first; the health is NOT_SERVING until `ready`."""
+        """Begin to serve methods at an address; the health is NOT_SERVING until `ready`.
+
+        handlers: methods by name, as for `rpc.service.serve`. address: by default the first one in the configuration.
+        """
         address = self.config.listen[0] if address is None else address
         health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)

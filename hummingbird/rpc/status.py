@@ -48,7 +48,7 @@ class Unknown(AccessError):
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """Return the gRPC status with which an error of a method ends its call."""
+    """Return the gRPC status that a call gets when its method has raised `error`."""
     if isinstance(error, Unknown):
         return Code.UNAUTHENTICATED
     if not isinstance(error, HummingbirdError):

@@ -218,7 +218,10 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """The figures that a service counts. in_flight: called at each scrape; returns the number of calls at work."""
+    """Counters of a service for Prometheus: calls, outcomes, durations and bytes.
+
+    in_flight: returns the number of calls at work; called whenever Prometheus asks for the figures.
+    """
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
@@ -296,7 +299,7 @@ class Page:
 
 
 class _Handler(MetricsHandler):
-    """Answers requests for the page of figures, and for two pages for probes: 200 OK, or 503 Service Unavailable."""
+    """Answers a web server's requests: the page of figures, and two pages for probes (200 OK or 503)."""
 
     ready: Callable[[], bool]
 

@@ -108,10 +108,10 @@ def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:
-    """Load the net of a folder that `save` wrote, as a plain module: for `simulate`, `validate_model`, other windows.
+    """Load the net of a folder that `save` wrote, as a plain module, which computes the same as the net at inference.
 
-    It computes the same as the net at inference. Raises InputError as `load` does, and if the folder lacks private
-    weights.
+    It serves for `simulate`, `validate_model`, and for other windows. Raises InputError as `load` does, and if the
+    folder lacks private weights.
     """
     return read_net(folder, folders.description(Path(fspath(folder))))
 

@@ -33,9 +33,9 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """Make a new folder to write into, in this block; it is renamed to `folder` once all is on the disk.
+    """Yield a new folder to write into, within a `with` block, at whose end it is on the disk and named `folder`.
 
-    Raises as `check_free`.
+    Raises the errors of `check_free`.
     """
     check_free(folder)
     try:
@@ -57,7 +57,10 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """Read the net.json of a folder. Raises InputError for a folder without one, and as `NetDescription.from_json`."""
+    """Read the net.json in a folder; return the description of the net.
+
+    Raises InputError for a folder without one, and as `NetDescription.from_json` does.
+    """
     path = folder / NET
     try:
         with open(path, "rb") as file:

@@ -56,9 +56,9 @@ def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt
 
 
 def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
-    """Read the weights of a net; InputError for a missing, incomplete, changed or foreign file.
+    """Read the weights of a net from a file; return the tensors by name.
 
-    Returns them by name.
+    saved: the description in net.json. Raises InputError for a missing, incomplete, changed or foreign file.
     """
     again = "copy it again from where the net was saved"
     if not path.is_file():

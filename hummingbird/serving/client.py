@@ -83,9 +83,9 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties of one service, to which a client sends requests; coroutines of any event loop may call it.
+    """The N parties of one service, to which a client sends requests; for coroutines of any event loop.
 
-    claim: random bytes by which the parties recognise the client.
+    addresses: of the parties, in any order. claim: random bytes by which the parties recognise the client.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -306,7 +306,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested again after a failure."""
+        """The parties' description of the service, with `inputs` and `outputs`; asked for anew after a failure."""
         return run(self._described())
 
     @property
@@ -340,7 +340,7 @@ class Client:
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """Do the work of `client(...)` for asyncio, on the event loop that awaits it."""
+        """Do the work of `client(...)` as a coroutine, on the event loop that awaits it; return the net's results."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
