@@ -52,9 +52,10 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names, or list all commands if it names none; return the exit code.
+    """Run the command that `argv` names, or print the list of commands if it names none; return the exit code.
 
-    Prints an error in two lines, the error and a hint, and Ctrl-C in one. argv: None for the process's own arguments.
+    argv: the words after the program's name; None: those of this process. A HummingbirdError is printed as an error
+    line and a hint line, with exit code 1; Ctrl-C as the line "interrupted", with exit code 130.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:

@@ -88,10 +88,11 @@ class BitWindow:
 class Rows:
     """An assumption on every row of a softmax or of a norm, which makes the layer cheaper.
 
-    Other rows give noise, unnoticed. For a softmax over x: x minus the mean of its row is in [least, most], least < 0 <
-    most, and the mean of exp(x - mean) over a row is at most `sum` (None: the maximum that the range allows). For a
-    norm: variance + eps of a row is in [least, most], 0 < least, and there is no `sum`. Raises ConfigError for numbers
-    that are not finite, least >= most, and a sum below 1.
+    A row that breaks the assumption gives a random result, and no error. For a softmax over x, the assumption is: x
+    minus the mean of its row is in [least, most], where least < 0 < most, and the mean of exp(x - mean) over a row is
+    at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a row is in [least, most],
+    where 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite, least >= most, and a sum
+    below 1.
     """
 
     least: float = record_field(_NUMBER)
@@ -140,7 +141,7 @@ class Frozen(dict[str, Any]):
 
 @dataclass(frozen=True, repr=False)
 class BitConfig:
-    """A window for every layer that compares; immutable and hashable.
+    """A configuration of windows: it has one for every layer that compares. It is immutable and hashable.
 
     layers: windows by the layers' qualified names. default: the window of all other layers.
     provenance: how the windows were found (accuracy, seed, command ...). `check_use` compares its `net`, `protocol` and
@@ -199,7 +200,7 @@ class BitConfig:
 
     @property
     def windows(self) -> BitConfig:
-        """A configuration of the same windows and rows, without provenance and input range."""
+        """A copy of this configuration that keeps its windows and rows, and drops its provenance and input range."""
         return BitConfig(self.default, self.layers, rows=self.rows)
 
     def window(self, name: str) -> BitWindow:
@@ -211,9 +212,10 @@ class BitConfig:
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
 
     def rows_of(self, name: str) -> Rows | None:
-        """Return the assumption on the rows of the layer with this qualified name, or None.
+        """Return the assumption on the rows of the layer with this qualified name; None if there is none.
 
-        A further call of a module, such as `name#1`, that has no assumption of its own gets that of `name`.
+        A module that a net calls several times has the names `name`, `name#1`, ...; a call without an assumption of its
+        own gets that of `name`.
         """
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
@@ -252,11 +254,11 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Raise ConfigError for windows of another net; warn of those for another protocol or number of parties.
+        """Raise ConfigError for windows of another net; warn of windows for another protocol or number of parties.
 
-        net: returns fingerprints, first that of the net in use, then others that are accepted as well. parties: number
-        of parties, None if not known. With another protocol or number of parties the same windows decide more signs
-        wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
+        net: a function that returns the fingerprints by which the windows' provenance may name the net in use. parties:
+        number of parties, None if not known. With another protocol or number of parties the same windows decide more
+        signs wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):
             raise ConfigError(
@@ -357,9 +359,10 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return the hint of the error that no file of windows can be read at `path`.
+    """Return the hint for the error that no file of windows can be read at `path`.
 
-    The path may be wrong; or the user has written a budget of bits, such as 6/64, or a single window, such as 20:0.
+    The hint depends on what `path` looks like: a path that is wrong; a budget of bits, such as 6/64; or a single
+    window, such as 20:0, which a user may have written in place of a file.
     """
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (

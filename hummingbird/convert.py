@@ -34,12 +34,12 @@ from hummingbird.mpc.session import session as sessions
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
-    """Teach `convert_model` to convert modules of another type.
+    """Register a function by which `convert_model` converts modules of one more type.
 
-    build: takes such a module, and returns a module from CrypTen tensors (scale 2^16) to one CrypTen tensor. If that is
-    a `hummingbird.mpc.layers.layer.Layer` with a `cost` method, it is priced and metered exactly. The parameters and
-    buffers of the original module are public: where weights are private, it must have none. Raises ConfigError for
-    other arguments.
+    module_type: the type. build: takes such a module, and returns the module to use in the private net, which maps
+    CrypTen tensors (scale 2^16) to one CrypTen tensor. If the returned module is a `hummingbird.mpc.layers.layer.Layer`
+    with a `cost` method, it is priced and metered exactly. The parameters and buffers of the original module are
+    public: where weights are private, it must have none. Raises ConfigError for other arguments.
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
         got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)
@@ -125,16 +125,17 @@ def convert_model(
     """Convert a trained net to a private form of what it computes in eval mode; the net itself does not change.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
-        `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; rows that break them give
-        noise, without notice.
-    weights: "public", or the rank of the party that owns the weights; of the other parties' nets only shapes count.
+        `rows` are assumptions on the rows of softmaxes and norms, which then cost much less; a row that breaks them
+        gives a random result, without notice.
+    weights: "public", or the rank of the party that owns the weights; the other parties pass nets of the same shapes,
+        whose weights do not count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison the parties compute on dealt triples. Both trust the dealer not to collude
         with a party.
     example: an input with which the net is traced, for a forward() that reads shapes or takes several inputs: a tensor,
-        a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have the same, but
-        for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public, and
-        every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
+        a tuple of arguments or a dict of keyword arguments. Only its shapes count; later inputs must have these shapes,
+        but for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public,
+        and every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
         tensors whose values forward() reads.
     aim: the choice of tables for the masked opening. "latency": the fewest rounds. "throughput": the fewest bits of all
         parties and the dealer together; a smooth function is then a spline of masked comparisons if that moves fewer
@@ -165,9 +166,10 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet:
-    """Do the work of `convert_model`, which has the other arguments, without communication.
+    """Return the private form of a net, as `convert_model` does, but without communication.
 
-    parties: number of parties, None if not known.
+    The other arguments and the errors are those of `convert_model`.
+    parties: number of parties, None if not known; the windows' provenance is compared with it.
     """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
@@ -209,8 +211,9 @@ def build(
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
     """Return the fingerprints of this net, one of which the windows' provenance must name.
 
-    steps: the net traced with the numbers that forward() reads from weights, as in a search for windows; None, as
-    steps of private weights lack these numbers: trace the net here.
+    steps: the steps of the net, traced as a search for windows does, with the numbers that forward() reads from
+    weights; None if the caller has only steps of private weights, which lack these numbers: the net is then traced
+    here.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps

@@ -56,7 +56,10 @@ def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
 
 
 def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
-    """Return the cost of one message from each party to a single one. sends: whether the price is that of a sender."""
+    """Return the cost of a round in which every other party sends one message to the same party.
+
+    payload_bytes: of each message. sends: whether the cost is that of a party that sends, or of the one that receives.
+    """
     return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
 
 
@@ -75,20 +78,21 @@ ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
 
 
 def asking(parties: int, values: int, bits: int, results: int, result_bits: int, key_bytes: int = 0) -> tuple[int, int]:
-    """Return the bytes that a client sends to all parties together for a request, and those that it receives from them.
+    """Return two numbers of bytes for a request: those a client sends to all parties together, and those it receives.
 
     The client sends N - 1 seeds and one copy of the values' low bits, and receives N copies of the results' low bits.
-    values, results: how many numbers the request's images have in all. bits, result_bits: low bits sent of each.
-    key_bytes: bytes of the lookups' keys for each party.
+    values, results: how many numbers the request's images have in all, as inputs and as results. bits, result_bits: how
+    many low bits of each value and of each result are sent. key_bytes: bytes of the lookups' keys for each party.
     """
     up = parties * (REQUEST_HEADER_BYTES + key_bytes) + (parties - 1) * 16 + packed(values * bits)
     return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """Return the cost of party 0's message with a list of `requests` requests: a header, and an entry for each request.
+    """Return the cost of the message in which party 0 sends a list of `requests` requests to all other parties.
 
-    first: whether the price is that of party 0, the only sender.
+    It has a header, and an entry for each request. first: whether the cost is that of party 0, the only sender; that of
+    another party has no bits.
     """
     payload = 16 + 8 * ORDER_WORDS * requests
     frames = 1 + (requests > 0)
@@ -132,10 +136,10 @@ def crypten_relu(n: int, parties: int) -> Cost:
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's ReLU of n elements as shipped, without the headers of this package's messages.
+    """Return the cost of a ReLU of n elements in CrypTen as its authors ship it, without this package's frame headers.
 
-    Its offline bits are those that a dealer would send for its triples, which CrypTen's own provider lets every party
-    draw.
+    Its offline bits are those that a dealer would send for its triples; as shipped there is no dealer, and every party
+    draws all triples itself.
     """
     here = crypten_relu(n, parties)
     return Cost(here.rounds, here.bits - 8 * HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
@@ -177,8 +181,8 @@ def bfv_switching_key() -> int:
 def bfv_reply(replies: int, values: int) -> int:
     """Return the bytes of a BFV server's answer: 26,624 for each of `replies` ciphertexts, and 6.5 for each value read.
 
-    A ciphertext of an answer is two polynomials modulo two primes: one is sent in full, of the other only the
-    coefficients that hold a value to be read.
+    A ciphertext of an answer is two polynomials modulo two primes: one is sent in full; of the other, only coefficients
+    that hold a result. values: how many results the client reads from the answer in all.
     """
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
@@ -191,19 +195,20 @@ LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed togethe
 def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
     """Return the bytes of the tables of n garbled circuits of one kind (kernels/garble.py).
 
-    Each circuit has `blocks` blocks of 16 bytes, and `words` words of `ring` bits, which are packed for 16 circuits at
-    a time.
+    blocks: how many blocks of 16 bytes each circuit has. words: how many words of `ring` bits it has besides; the words
+    of 16 circuits are packed together.
     """
     full, rest = divmod(n, TILE)
     return LABEL_BYTES * blocks * n + packed(TILE * words * ring) * full + packed(rest * words * ring)
 
 
 def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
-    """Return the bytes sent online for n garbled circuits, to the data's side and to the model's side.
+    """Return the bytes sent online for n garbled circuits: to the data's side, and to the model's side.
 
     width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
-    "model". If the data's side made them, it receives `width` bits for each circuit, and sends a label for each bit. If
-    the model's side made them, it sends these labels, and receives the results mod 2^ring.
+    "model". If the data's side is the garbler, it gets `width` bits for each circuit, and sends a label for each of
+    these bits. If the model's side is the garbler, it sends a label for each input bit, and gets the results mod
+    2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))
@@ -213,8 +218,9 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
 
 
 def impala(relus: int, pools: int, width: int) -> tuple[int, int]:
-    """Return the bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits, by Impala's Table 4.
+    """Return Impala's bytes for ReLUs and 2x2 max poolings: those sent offline, and those sent online.
 
-    relus, pools: their numbers of elements. Impala: Choi et al., 2022.
+    relus, pools: how many results of ReLUs and of poolings there are. width: bits of a value. The numbers are from
+    Table 4 of Impala: Choi et al., 2022.
     """
     return (128 * relus + 416 * pools) * width, (80 * relus + 272 * pools) * width

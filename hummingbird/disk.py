@@ -95,9 +95,9 @@ def rename(draft: Path, path: Path) -> None:
 
 
 def publish(draft: Path, path: Path) -> None:
-    """Rename as `rename` does, with the new name on the disk when this returns.
+    """Rename the file or folder `draft` to `path`, atomically; the new name is on the disk when this returns.
 
-    If `draft` is a folder, its contents must be on the disk before.
+    It replaces a file at `path`. If `draft` is a folder, its contents must be on the disk before.
     """
     rename(draft, path)
     sync(path.parent)
@@ -120,10 +120,10 @@ def overwrite(path: Path) -> None:
 
 
 class Appended:
-    """A file that this process has locked, and to which it adds pieces completely or not at all.
+    """A file that this process has locked, and to which it appends pieces of bytes, each one completely or not at all.
 
-    A piece is on the disk when `append` returns. create: create an empty file if there is none. Raises OSError if the
-    file cannot be opened, BlockingIOError if another process has locked it.
+    A piece is on the disk when `append` returns. create: whether to create an empty file if there is none. Raises
+    OSError if the file cannot be opened, BlockingIOError if another process has locked it.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:

@@ -64,9 +64,10 @@ _SHOWN = 3  # steps that a message names for one reason
 
 
 def _grouped(problems: Sequence[Problem]) -> list[str]:
-    """Return a line for each reason, `a, b, c and 21 more: what  [hint: ..]`, naming only the first of its steps.
+    """Return the lines of text for a net's problems: one for each reason, with the first steps that have it.
 
-    If steps were left out, a last line says that `problems` has them.
+    A line is `a, b, c and 21 more: what  [hint: ..]`. If names were left out, a last line says that the error's
+    `problems` has them all.
     """
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:

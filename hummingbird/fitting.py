@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def nonnegative(rows: Tensor) -> Tensor:
-    """Return the coefficients c >= 0, float64 (terms,), that minimise |rows c - 1|, the error of a model of times.
+    """Fit a model of times: return the coefficients c >= 0, float64 (terms,), that minimise the norm |rows c - 1|.
 
-    rows: float64 (n, terms), a row for each measurement and a column for each kind of work (term); divide each row by
-    its measured seconds for the least relative error. Solves a least-squares problem for every subset of terms, 2^terms
-    in all, and takes the best. A term that is 0 in all rows gets 0.
+    rows: float64 (n, terms), for each measurement the amount of each kind of work (term), divided by the measured
+    seconds; so the relative error is the least. Solves a least-squares problem for every subset of terms, 2^terms in
+    all, and takes the best. A term that is 0 in all rows gets 0.
     """
     terms = rows.shape[1]
     scale = rows.norm(dim=0).clamp_min(1e-300)

@@ -29,10 +29,11 @@ from hummingbird.errors import ConfigError
 
 
 class Weighted(nn.Module):
-    """The part of the net after the lookup: a module of rows (n, positions, dim) and weights (n, positions).
+    """The part of a net with lookups that follows the lookup: a module whose inputs are the rows that were found.
 
-    It adds the weighted rows of each bag, a group of positions, and passes the sums to the net, concatenated:
-    (n, bags * dim). |weight * row|, summed over a bag, must be below 2^30.
+    Inputs: rows (n, positions, dim) and weights (n, positions). It adds the weighted rows of each bag, a group of
+    positions, and passes the sums to the net, concatenated: (n, bags * dim). |weight * row|, summed over a bag, must be
+    below 2^30.
     """
 
     def __init__(self, net: nn.Module, bags: Sequence[int]) -> None:
@@ -46,11 +47,11 @@ class Weighted(nn.Module):
 
 
 class LookedUp(nn.Module):
-    """A net whose inputs are row numbers of a table, int64 (n, positions), and weights, floating point (n, positions).
+    """A net that begins with lookups: it looks up rows of a table, adds them with weights, and computes on the sums.
 
-    table: the table of rows. net: the layers that take the weighted sum of each bag, a group of positions. bags: how
-    many positions each bag has; (1, 63): one row, and the weighted sum of 63 rows. Raises ConfigError for other
-    arguments.
+    Its inputs are row numbers, int64 (n, positions), and weights, floating point (n, positions). table: an
+    nn.Embedding. net: the layers that take the weighted sums. bags: how many positions each bag has; with (1, 63) the
+    net gets one row, and the weighted sum of 63 rows. Raises ConfigError for other arguments.
     """
 
     def __init__(self, table: nn.Embedding, net: nn.Module, bags: Sequence[int]) -> None:
@@ -67,9 +68,7 @@ class LookedUp(nn.Module):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of one image's rows and of its weights, which are the inputs of `after`, the part after the
-        lookup.
-        """
+        """The shapes, for one image, of the two inputs of `after`, the part behind the lookup: rows and weights."""
         positions = sum(self.after.bags)
         return (positions, self.table.embedding_dim), (positions,)
 

@@ -63,12 +63,12 @@ def expands_on_devices(seed: bytes) -> bool:
 
 
 class Stream:
-    """Uniform bits from one seed, which are read in order and once: `Stream(seed).words(2, 3)`.
+    """Uniform bits that follow from one seed, read in order and each once: `Stream(seed).words(2, 3)`.
 
     Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another order (`leave`).
-    Two streams of one seed give the same values if and only if they get the same calls in the same order.
-    device: the device of the results; a seed of 32 bytes is expanded there. on_device: whether the seed is expanded off
-    the CPU.
+    Two streams of one seed give the same values if and only if the same calls are made in the same order.
+    seed: 16 bytes (AES-128) or 32 bytes (ChaCha20). device: the device of the results. on_device: whether the bits are
+    computed on that device, which is so for a seed of 32 bytes and a device other than the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
@@ -83,9 +83,9 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether the stream packs elements of any width without gaps, as streams of AES-128 do.
+        """Whether elements of any width are packed without gaps: so for AES-128 (a seed of 16 bytes), not for ChaCha20.
 
-        A stream of ChaCha20 does not: on a GPU each element has a register of its own.
+        With ChaCha20 each element has a register of its own on a GPU.
         """
         return streams.is_aes128(self._key)
 

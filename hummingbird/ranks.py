@@ -57,9 +57,10 @@ _KILLED = "the system may have ended it, for memory or from outside: look at its
 
 
 class Job:
-    """A process among the ranks of a torchrun job, with the store in which each rank writes why it ends.
+    """The membership of this process in a torchrun job of several ranks, with the store they share.
 
-    timeout: seconds that it waits for another rank. here: its rank on this host, and the number of ranks on this host.
+    Each rank writes into the store why it ends. timeout: seconds that a rank waits for another. here: this process's
+    rank on this host, and the number of ranks on this host.
     """
 
     def __init__(self, rank: int, size: int, store: dist.Store, timeout: float) -> None:
@@ -85,9 +86,9 @@ class Job:
         return True
 
     def lost(self, otherwise: str) -> PeerError:
-        """Make the error for a broken connection: it names the rank that has ended, and the reason.
+        """Find out why a connection to other ranks broke; return the error, with the rank that has ended, and why.
 
-        otherwise: the reason to give if all ranks still run.
+        otherwise: the reason to give if all ranks still run. Waits some seconds for the ranks' entries in the store.
         """
         silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
         deadline = time.monotonic() + _GRACE
@@ -117,11 +118,11 @@ _jobs = 0  # jobs of this process so far; each has its own names in the store
 
 @contextlib.contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
-    """Join the ranks that torchrun has started, in a block in which they divide the work; yield None for a single rank.
+    """Join, for a `with` block, the ranks that torchrun has started; yield the `Job`, or None for a single rank.
 
-    timeout: seconds to wait for another rank's message. Raises EnvironmentProblem for environment variables that are
-    not torchrun's, PeerError for ranks that do not join within `TIMEOUT`. In the block, SIGTERM raises PeerError with
-    the name of the rank that failed.
+    In the block the ranks divide the work (`part`, `joined`). timeout: seconds to wait for another rank's message.
+    Raises EnvironmentProblem for environment variables that are not torchrun's, PeerError for ranks that do not join
+    within `TIMEOUT`. In the block, SIGTERM raises PeerError with the name of the rank that failed.
     """
     global _job, _jobs
     rank, size = _environment()
@@ -176,10 +177,12 @@ def _backend(size: int) -> str:
 
 @contextlib.contextmanager
 def _signals(joined: Job) -> Iterator[None]:
-    """Handle signals in this block: SIGTERM, by which torchrun ends the remaining ranks, raises an error.
+    """Handle SIGTERM and SIGINT within a `with` block, in the main thread of a rank.
 
-    Ctrl-C comes from the terminal and again from torchrun; the second one is ignored, so that it does not disturb the
-    clean-up. A rank that ends by an error ignores both signals.
+    SIGTERM, by which torchrun ends the remaining ranks, raises PeerError with the name of the rank that failed. Ctrl-C
+    comes from the terminal and again from torchrun: the first SIGINT raises KeyboardInterrupt, the second is ignored,
+    so that it does not disturb the clean-up. After an error in the block both signals are ignored. joined: this rank's
+    job.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -227,7 +230,7 @@ def first() -> bool:
 
 
 def part(count: int) -> range:
-    """Return the numbers of the batches that this rank runs, out of `count`."""
+    """Return which batches this rank runs when the ranks divide the batches 0 to count - 1 among them."""
     return range(rank(), count, size())
 
 
@@ -247,10 +250,10 @@ _SHOWN = 80  # characters of a value in an error
 
 
 def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """Compute torch.cat of run(0), run(1), ... on the CPU: each rank runs some of them, and all ranks get the result.
+    """Return torch.cat of run(0), run(1), ... on the CPU: each rank computes some of these pieces, all get the result.
 
-    rows: how many rows each piece has. like: (0, ...), with the shape and type of a row. The result is exact, as each
-    number is computed by one rank, and all others add 0.
+    rows: how many rows each piece has; its length is the number of pieces. like: (0, ...), with the shape and type of a
+    row. The result is exact, as each number is computed by one rank, and all others add 0.
     """
     if current() is None:
         return torch.cat([run(number) for number in range(len(rows))])
@@ -289,9 +292,10 @@ def told(make: Callable[[], bytes]) -> bytes:
 
 
 def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Compare facts between all ranks; if they differ, all ranks raise AgreementError, which shows both values.
+    """Check that all ranks have the same facts; if not, every rank raises AgreementError, which shows the difference.
 
-    facts: makes a dict of names and values, such as options.
+    facts: a function that makes a dict of names and values, such as options; it is called only if there are several
+    ranks.
     """
     if current() is None:
         return
@@ -378,9 +382,10 @@ def warn_of_dynamic(stacklevel: int = 2) -> None:
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), unless clients and parties share this host.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`) and is open to other hosts.
 
-    listen: the address at which clients come.
+    It is not refused if all ranks are on this host and clients can come only from this host. listen: the address for
+    clients.
     """
     local = listen.startswith("unix:") or loopback(split(listen)[0])
     together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")

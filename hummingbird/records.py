@@ -65,7 +65,10 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Raised in place of an error by which a record's class refuses values. path: where the record is in the JSON."""
+    """Carries the HummingbirdError by which a record's class has refused its values, until the reader raises it.
+
+    error: that error. path: where the record is in the JSON.
+    """
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
         super().__init__(error.what)
@@ -76,10 +79,10 @@ class _Refused(Exception):
 
 
 def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
-    """Declare a field of a record's dataclass. default: keyword arguments of `dataclasses.field`.
+    """Declare a field of a record's dataclass. kind: of its values. default: keyword arguments of `dataclasses.field`.
 
-    missing: whether a text may lack the field, which then has its default. left_out: as `missing`, and `write` omits
-    the field where it has its default.
+    missing: whether the field may be absent in a JSON text; it then has its default. left_out: whether, besides,
+    `write` leaves the field out where it has its default.
     """
     return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
 
@@ -123,7 +126,10 @@ def one_of(names: Sequence[Any]) -> Kind:
 
 
 def constant(value: Any) -> Any:
-    """Declare a field with the same value in every record, such as a format or its version; `read` checks it first."""
+    """Declare a field that has the same value in every record, such as a format's name or version.
+
+    value: this value. `read` refuses a record with another value, and checks these fields before all others.
+    """
     kind = _plain(repr(value), lambda found: _same(found, value))
     return dataclasses.field(default=value, metadata={"kind": kind, "missing": False, "left_out": False, "first": True})
 
@@ -137,7 +143,10 @@ def hexadecimal(*sizes: int) -> Kind:
 
 
 def digits(size: int) -> Kind:
-    """Return the kind of a text of hexadecimal digits for `size` bytes, read as that text. No error shows the value."""
+    """Return the kind of a text of hexadecimal digits that stands for `size` bytes; the field's value is the text.
+
+    No error shows the value, which may be secret.
+    """
     return Kind(_hex((size,)), lambda value: _digits(value, (size,)))
 
 
@@ -193,9 +202,10 @@ def anything(expected: str = "a value of JSON") -> Kind:
 
 
 def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any]) -> Kind:
-    """Return the kind of a value that `read` makes from a value of `kind`, and that `plain` converts back.
+    """Return a kind of values that have another form in Python than values of `kind`, the form in JSON.
 
-    read: may raise any error of Python or of this package.
+    read: converts a value of `kind` to the field's value; it may raise any error of Python or of this package. plain:
+    converts the field's value back.
     """
     return Kind(kind.expected, lambda value: _guarded(read, kind.read(value)), lambda value: kind.plain(plain(value)))
 
@@ -223,9 +233,9 @@ def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: 
 
 
 def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """Parse a JSON text to JSON values, which `of` then reads: for texts in which a field says the record's class.
+    """Parse a JSON text; return its values as Python has them (dict, list, str ...), which `of` turns into a record.
 
-    Arguments as in `read`.
+    For texts in which a field says which record they hold. Arguments and errors are those of `read`.
     """
     with _told(name, **how):
         return _parsed(data, most, deepest)
@@ -236,7 +246,10 @@ def of(value: Any, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def of(value: Any, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
-    """Read a record, or a value of a kind, from JSON values that `parse` has returned. Arguments as in `read`."""
+    """Return the record, or the value, that JSON values describe; the values are a result of `parse`.
+
+    kind: the record's class, or a `Kind`. name, how: as in `read`. Raises an error for invalid values, as `read` does.
+    """
     with _told(name, **how):
         return kind.read(value) if isinstance(kind, Kind) else _made(kind, value)
 
@@ -302,7 +315,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """Return a number as text; 2^31 and larger powers of two, and these less one, as 2^n and 2^n-1."""
+    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31 - 1, otherwise in digits."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less

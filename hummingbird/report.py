@@ -30,9 +30,9 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost of what parties do before or after a net's layers, such as sharing the input, for each party that sends.
+    """The cost, for each party that sends, of what parties do before or after a net's layers, such as sharing an input.
 
-    by: the parties that send, in words, such as "every party".
+    by: which parties send, in words, such as "every party".
     """
 
     cost: Cost
@@ -41,15 +41,15 @@ class Around:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The price of a batch through a private net, for each party; its `str` is the table of all layers.
+    """The price of running a batch through a private net, for each party; its `str` is a table of all layers.
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
     bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
-    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: the aim for which `layers` has
-    prices. aims: for every aim, the price of a batch of one lane. beside: for comparison, the prices of such a batch by
-    protocol `gmw`, and of its ReLUs by CrypTen as shipped, with the offline bits that a dealer would send for them.
-    inputs: a description of the example's inputs. around: costs before and after the layers (`_around`), which no sum
-    contains.
+    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: "latency" or "throughput", for
+    which `layers` has prices. aims: aim -> the price of a batch of one lane. beside: for comparison, by name, the price
+    of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits that a dealer
+    would send for them. inputs: a description of the example's inputs. around: costs before and after the layers
+    (`_around`), which no sum contains.
     """
 
     shape: tuple[int, ...]
@@ -167,7 +167,11 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """Return, as text, the numbers of a row of the table: what a piece of work on `elements` values costs."""
+        """Return the cells, as text, of a row of the table for one piece of work.
+
+        elements: how many values the work is on. cost: its price. The cells are: elements, rounds, bits sent for an
+        element, kB sent, kB offline, and milliseconds on the wire.
+        """
         return (
             f"{elements:,}",
             str(cost.rounds),
@@ -193,9 +197,9 @@ def estimate(
     aim: str | None = None,
     dealer_bandwidth: float = BANDWIDTH,
 ) -> Estimate:
-    """Return rounds, bits and time on the wire of every layer of a net for a batch, before anything runs.
+    """Return the price of a batch through a net, as an `Estimate`: rounds, bits and time on the wire, by layer.
 
-    shape: of the batch, (B, ...).
+    Nothing runs, and no session is needed. shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
     example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs,
@@ -204,8 +208,8 @@ def estimate(
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the
     dealer's link.
-    Needs no session. Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError
-    for the other arguments.
+    Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
+    arguments.
 
         print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
         print(hummingbird.estimate(bert, example={"words": words, "mask": mask}))
@@ -275,9 +279,10 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
-    """Return, for comparison, the prices of a batch by protocol `gmw`, and of its ReLUs by CrypTen.
+    """Return two prices of a batch for comparison, by name: by protocol `gmw`, and of its ReLUs alone by CrypTen.
 
-    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step.
+    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step. The second price is of
+    CrypTen as shipped; it is absent if the net has no ReLU.
     """
     relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
     return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}
@@ -313,10 +318,10 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
-    """Return the notes below the report: the price of private weights, and why layers use each kind of lookup table.
+    """Return the notes below the report: what private weights cost, what "below" means, and why to use which table.
 
-    setup: that price. variants: the names of the kinds of lookup tables that the layers use. thrifty: whether the aim
-    is throughput.
+    setup: the price of private weights; `FREE` if there are none. variants: the names of the kinds of step tables and
+    tables of polynomials that the layers use. thrifty: whether the aim is throughput.
     """
     out = []
     if setup != FREE:

@@ -66,7 +66,7 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many fraction bits public constants get.
+    """Return how many bits of fraction public constants get when they are rounded to fixed point.
 
     They get enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly;
     never more than `most`. x: the constants, a real tensor. where: their name in errors. Raises InputError if rounding
@@ -117,10 +117,10 @@ def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
 
 
 def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """Return a weight in the kernels' layout, from torch's layout for the product `op`, one of BILINEAR.
+    """Return a weight in the layout that the kernels take, from torch's layout for the product `op`, one of BILINEAR.
 
-    The kernels' layout is a matrix, or (O, C // groups, kh, kw) for a convolution to O channels. A transposed
-    convolution becomes a convolution with the flipped kernel.
+    A matrix stays as it is. A convolution's weight becomes (O, C // groups, kh, kw), for O output and C input channels;
+    a transposed convolution's becomes that of a convolution with the flipped kernel.
     """
     if op in ("conv1d", "conv_transpose1d"):
         weight = weight[:, :, None]
@@ -141,9 +141,10 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Compute a transposed convolution in 2 dimensions: a convolution of the input, spread out by the stride.
+    """Return a transposed convolution in 2 dimensions of ring elements x, (B, C, H, W).
 
-    weight: arranged as by `arranged`. bits: the low bits of the result that must be right.
+    It is computed as a convolution of the input with zeros put between its values, as the stride says. weight: in the
+    layout of `arranged`. The other options are torch's. bits: how many low bits of the result must be right.
     """
     batch, channels, height, width = x.shape
     kernel = weight.code.shape[2:]
@@ -163,11 +164,11 @@ BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_trans
 
 
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
-    """Compute the product `op` of two int64 tensors mod 2^bits. op: one of `BILINEAR`, torch's own names.
+    """Return the product `op` of two int64 tensors mod 2^bits. op: one of `BILINEAR`, torch's own names.
 
-    The bits of the result above `bits` are arbitrary. b: a tensor in torch's layout for `op`, or, for all but "mul",
-    the `Factor` of its `arranged` form, which makes repeated products cheaper. kwargs: torch's options of a
-    convolution. Raises InputError for an unknown `op`.
+    Higher bits of the result are arbitrary. b: a tensor in torch's layout for `op`; or, for all but "mul", a `Factor`
+    made from its `arranged` form, which makes repeated products cheaper. kwargs: torch's options of a convolution.
+    Raises InputError for an unknown `op`.
     """
     if op not in BILINEAR:
         raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")

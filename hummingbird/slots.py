@@ -51,7 +51,7 @@ def write_header(folder: Path, header: object, seed: bytes) -> None:
 
 
 def header_digest(fields: dict[str, Any], seed: bytes) -> str:
-    """Compute the digest of a header's fields under a key derived from the store's seed, in hexadecimal."""
+    """Return the keyed digest, hexadecimal, of a store header's fields. seed: the store's; the key follows from it."""
     data = json.dumps(fields, sort_keys=True).encode()
     return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
 
@@ -95,7 +95,7 @@ def _damaged_header(folder: Path, what: str, again: str, error: type[Hummingbird
 
 
 def beginning(set_id: str) -> bytes:
-    """Return the content of the ledger of the set of slots `set_id`, with no slot used."""
+    """Return the content of a new ledger for the set of slots `set_id`: no slot is used yet."""
     return _line({"store": set_id}) + b"\n"
 
 
@@ -116,9 +116,9 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """Return the number of the first slot that may be unused after a line of a ledger.
+    """Return the number of the first slot that may be unused, once one more line of a ledger is read.
 
-    slot: the same number before that line. entry: the line, parsed.
+    slot: this number before the line. entry: the line, parsed. A line that is unreadable counts as the mark of a slot.
     """
     used = entry.get("used")
     if type(used) is int and used >= 0:
@@ -128,7 +128,7 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """Read a ledger that another process may be writing; return the number of the first slot that may be unused.
+    """Read a ledger, which another process may be writing; return the number of the first slot that may be unused.
 
     Raises OSError if the file is gone.
     """
@@ -139,10 +139,10 @@ def looked_at(path: Path) -> int:
 
 
 class Ledger:
-    """A ledger that this process has locked: it marks slots of a store as used.
+    """The open ledger of a store, locked by this process: a file that records which slots of the store are used.
 
-    path: its file. set_id: the name of the set of slots, which were dealt together. next: the number of the first slot
-    after all marked ones. error: the class of the errors that methods raise.
+    path: the file. set_id: the name of the set of slots, which were dealt together; the ledger must have it. next: the
+    number of the first slot after all slots that are marked as used. error: the class of the errors that methods raise.
     """
 
     def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
@@ -180,10 +180,10 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record, on the disk, that the store serves only the thing of this name that has this digest.
+        """Bind the store to one net, one owner or the like: record on the disk that it serves only this digest.
 
-        name: of the thing, such as a net or an owner of weights. Raises `error` if the store is bound to another digest
-        under this name.
+        name: what the store is bound to, such as "net". digest: identifies it. Raises `error` if the store is bound to
+        another digest under this name.
         """
         before, now = self._bound.get(name), digest.hex()
         if before is None:

@@ -30,9 +30,11 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """Split a net's arguments or results into their structure and the list of their tensors in order.
+    """Split a net's arguments or results into their structure and the list of their tensors, and return both.
 
-    is_tensor: whether a part is a private tensor. is_public: whether a part is a public tensor.
+    The structure has tuples, lists, dicts and objects with their keys, constants, and a mark in place of each tensor;
+    the tensors are listed in the order of the marks. is_tensor: whether a part is a private tensor. is_public: whether
+    a part is a public tensor.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -56,9 +58,9 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """Return the structure with short constant tensors written out as type, shape and numbers, which can be compared.
+    """Return the structure with some constant tensors written out as type, shape and numbers, for comparisons.
 
-    fits: returns whether a constant is such a tensor.
+    fits: returns whether a constant is a tensor, and short enough, to be written out.
     """
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
@@ -82,9 +84,9 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def places(structure: Structure, within: str = "") -> Iterator[str]:
-    """Yield a name for each tensor in a structure, from the keys and indices on its path: "logits", "1", "states.0".
+    """Yield a name for each tensor in a structure: the keys and indices on its path, as in "logits", "1", "states.0".
 
-    within: the name of the part that this structure is, "" for the whole.
+    within: the name of the whole structure, which begins each of these names; "" for none.
     """
     if structure in (TENSOR, PUBLIC):
         yield within

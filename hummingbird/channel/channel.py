@@ -105,9 +105,10 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party; return those of the others by rank. Takes 1 round and N - 1 frames.
+        """Send `tensors` to every other party; return the tensors received from each other party, by its rank.
 
-        Types and shapes are the same at all parties. int64 tensors come before uint8 ones (alignment).
+        Takes 1 round and N - 1 frames. All parties must send the same types and shapes. Pass int64 tensors before uint8
+        ones, so that both are aligned in the frame.
         """
         if self.parties == 1:
             return {}
@@ -211,7 +212,11 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
-        """Send the same tensors to some parties; return, for each party, a future if the message is long, else None."""
+        """Begin to send the same tensors to each of some parties; return one entry for each party, in their order.
+
+        An entry is None if the message was short and is written; for a long message it is a future, done once it is
+        written.
+        """
         checksum, stage = self._checksum(tensors), staging_of(tensors)
         if stage is not None:
             octets, event = stage.fetch(tensors)
@@ -226,11 +231,12 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Write a short frame, or queue a long one for the peer's thread and return its future.
+        """Send a frame to a peer: write a short one at once and return None; queue a long one and return a future.
 
-        kind: the frame's. checksum: of the layer and the types and shapes that the frame holds, which the peer
-        compares. parts: the buffers of the payload.
-        ready: returns once the parts may be read.
+        The peer's thread writes queued frames; the future is done once the frame is written. kind: of the frame, such
+        as ABORT. checksum: of the layer's name and of the tensors' types and shapes; the peer compares it with its own.
+        parts: the buffers that make up the payload. ready: a function that returns once the buffers may be read; None:
+        they may be read now.
         """
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
@@ -256,7 +262,7 @@ class Channel:
         return future
 
     def _serve(self, peer: int, queue: SimpleQueue[_Job | None]) -> None:
-        """Write the long messages in a queue to one peer, until the queue returns None."""
+        """Write long messages to one peer: those in its queue, one after another, until the queue holds None."""
         while (job := queue.get()) is not None:
             future, parts, ready = job
             try:
@@ -331,10 +337,10 @@ class Channel:
         return self._read(peer, min(length, MAX_TEXT)).numpy().tobytes().decode(errors="replace")
 
     def _header(self, peer: int) -> tuple[int, int, int]:
-        """Read the next frame's header; return kind, checksum and length.
+        """Read the next frame's header from a party; return the frame's kind, checksum and payload length in bytes.
 
-        Raises PeerError for an ABORT frame, in which the peer says why it stopped, and AgreementError for a PLACE
-        frame, in which it says what it expected.
+        Raises PeerError if it is an ABORT frame, whose text says why the peer stopped; AgreementError if it is a PLACE
+        frame, whose text says what the peer expected, and for a frame of another version or out of order.
         """
         header = bytearray(HEADER_BYTES)
         self._fill(peer, memoryview(header))
@@ -403,10 +409,11 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error for a failed send: the peer's reason if it has sent one, in an ABORT frame that is unread.
+        """Return the error to raise after sending to a peer has failed with `error`.
 
-        Otherwise the error says that the connection is lost. Reads the connection, so only the thread that receives may
-        call this.
+        If the peer has sent an ABORT frame, which is still unread, the error gives the reason in that frame; otherwise
+        it says that the connection is lost. This reads the peer's connection, so only the thread that receives may call
+        it.
         """
         if not isinstance(error, TimeoutError):
             try:

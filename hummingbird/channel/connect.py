@@ -52,10 +52,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """Serve a torch TCPStore from this process, which listens at one address of `host` only; return it.
+    """Serve a torch TCPStore from this process, at one address of `host` only; return the store.
 
-    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: longest wait for
-    an answer. Does not wait for other processes. Raises OSError if it cannot listen.
+    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: the longest time
+    that a request to the store waits for a value. Does not wait for other processes. Raises OSError if it cannot
+    listen.
     """
     server = listen(host, port)
     port = server.getsockname()[1]
@@ -75,13 +76,13 @@ def connect(
 ) -> Channel:
     """Connect all parties to each other; return this party's channel.
 
-    For every ordered pair of parties there is a connection, on which the first party sends to the second.
-    rank: of this party. addresses: (host, port) by party. server: the socket at which the others call this party; None
-    for a lane that gets its connections from lane 0. token: 16 secret bytes of this run and lane, which only the
+    For every ordered pair of parties there is a connection, on which the first party sends to the second. rank: of this
+    party. addresses: (host, port) by party. server: the listening socket for the other parties' calls; None for a lane
+    other than 0, which gets its connections from lane 0. token: 16 secret bytes of this run and lane, which only the
     parties know. timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must
-    then be for the name `party-i`. lane: the lane that connects here, if parties have several. links: at lane 0 the
-    links to the other lanes of this party, at the others the link to lane 0. Closes server and links. Raises PeerError
-    if a party does not come or fails.
+    then be for the name `party-i`. lane: the lane that connects here; None if parties have one lane. links: sockets to
+    other lanes of this party (`_Joining.serve`). `server` and the links are closed at the end. Raises PeerError if a
+    party does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -172,15 +173,15 @@ class _Joining:
 
     @property
     def complete(self) -> bool:
-        """Whether all connections are made, also those of the lanes that get theirs from this one."""
+        """Whether this lane has all its connections and, at lane 0, every other lane of this party has, too."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
         """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
 
-        links: at lane 0 the token of, and the socket to, each other lane of this party, for which it accepts
-        connections too; at another lane those of lane 0.
+        links: lane -> (token of that lane, socket to it). At lane 0 it has all other lanes of this party, for which
+        lane 0 accepts connections too; at another lane it has lane 0 alone.
         """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
@@ -275,7 +276,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Stop accepting connections while `_STRANGERS` callers have yet to prove who they are; then begin again."""
+        """Accept connections unless `_STRANGERS` accepted callers have yet to prove who they are; else stop for now."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -308,10 +309,10 @@ class _Joining:
     # The other lanes of this party ------------------------------------------------------------------------------------
 
     def _heard(self, lane: int) -> None:
-        """Read what another lane of this party has sent over the link to it.
+        """Read what another lane of this party has sent to this lane.
 
-        Lane 0 reads the byte by which the other lane says that it has all its connections; another lane reads a
-        connection from lane 0.
+        At lane 0 this is the byte by which the other lane says that it has all its connections. At another lane it is a
+        connection that lane 0 hands over, with the 16 bytes that name it. Raises PeerError if the other lane has ended.
         """
         link = self._links[lane]
         try:
@@ -344,10 +345,11 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Keep a new connection if this party has none yet with the peer in the same direction; close it otherwise.
+        """Handle a new connection with a peer whose handshake is done: keep it if it is the first in its direction.
 
-        Of several connections the party that sends uses one, and says so by a byte on it. If this party sends, it
-        writes that byte at once, and the connection is made; if it receives, it waits for the peer's byte.
+        A connection carries data in one direction. If this party is its sender, it writes one byte on the first
+        connection, which is then in use; any later one in the same direction is closed. If this party is the receiver,
+        it keeps every such connection until the peer's byte arrives on one of them (`_told`).
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -368,9 +370,10 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Read whether the peer, which is to send, has chosen this connection, or has closed it and uses another one.
+        """Handle bytes, or the end, of a connection on which this party receives, once the peer has sent or closed.
 
-        This party receives on the connection that the peer has chosen.
+        If the peer has sent the byte by which it chooses this connection, the connection is in use, and the others in
+        the same direction are closed. If the peer has closed it, this party calls the peer again.
         """
         try:
             said = connection.recv(1)
@@ -404,7 +407,10 @@ class _Joining:
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:
-        """Raise PeerError if the peer, which receives on this connection, has closed it: it failed, or was killed."""
+        """Check a connection on which only this party sends: raise PeerError if the peer has closed it.
+
+        The peer closes it if it has failed or was killed.
+        """
         try:
             if connection.recv(1):
                 return

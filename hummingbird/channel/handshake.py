@@ -53,9 +53,10 @@ class Hello(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """An accepted connection, with the caller's first 16 bytes (`hello`).
+    """An accepted connection, with the first 16 bytes that the caller sent on it (`hello`).
 
-    call: the planned connection that it is; None if it is for another lane, to which lane 0 hands it.
+    call: the planned connection that the 16 bytes name; None if they name one of another lane, to which lane 0 hands
+    it.
     """
 
     connection: socket.socket
@@ -114,13 +115,12 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """Do the called party's handshake on an accepted connection, whose first 16 bytes say which one it is.
+    """Do the called party's handshake on an accepted connection; return it with the planned connection that it is.
 
-    hello: these bytes, if lane 0 has read them already, else empty. calls: this lane's planned connections, by their
-    first bytes. others: the first bytes of other lanes' connections; such a connection is returned at once, without a
-    handshake. token: the run's 16 secret bytes. context: TLS of the accepting side, None for plain text. Raises OSError
-    for any
-    other peer.
+    hello: the connection's first 16 bytes, which say which planned connection it is, if lane 0 has read them already;
+    else empty. calls: this lane's planned connections, by their first bytes. others: the first bytes of other lanes'
+    connections; such a connection is returned at once, without a handshake. token: the run's 16 secret bytes. context:
+    TLS of the accepting side, None for plain text. Raises OSError for a caller that is no party of this run.
     """
     try:
         connection.setblocking(False)

@@ -20,10 +20,10 @@ from hummingbird.kernels.devices import on_this_card
 
 
 class Computation:
-    """A computation that may be interleaved: a function that an `Interleave` runs, or all other code (`OUTSIDE`).
+    """A computation that may be interleaved: one function that an `Interleave` runs, or all code outside (`OUTSIDE`).
 
-    session: the session that its code has entered (mpc/session/session.py). None: the session of the code that has
-    called `Interleave.run`.
+    session: the session that this computation has entered; None if it has entered none, and then computes in the
+    session of the code that called `Interleave.run`.
     """
 
     def __init__(self, around: Computation | None = None, among: Interleave | None = None, number: int = 0) -> None:
@@ -31,7 +31,11 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session that this computation has entered, else the session of the code around it, else None."""
+        """Return the session in which this computation's code runs; None without a session.
+
+        This is the session that the computation has entered, or, if it has entered none, that of the code that started
+        it.
+        """
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()
@@ -119,7 +123,7 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next function run, and return when it is this function's turn again; function `number` calls this."""
+        """Let the next function run; return when it is the turn of function `number`, which makes this call, again."""
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

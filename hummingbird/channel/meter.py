@@ -28,10 +28,11 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 
 @dataclass
 class MeterRow:
-    """The counts of one layer, summed over its calls.
+    """The counts of one layer at this party, summed over the layer's calls.
 
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
-    together. received_bits: the bits among these that this party receives.
+    together; received_bits: how many of these this party receives. Fields named "predicted" follow from the price; all
+    others are measured.
     """
 
     layer: str
@@ -85,10 +86,10 @@ class Meter:
 
     @classmethod
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
-        """Return one meter for all lanes of a party.
+        """Return one meter that adds up the meters of all lanes of a party.
 
-        Counts and the dealer's seconds are summed; the other seconds, which pass at all lanes at the same time, are
-        those of the lane whose meter ran longest.
+        Rounds, bits and the dealer's seconds are sums over the lanes. All other seconds pass at all lanes at the same
+        time: they are taken from the lane whose meter ran longest.
         """
         slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
         caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
@@ -219,9 +220,10 @@ def count(
     expanding_seconds: float = 0.0,
     dealer_seconds: float = 0.0,
 ) -> None:
-    """Add these numbers to the current layer's row of every meter that is counting.
+    """Add these numbers to the current layer's row in every meter that is counting.
 
-    Their meaning is that of the fields of `MeterRow`; waited: seconds of waiting for the other parties.
+    The arguments have the names and meanings of the fields of `MeterRow`; waited: seconds of waiting for the other
+    parties.
     """
     away(waited + offline_seconds)
     for opened in _open:

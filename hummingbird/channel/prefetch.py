@@ -19,10 +19,10 @@ _POLL = 0.2  # seconds between two checks whether the reader has closed
 
 
 class Prefetch(Generic[Item]):
-    """A thread that reads an iterator ahead of its consumer, who calls `next`.
+    """A thread that reads items from an iterator in advance, and keeps them until its owner calls `next`.
 
-    As a context manager it ends with its block. items: the iterator. depth: how many items may wait to be taken.
-    cancel: ends an iterator that waits.
+    As a context manager it is closed at the end of its block. items: the iterator. depth: how many items may wait to be
+    taken. cancel: a function, called by `close`, that ends the iterator even while it waits for its next item.
 
         with Prefetch(stream, 4, stream.cancel) as items:
             while (item := items.next(60.0)) is not None: ...
@@ -36,9 +36,10 @@ class Prefetch(Generic[Item]):
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:
-        """Return the next item, None after the last. Raises an error of the iterator after the items before it.
+        """Return the next item, None after the last one.
 
-        Raises TimeoutError after `timeout` seconds without an item.
+        Raises TimeoutError after `timeout` seconds without an item (None: no limit). If the iterator has raised an
+        error, the items before it are returned first, then the error is raised.
         """
         try:
             item, error = self._queue.get(timeout=timeout)

@@ -106,9 +106,10 @@ class Staging:
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Start to copy to the GPU a tensor in pinned memory that `buffer` has returned; return the copy.
+        """Start to copy a tensor from pinned memory to the GPU; return the copy.
 
-        Later kernels of this thread's stream wait for the copy; `tensor` must not be written to any more.
+        tensor: in memory that `buffer` has returned; it must not be written to any more. Kernels that this thread
+        starts later wait for the copy.
         """
         with self._cuda.stream(self._incoming):
             out = torch.empty_like(tensor, device=self.device)
@@ -129,7 +130,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the `Staging` object for messages of these tensors, that of their GPU; None if all are on the CPU."""
+    """Return the `Staging` object of the GPU on which some of these tensors are; None if all tensors are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -137,7 +138,10 @@ def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
 
 
 class Aside:
-    """A block in which material is made on a device; on a GPU, this work runs beside the kernels of computations.
+    """A `with` block whose work on a GPU runs on a stream of its own, beside the kernels of computations.
+
+    In the block material is made on a device. After the block, `ready` is the `Ready` object of this work; None on a
+    CPU.
 
     with Aside(device) as aside:
         tensors = aside.bring(corrections)
@@ -173,7 +177,10 @@ class Ready:
         self._stage, self._event = stage, event
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Let this thread's later kernels use the tensors, once they are ready (`Staging.take`)."""
+        """Make kernels that this thread starts later wait until the material is ready.
+
+        tensors: the material's tensors that these kernels use.
+        """
         self._stage.take(self._event, tensors)
 
     def wait(self) -> None:

@@ -177,8 +177,8 @@ class _Stopped(BaseException):
 
 
 def _bar(what: dict[str, Any]) -> Any:
-    """Return a progress bar that counts the images of one store; it shows nothing without a terminal.
+    """Return a progress bar whose total is the number of images in one store; it shows nothing without a terminal.
 
-    what: the arguments of `deal`, with the store's lanes, slots and shape.
+    what: the arguments of `deal`, of which "lanes", "slots" and "shape" (with the batch's size first) are read.
     """
     return tqdm(total=what["lanes"] * what["slots"] * what["shape"][0], unit="image", leave=False, disable=None)

@@ -95,8 +95,8 @@ def planned(args: argparse.Namespace) -> Planned:
 def encrypted_net(args: argparse.Namespace) -> HEModel:
     """Convert the net that the options describe for inference on ciphertexts.
 
-    Raises errors of `net_of` and `he.convert_model`, and InputError for options that only a net on shares has, as
-    --bits.
+    Raises errors of `net_of` and `he.convert_model`, and InputError if --saved, --example, --bits or --private-weights
+    is set, which only a net on shares takes.
     """
     for option in ("saved", "example", "bits", "private_weights"):
         if getattr(args, option):

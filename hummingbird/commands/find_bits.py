@@ -182,10 +182,10 @@ def _rounded(rounding: Mapping[str, Any]) -> str:
 
 
 def in_all_table(study: Study, config: BitConfig) -> str:
-    """Return a table of the kB that all parties and the dealer send for an image, by layer and in all.
+    """Return a text table of the kB that all parties and the dealer send together for an image, by layer and in all.
 
-    config: windows, some of which round results by q bits (`BitWindow`). The table has one column for these windows,
-    and one for the same windows without rounding.
+    config: windows, some of which round results by q bits (`BitWindow`). One column is for these windows, another one
+    for the same windows with q = 0.
     """
     costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
     rows = []

@@ -54,10 +54,10 @@ class Epoch:
 
 
 class Judge:
-    """Computes the accuracy of weights, with windows or exact, in a copy of the net in eval mode and float32.
+    """Measures the accuracy of a net with given weights, by a simulation with windows, or with exact comparisons.
 
-    Ignores the provenance of the windows, which were found for other weights. All simulations have the same seed, so
-    that differences are due to the weights.
+    The net is a copy, in eval mode and float32. The provenance of the windows is ignored, as it names other weights.
+    All simulations have the same seed, so that two accuracies differ by the weights alone.
     """
 
     def __init__(self, net: nn.Module, args: argparse.Namespace, example: Tensor | None = None) -> None:
@@ -87,9 +87,10 @@ class Judge:
 
 
 class Tuning:
-    """A net that is fine-tuned with its windows in place, and its best epoch so far.
+    """A net that is fine-tuned while a simulation applies its windows, with the first and the best epoch.
 
-    first: epoch 0, the net before training. best: the epoch of the highest accuracy on validation images.
+    first: epoch 0, the net before training. best: the epoch so far with the highest accuracy on validation images,
+    which are measured with the windows.
     """
 
     def __init__(self, subject: Subject, config: BitConfig, args: argparse.Namespace) -> None:
@@ -220,10 +221,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Lesson:
-    """The data of a fine-tuning.
+    """The data of a fine-tuning: the training images and labels, and perhaps test images and labels.
 
-    images, labels: for training, (N, ...) and (N,). dataset: facts on them. name: their origin. test: images and labels
-    for the final accuracies, or None.
+    images, labels: for training, (N, ...) and (N,). dataset: the images' shape, number of classes and augmentation.
+    name: the origin of the training images. test: images and labels for the final accuracies, or None.
     """
 
     images: Tensor
@@ -234,9 +235,9 @@ class Lesson:
 
 
 def lesson_of(args: argparse.Namespace) -> Lesson:
-    """Return the training data that the options name: images of --data, not to be augmented, and of --test.
+    """Return the training images and labels of --data, and the test images and labels of --test if the option is set.
 
-    Raises errors of `images_of`, and InputError for images without labels.
+    Training will not augment the images. Raises errors of `images_of`, and InputError for images without labels.
     """
     images, labels = images_of(args.data, "--data")
     labels = labels_of(labels, "--data")

@@ -152,8 +152,8 @@ class Frontier:
     def _in_all(self, config: BitConfig) -> Row:
         """Return the kB that all parties and the dealer send together for an image, as figures by name.
 
-        There is one figure for the windows of `config`. With --knobs q, these also round results by q bits
-        (`BitWindow`), and a second figure is for the same windows without rounding.
+        One figure is for the windows of `config`. With --knobs q, where these windows also round results by q bits
+        (`BitWindow`), a second figure is for the same windows with q = 0.
         """
         costs = {"in_all_kilobytes_per_image": config}
         if self.args.knobs:

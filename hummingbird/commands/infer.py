@@ -42,12 +42,12 @@ from hummingbird.window_search.answers import Answers, fitting
 
 
 class RunFigures(NamedTuple):
-    """The results and costs of a run.
+    """The results and the costs of a run of `infer`, over all lanes.
 
-    outputs: results (N, ...) of the images of all lanes. plain: results of the net in plain torch, or None. labels:
-    those of the images, or None. meter: the counts of all lanes of party 0. seconds: from the start until the last lane
-    was done. lanes: float64 (lanes, 2), for each lane its seconds, and its processor seconds summed over the parties.
-    batches: their number at all lanes.
+    outputs: the net's results (N, ...) for all images. plain: the results in plain torch for comparison, or None.
+    labels: the images' labels, or None. meter: the counts of all lanes of party 0. seconds: from the start until the
+    last lane was done. lanes: float64 (lanes, 2), for each lane its seconds, and its processor seconds summed over the
+    parties. batches: how many batches all lanes ran together.
     """
 
     outputs: Tensor
@@ -94,9 +94,9 @@ def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
 
 
 def show(found: dict[str, object], meter: Meter, layers: bool) -> None:
-    """Print the figures of a run and the meter's table. found: the figures by name.
+    """Print the figures of a run, one in a line, and then the meter's table.
 
-    layers: whether the table has a row for every layer, or only the sum.
+    found: the figures by name. layers: whether the table has a row for every layer, or only the sum.
     """
     for key, value in found.items():
         print(f"{key.replace('_', ' '):32} {_text(value)}")

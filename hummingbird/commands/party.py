@@ -52,10 +52,10 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
     """Return the net that --saved or --model names, and its private form.
 
-    With --saved, also sets `owner` and `protocol` in `args` to those of the saved net. rank: of this party. image: for
-    each input of the net one tensor with the shape of a batch of one, (1, ...); no tensor for a net that begins with
-    lookups, of which only the part after them (`LookedUp.after`) is converted. Raises InputError for images with such a
-    net, and for none with another net.
+    With --saved, also sets `owner` and `protocol` in `args` to those of the saved net. rank: of this party. image: one
+    tensor (1, ...) for each input of the net, of which only the shape counts. A net that begins with lookups
+    (`LookedUp`) takes no `image`, and only its part after the lookups (`LookedUp.after`) is converted. Raises
+    InputError if `image` is given for a net with lookups, or missing for a net of --model without them.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -160,7 +160,7 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_party(main: Callable[[], None]) -> None:
-    """Run a party's program.
+    """Call `main`, the program of one party, and handle its errors.
 
     An error is printed in two lines, sent to the other parties, and ends this process with exit code 1.
     """

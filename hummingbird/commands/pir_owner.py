@@ -205,11 +205,11 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """Return the facts (rows, dimension, type ...) of the owner's whole table.
+    """Return the facts (rows, dimension, type ...) of the owner's whole table, from the facts that the servers report.
 
-    facts: those that the servers report: without a plan, of the whole table; with a plan, which divides tables into
-    buckets, of one bucket. Raises AgreementError if this is not a bucket of the plan's full table, which holds all
-    rows.
+    plan: a plan by which tables are divided into buckets; None: the servers hold the whole table, and `facts` are its
+    facts. With a plan, `facts` are those of one bucket of the plan's full table, the one that holds all rows. Raises
+    AgreementError if they are those of another table.
     """
     if plan is None:
         return facts

@@ -62,7 +62,10 @@ INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
 
 
 def values_of(args: argparse.Namespace) -> list[Any]:
-    """Return the values of --values, read as the input that --vary names. Raises InputError for an invalid value."""
+    """Return the values that --values lists, parsed for the input that --vary names (a rate, a size, a count ...).
+
+    Raises InputError for an invalid value.
+    """
     parse, _, _ = INPUTS[args.vary]
     try:
         return [parse(text) for text in args.values]
@@ -71,9 +74,10 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def sweep_rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Simulate the service for each of --values of the input that --vary names; yield the figures of each simulation.
+    """Yield the figures of one simulation for each of the values that --values lists.
 
-    All simulations have the same random numbers.
+    In each simulation the input that --vary names, such as a rate, has the value. All simulations draw the same random
+    numbers. service, arrivals: the service and its requests before this input is changed.
     """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
@@ -101,9 +105,10 @@ def sweep_table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def sweep_plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw latencies against the input that --vary names.
+    """Draw the latencies, upwards, for each value of the varied input (--vary), to the right, into a file.
 
-    found: the figures that `sweep_rows` yielded. path: the picture.
+    Values for which the service is overloaded are left out. found: the figures that `sweep_rows` yielded. path: the
+    file.
     """
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
@@ -122,7 +127,7 @@ _POINTS = 2000  # points of a line, or dots
 
 
 def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) -> None:
-    """Draw, for each latency, the proportion of requests that take longer.
+    """Draw the latencies of a simulation into a file: for each latency, the proportion of requests that take longer.
 
     If the load is above the largest rate that the service sustains, draw each request's latency and time of arrival
     instead. path: the picture. goal: a figure such as p99, and its seconds, to be marked.
@@ -157,10 +162,10 @@ def _shares(axes: Any, found: Result) -> None:
 
 
 def _growing(axes: Any, found: Result) -> None:
-    """Draw the first run's requests as dots, latency against time of arrival.
+    """Draw the requests of the first run as dots: a request's latency to the right, its time of arrival upwards.
 
-    Used for a load above the largest rate that the service sustains, where latencies grow. axes: of matplotlib. found:
-    the result of the simulation.
+    It shows how latencies grow if the load is above the largest rate that the service sustains. axes: of matplotlib.
+    found: the result of the simulation.
     """
     arrived, latency = found.outcome.arrived[0], found.outcome.latency[0]
     places = np.linspace(0, len(arrived), min(len(arrived), _POINTS), endpoint=False, dtype=int)
@@ -311,10 +316,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Return warnings for a load above the largest rate that the service sustains, and for a run that is too short.
+    """Return the warnings on a simulation: that its load is too high, or that its run is too short.
 
-    Near that rate, figures depend on many requests; the warning names a number for --requests. found: the result of the
-    simulation.
+    The load is too high if it is above the largest rate that the service sustains. Just below that rate figures depend
+    on many requests, and the warning on a short run names a number for --requests. found: the result of the simulation.
     """
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate

@@ -52,10 +52,10 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
 
 
 def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
-    """Return the requests over time that the options describe, or None if they describe none.
+    """Return the arrivals, an object that says when requests come, from the options; None if no option describes any.
 
-    service: the service that gets them. Without --images each request has as many images as the service takes. Raises
-    InputError for options that contradict each other, and for a file of arrival times (--trace) that is out of order.
+    service: the service that gets the requests. Without --images each request has as many images as the service takes.
+    Raises InputError for options that contradict each other, and for a file of arrival times (--trace) out of order.
     """
     other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:
@@ -86,9 +86,10 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
 
 
 def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
-    """Return the requests whose arrival times are in the file of --trace.
+    """Return the arrivals in the file of --trace, which lists times.
 
-    Sets --requests to their number unless it is smaller. other: further arguments of `capacity.arrivals.trace`.
+    Sets --requests to the number of times if it is larger or not set.
+    other: further arguments of `capacity.arrivals.trace`. Raises InputError for a file that cannot be read.
     """
     try:
         found = trace(args.trace, **other)

@@ -143,7 +143,10 @@ _HINTS = {
 
 
 def _need(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if one of these options, all of which the kind of service needs, is not set."""
+    """Raise InputError if one of `options` is not set: this kind of service (--service) needs them all.
+
+    options: names of options without "--". --saved may stand in for "model".
+    """
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
             what = "a net" if option == "model" else f"--{option}"
@@ -165,7 +168,10 @@ def _of_net(args: argparse.Namespace) -> Service:
 
 
 def _dealer(args: argparse.Namespace) -> str:
-    """Return the kind of dealer, "stream" or "store": as with `serve`, the dealer streams unless there is a store."""
+    """Return the kind of dealer that the options describe: "store" if --store sets a store's size, else "stream".
+
+    Raises InputError if --dealer names the other kind.
+    """
     stored = args.store is not None or getattr(args, "vary", None) == "store"
     if args.dealer == "stream" and stored:
         hint = "leave --store out, or plan --dealer store"
@@ -193,7 +199,10 @@ def _encrypted(args: argparse.Namespace) -> Service:
 
 
 def _lookups(args: argparse.Namespace) -> Service:
-    """Return the model (capacity/service.py) of a service of private lookups, of single rows or of many by a plan."""
+    """Return the model (capacity/service.py) of a service of private lookups in the table of --table.
+
+    A request looks up --lookups rows (1 by default), one by one, or, with --plan, the many rows of that plan's batch.
+    """
     refuse(args, *_NET, "net", "threads", *_DEFAULTS)
     _need(args, "table", "profile")
     rows, width = args.table
@@ -220,10 +229,11 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 
 def _composed(args: argparse.Namespace) -> Service:
-    """Return the model of a service that garbles, for the user's own net, from the layers of published nets.
+    """Return the model of a service that garbles and serves the user's own net, of --model and --input.
 
-    --service is "sg" if the server garbles, "cg" if the client does (capacity/paper.py). With --profile, the model has
-    the seconds of garbling that were measured on the user's machine.
+    The net's costs are put together from those of its layers, as measured for published nets. The server garbles with
+    --service sg, the client with --service cg (capacity/paper.py). With --profile, garbling takes the seconds that were
+    measured on the user's machine.
     """
     refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
@@ -244,9 +254,9 @@ def _links(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published | None = None) -> Service:
-    """Return the model of a service that garbles, for a net, with the options' threads, store, and link of the client.
+    """Return the model of a service that computes a net by garbled circuits; threads, store and links are the options'.
 
-    kind: "sg", garbling by the server, or "cg", by the client (capacity/paper.py). published: the measured seconds and
+    kind: "sg" if the server garbles, "cg" if the client does (capacity/paper.py). published: the measured seconds and
     bytes of layers; None: those of the paper.
     """
     up, down = args.up or args.bandwidth, args.down or args.bandwidth
@@ -255,7 +265,10 @@ def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published
 
 
 def refuse(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if one of these options is set, which only other kinds of service take."""
+    """Raise InputError if one of `options` is set: this kind of service (--service) does not take them.
+
+    options: names of options without "--". An option with its default value counts as not set.
+    """
     for option in options:
         if getattr(args, option) not in (None, False, _DEFAULTS.get(option)):
             shown = option.replace("_", "-")
@@ -365,9 +378,9 @@ def _read(path: Path) -> str:
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
-    """Return the prices in money that --prices sets, of core hours, sent GB and stored GB; None without the option.
+    """Return the prices in money that --prices sets, for a core hour, a GB sent and a GB stored for a month.
 
-    Raises InputError for an unknown name, or a value that is no number.
+    Returns None without the option. Raises InputError for an unknown name, or a value that is no number.
     """
     if not args.prices:
         return None

@@ -38,9 +38,9 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 
 
 def command_of(program: str, words: Sequence[str]) -> str:
-    """Return the command line as text for provenance, `python -m PROGRAM WORDS`.
+    """Return a command line as text for provenance: `python -m PROGRAM WORDS`.
 
-    The text has no --resume, which changes no result, and no folders (`without_folders`).
+    Of WORDS, --resume is left out, which changes no result, and absolute paths are reduced to file names.
     """
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 

@@ -103,10 +103,11 @@ def search_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
-    """Return the values of --group (`words`) as an argument of `group_layers`: which layers share a window.
+    """Parse the words of the option --group; return the argument `by` of `group_layers`, which says how to form groups.
 
-    words: one of "layer", "block" and "stage", by default "stage"; or a NAME=PATTERN,PATTERN for each group. Raises
-    ConfigError for several words, or a word with "=", not all of the second form.
+    words: one of "layer", "block" and "stage" (the result is this word; "stage" for no words), or one word
+    NAME=PATTERN,PATTERN for each group (the result is a dict of patterns by name). Raises ConfigError for anything
+    else.
     """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"
@@ -151,7 +152,8 @@ def interrupted(states: Sequence[Path]) -> str:
 def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
     """Make the `Study` (hummingbird/window_search/study.py) in which windows are searched, as the options describe.
 
-    cut: as for `Study`. Raises errors of `Study`.
+    subject: the net, images and labels. cut: whether the windows are for `hummingbird.hybrid`, two parties without a
+    dealer. Raises errors of `Study`.
     """
     return open_study(
         subject.net,

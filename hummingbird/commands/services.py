@@ -83,7 +83,7 @@ def add_gc_client(commands: Any) -> None:
 
 
 def add_gc_proxy(commands: Any) -> None:
-    """Add the command `gc-proxy`, which keeps a data owner's side of two-party inference, to the command line."""
+    """Add the command `gc-proxy`, a service of the data's side of two-party inference, to the command line."""
     from hummingbird.hybrid import command
 
     command.add_proxy(commands)

@@ -252,9 +252,10 @@ def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]
 
 
 def call(words: Sequence[str], option: str, noun: str, *, default: str = "") -> Any:
-    """Call the function that an option's words name, and return its result. words: MODULE:FUNCTION, then its arguments.
+    """Import and call the function that an option names; return its result.
 
-    noun: the kind of result, for errors. default: the function's name where the words name only a module. Raises
+    words: MODULE:FUNCTION, then the function's arguments, each VALUE or KEY=VALUE. option: the option, for errors.
+    noun: the kind of result, for errors. default: the function's name if the first word names only a module. Raises
     HummingbirdError for a missing function, or if the function fails.
     """
     module, _, function = words[0].partition(":")

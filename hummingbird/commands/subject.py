@@ -34,9 +34,9 @@ from hummingbird.window_search.images import fingerprint
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
-    """Return the proportion, 0 to 1, of images (N, ...) whose largest logit is at their label, in labels (N,).
+    """Return a model's accuracy, 0 to 1: for which proportion of images (N, ...) the largest logit is at the label.
 
-    The model computes in float32 on its own device. batch: images that it computes at once.
+    labels: classes, (N,). The model computes in float32 on its own device. batch: how many images it computes at once.
     """
     return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
 
@@ -63,10 +63,11 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return a function that ranks, which divide the batches among them, call with a batch's number before they run it.
+    """Return a function that ranks call with a batch's number before they run the batch, so that random numbers agree.
 
-    If the model is a simulation, it then draws for that batch the random numbers that a single process would draw
-    (`FastSimulator.passes`); for any other model the function does nothing. image: any image, (1, ...).
+    Ranks divide the batches among them. If the model is a fast simulation, the function makes it draw for the batch
+    what a single process would draw (`FastSimulator.passes`); for any other model it does nothing. image: any image,
+    (1, ...).
     """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
@@ -110,22 +111,23 @@ class Subject:
     source: str
 
     def facts(self) -> dict[str, str]:
-        """Return fingerprints of weights, images and labels; all ranks must have the same."""
+        """Return fingerprints, by name, of the weights, images and labels, which must be the same at all ranks."""
         labels = () if self.labels is None else (self.labels,)
         return {"weights": fingerprint(*self.net.state_dict().values()), "data": fingerprint(self.images, *labels)}
 
     @property
     def example(self) -> Tensor | None:
-        """An image, if the net can be traced only with an example, else None.
+        """One of the images, (1, ...), if the net can be traced only with an example of its input; else None.
 
-        Raises ModelError if it cannot be traced.
+        Raises ModelError if the net cannot be traced at all.
         """
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 
     def settled(self) -> Subject:
-        """Return a copy of the subject whose net can be traced without an example; the first image serves as one here.
+        """Return a copy of the subject whose net can be traced without an example of its input.
 
-        Raises errors of `graph.example_shapes.settled`.
+        Numbers that forward() reads from shapes become constants, found with the first image. Raises errors of
+        `graph.example_shapes.settled`.
         """
         return replace(self, net=settled(self.net, self.images[:1], custom=tuple(CUSTOM)))
 

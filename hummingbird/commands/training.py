@@ -63,7 +63,7 @@ def parallel(model: nn.Module) -> nn.Module:
 
 
 def own(batch: int) -> slice:
-    """Return which images of a batch are this rank's.
+    """Return the slice of a batch's images that this rank computes. batch: how many images the batch has.
 
     Raises InputError if the number of ranks does not divide the batch.
     """
@@ -96,7 +96,7 @@ SCHEDULES = ("onecycle", "cosine", "constant")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Facts on a set of images.
+    """Properties of a set of images: shape, classes, statistics, and which augmentation and split it allows.
 
     shape: of one image. classes: their number. mean, std: of the training pixels in [0, 1], by channel. shift: pixels
     by which training images may be shifted in each direction. flip: whether they may be mirrored. held_out: one of
@@ -295,11 +295,11 @@ def _cutmix(classes: int) -> Any:
 def augment(
     images: torch.Tensor, dataset: Dataset, generator: torch.Generator, own: slice = slice(None)
 ) -> torch.Tensor:
-    """Augment images: shift each by up to `dataset.shift` pixels in each direction, and mirror half of them if allowed.
+    """Return augmented images: each is shifted by up to `dataset.shift` pixels in each direction, half are mirrored.
 
-    Pixels shifted in are black. images: (B, C, H, W), normalised, on any device; of any shape if the data set allows
-    neither shifts nor mirroring. generator: of the random numbers. own: which images to return; they are shifted and
-    mirrored as if all images were returned.
+    They are mirrored only if `dataset.flip` allows it. Pixels shifted in are black. images: (B, C, H, W), normalised,
+    on any device; of any shape if there are neither shifts nor mirroring. generator: source of the random numbers. own:
+    the slice of the images to augment and return; each of them gets the same shift as if all images were returned.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

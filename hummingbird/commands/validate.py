@@ -129,7 +129,7 @@ class WindowRange:
 
 
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
-    """Compare the predictions of the net with those of `args.repeat` simulations with windows, of different seeds.
+    """Run the net, and `args.repeat` simulations of it with windows and different seeds; return how predictions differ.
 
     Raises the errors of `simulate`.
     """
@@ -176,11 +176,11 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """Return, for each layer, its window and how far the values that it compares are from leaving the window.
+    """Return a `WindowRange` for each layer: its window, and how far the values that it compares are from leaving it.
 
-    largest: the largest |x| by layer, in ring units. A layer gets a warning if its largest |x| is beyond the window's
-    limit, and, if its window is to change no decision (m = q = 0), also if |x| is less than `margin` bits below the
-    limit: log2(limit / |x|) < margin.
+    largest: the largest |x| by layer, in ring units. margin: in bits. A layer gets a warning if its largest |x| is
+    beyond the window's limit, and, if its window is to change no decision (m = q = 0), also if log2(limit / |x|) <
+    margin.
     """
     found = []
     for name, most in largest.items():

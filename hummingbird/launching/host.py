@@ -64,9 +64,10 @@ def positions(parties: int, lanes: int) -> list[LanePosition]:
 
 @contextlib.contextmanager
 def store(timeout: float) -> Iterator[int]:
-    """Run, in this block, a store by which the processes find each other, as torchrun's agent does; yield its port.
+    """Serve, within a `with` block, a torch store by which the processes of a run find each other; yield its port.
 
-    The store listens on loopback only. timeout: seconds that the store waits for a value.
+    torchrun's agent does the same. The store listens on loopback only. timeout: seconds that the store waits for a
+    value.
     """
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]
@@ -120,9 +121,10 @@ _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed process of a run. code: its exit status, or minus the number of the signal that killed it.
+    """The failure of one process of a run.
 
-    told: whether `run` had received a signal before, and passed it on to all processes.
+    name: of the process. code: its exit status, or minus the number of the signal that killed it.
+    told: whether the launching process had received a signal before, which it passes on to all processes.
     """
 
     name: str
@@ -138,11 +140,11 @@ class Failure:
 
 
 def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
-    """Run `python WORDS` as all parties; return the failure of the last start, None if all ended with status 0.
+    """Run `python WORDS` as all parties; return the failure that ended the last start, None if all ended with status 0.
 
-    restarts: how often all may be started again. say: called with a message before each restart. SIGTERM and SIGINT are
-    passed on to all processes, and prevent restarts. Raises ConfigError for wrong numbers, EnvironmentProblem inside a
-    party.
+    lanes: processes of each party. restarts: how often all processes may be started again after a failure. say: called
+    with a message before each restart. SIGTERM and SIGINT are passed on to all processes, and prevent restarts. Raises
+    ConfigError for wrong numbers, EnvironmentProblem inside a party.
     """
     check(parties, lanes, "run")
     refuse_inside_a_run("run", "start a run from a shell")
@@ -170,7 +172,7 @@ def may_speak() -> bool:
 
 
 class _Signals:
-    """The signals that this process has received. came: whether there was one."""
+    """The signals that this process has received, for passing them on. came: whether there was any."""
 
     def __init__(self) -> None:
         self.came, self._waiting = False, list[int]()
@@ -198,9 +200,10 @@ def _noted() -> Iterator[_Signals]:
 
 
 class _Life:
-    """All processes of a run, from one start to their end, as a context: at its end all have ended.
+    """All processes of a run, from one start until they have ended; a context manager at whose end none is running.
 
-    life: how often the processes were started before.
+    words: the command line after `python`. places: the position of each process. port: of the store by which they find
+    each other. life: how often the processes were started before.
     """
 
     def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:
@@ -228,7 +231,7 @@ class _Life:
             raise
 
     def follow(self, signals: _Signals) -> Failure | None:
-        """Pass signals on until all processes have ended or one has failed; return the failure, or None."""
+        """Wait until all processes have ended or one has failed, and pass signals on; return the failure, or None."""
         while True:
             for number in signals.taken():
                 self._tell(number)

@@ -40,7 +40,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Process:
-    """One process of a launch: it runs the call as one party or lane, and its report and end are noted here.
+    """One process of a launch, which runs the packed call as one party or lane; it keeps the process's report and end.
 
     name: as errors name it, such as "party 1".
     """
@@ -90,7 +90,7 @@ class Process:
         return self._report
 
     def read(self) -> bool:
-        """Read what the process has written of its report so far; False at the end of the pipe."""
+        """Read and keep what the process has written of its report so far; return False at the end of the pipe."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._report, _PIECE):
                 self.up = True
@@ -131,7 +131,7 @@ class Process:
             os.killpg(self.popen.pid, number)
 
     def close(self) -> None:
-        """Close the pipes of this process, once it has ended."""
+        """Close this process's pipes, once it has ended."""
         os.close(self._report)
         for pipe in (self.popen.stdin, *self.pipes):
             with contextlib.suppress(OSError):  # unsent data is of no use any more
@@ -140,9 +140,10 @@ class Process:
 
 
 class Processes:
-    """All processes of a launch, as a context: they start with it, and at its end all have ended.
+    """All processes of a launch, as a context manager: they start with its block, and have all ended at its end.
 
-    names: as errors name the processes, by rank. call: the packed function. environment: rank -> environment variables.
+    names: the processes' names in errors, by rank. call: the function call that each runs, packed by `packed_call`.
+    environment: returns the environment variables for a rank.
     """
 
     def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
@@ -163,9 +164,10 @@ class Processes:
             raise
 
     def follow(self, timeout: float) -> None:
-        """Pass on the output of all processes until all have ended; once one fails, the others have some seconds left.
+        """Pass on the output of all processes until all have ended; once one fails, the others get some more seconds.
 
-        timeout: seconds for each process to start, with imports and the unpacking of its call.
+        timeout: seconds within which each process must have started, with imports and the unpacking of its call; a
+        later one is killed.
         """
         begun = time.monotonic()
         stop = float("inf")
@@ -223,10 +225,11 @@ class Processes:
 
 
 class _Lines:
-    """A pipe from one process's stdout or stderr to the caller's: text passes unchanged, or line by line with a prefix.
+    """A pipe from one process's stdout or stderr to the caller's stdout or stderr.
 
-    last: stream -> the text that was last passed on, of any process; if that did not end its line, a prefix begins a
-    new one.
+    Without a prefix text passes unchanged; with one, in full lines that begin with the prefix. last: stream -> the text
+    that any process last passed on to it; a line with a prefix begins on a new line even if this text has not ended
+    its.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
@@ -235,7 +238,7 @@ class _Lines:
         self._begun = ""
 
     def read(self) -> bool:
-        """Pass on the output that is available; False at the end of the pipe."""
+        """Pass on the output that is available; return False at the end of the pipe, else True."""
         try:
             piece = os.read(self._pipe.fileno(), _PIECE)
         except BlockingIOError:
@@ -351,9 +354,10 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
 
 
 def _order(process: Process) -> tuple[int, bool, float]:
-    """Return a sort key for failed processes: causes, then processes that lost a party, then those that were stopped.
+    """Return a key by which failed processes are sorted, the first cause of the failure first.
 
-    A process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
+    Processes that failed by themselves come first, then those that lost a party, then those that were stopped. A
+    process that died without a report comes before errors, as its death is noticed late; errors are sorted by time.
     """
     error = process.report.get("error")
     consequence = 2 * process.stopped if error is None else int(error["type"] == "PeerError")

@@ -66,7 +66,10 @@ def _end_with(calls: BinaryIO) -> None:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """Return the report's dict on an error: type, text, hint, time, and the traceback's frames outside `launching`."""
+    """Return the description of an error for this process's report, as a dict.
+
+    It has the error's type, text, hint and time, and the traceback's frames outside the folder `launching`.
+    """
     own = os.path.dirname(__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
     return {

@@ -67,9 +67,10 @@ def unpacked_result(content: bytes) -> Any:
 
 
 def packed_call(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
-    """Pack a call of `fn` for other processes, with registered converters, working directory and import path.
+    """Pack a call of `fn` into bytes, which `unpacked_call` reads in another process.
 
-    options: of the session. Raises InputError for objects that cannot be sent to another process.
+    Converters that were registered, the working directory and the import path are packed too. options: of the session.
+    Raises InputError for objects that cannot be sent to another process.
     """
     try:
         call = _dumps((fn, args, options, CUSTOM))  # together, so that they share types

@@ -42,11 +42,12 @@ _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDict
 class Limits:
     """Limits on the callers of a service.
 
-    requests: most calls at work at a time. per_client: most calls at work of one name. named: by name, limits in place
-    of `per_client`. The last quarter of the calls is for names with few (`Quota`). message: bytes of one message, in
-    either direction. client_bytes: bytes of messages in memory for one name's calls. connections: open connections;
-    further ones are closed at once. stall: seconds that a caller may leave a message unread, or a request unsent.
-    seconds: longest duration of a call. Raises ConfigError for a number that is not above 0.
+    requests: most calls at work at a time. per_client: most calls at work of one name. named: name -> its own limit in
+    place of `per_client`. The last quarter of `requests` is kept for names with few calls (`Quota`). message: most
+    bytes of one message, in either direction. client_bytes: most bytes of messages in memory for one name's calls.
+    connections: most open connections; further ones are closed at once. stall: seconds that a caller may leave a
+    message unread, or a request unsent. seconds: longest duration of a call. Raises ConfigError for a number that is
+    not above 0.
     """
 
     requests: int = 256
@@ -67,16 +68,15 @@ class Limits:
 
 
 class Quota:
-    """Counts how much of a resource is in use, within a limit in all and one for each name. Any thread may call it.
+    """Counts how much of a resource is in use, and limits it, in all and for each caller's name; for any thread.
 
-    things, state, where: the words of an error, as in "calls" that are "at work" at "the server". hint: the error's
-    hint, by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of
-    the names that have their own. Callers without a name (None) are bound by `most` alone.
-
-    spare: whether the last quarter of `most` is for names that hold little. A name gets some of that quarter only if
-    it then holds at most an eighth of the free room, or a single thing, so that a few names at their limit leave room
-    for others; with each further name the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne,
-    "Dynamic queue length thresholds for shared-memory packet switches", 1998).
+    things, state, where: words of the error, as in "calls" that are "at work" at "the server". hint: the error's hint,
+    by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of the
+    names that have their own. Callers without a name (None) are bound by `most` alone. spare: whether the last quarter
+    of `most` is for names that hold little. A name gets some of that quarter only if it then holds at most an eighth of
+    the free room, or a single thing, so that a few names at their limit leave room for others; with each further name
+    the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length thresholds for
+    shared-memory packet switches", 1998).
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Quota:
 
 
 class FairQueue:
-    """A queue in which calls wait until they may work: until they have one of a limited number of places.
+    """A queue in which calls wait until they may work; a call works once it has one of a limited number of places.
 
     A free place goes to a call of the caller with the fewest calls at work; of several such calls, to the one that has
-    waited longest. places: their number, the most calls at work. calls: quota of calls at work or waiting. Callers
-    without a name count as one caller.
+    waited longest. places: how many calls may work at a time. calls: the quota of calls that are at work or wait.
+    Callers without a name count as one caller.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:
@@ -184,7 +184,7 @@ class FairQueue:
         return WaitingCall(self, caller)
 
     def ask(self, call: WaitingCall) -> None:
-        """Put a call into the queue for a place, which the call gets at once or later."""
+        """Put a call into the queue. If a place is free for it, it gets the place at once, otherwise later."""
         self._waiting.append(call)
         self._assign()
 
@@ -210,7 +210,10 @@ class FairQueue:
 
 
 class WaitingCall:
-    """A call in a `FairQueue`. asked: whether it has asked for a place. taken: whether it has got one."""
+    """One call's entry in a `FairQueue`.
+
+    asked: whether the call has asked for a place. taken: whether it has got one.
+    """
 
     def __init__(self, queue: FairQueue, caller: str | None) -> None:
         self._queue, self.caller = queue, caller
@@ -230,10 +233,10 @@ class WaitingCall:
 
 
 class Record(NamedTuple):
-    """A call that has ended, for the log and the metrics.
+    """The facts on a call that has ended, for the log and the metrics.
 
-    client: the caller's name. outcome: the name of its gRPC status. received, sent: bytes of messages. notes: fields
-    that its method adds to the log.
+    client: the caller's name, None if it has none. outcome: the name of the call's gRPC status. received, sent: bytes
+    of its messages. notes: fields that the call's method adds to the log line.
     """
 
     method: str
@@ -267,9 +270,9 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Mark the call, within a `with` block, as waiting for its caller, who may take at most `Limits.stall` seconds.
+        """Mark the call, within a `with` block, as waiting for its caller to read or send a message.
 
-        After these the call is cancelled.
+        A call that waits so for longer than `Limits.stall` seconds is cancelled.
         """
         self.waiting = time.monotonic()
         try:
@@ -279,11 +282,11 @@ class Call:
 
 
 class Admission:
-    """The admission of all calls to the servers of a program: it decides on each call, and counts those at work.
+    """Decides whether each call to a program's servers is admitted, and counts the calls at work.
 
-    tokens: the callers that may call, by their tokens. names: the function that finds a caller's name, by default in
-    its token, or in its certificate where there are no tokens. ended: called with every call that has ended, also a
-    refused one.
+    tokens: the callers that may call, with their tokens; None if callers show certificates. names: a function that
+    finds a caller's name; by default it reads the token, or the certificate if there are no tokens. ended: called with
+    the `Record` of every call that has ended, also of a refused one.
     """
 
     def __init__(
@@ -310,7 +313,10 @@ class Admission:
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
-        """Refuse new calls, and wait at most `timeout` seconds for those at work; return whether all have ended."""
+        """Refuse new calls, and wait at most `timeout` seconds for the calls at work; return whether all have ended.
+
+        Calls of a `Brief` are not waited for.
+        """
         with self._changed:
             self._stopping = True
             return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)
@@ -325,10 +331,11 @@ class Admission:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """Admit a call to a method, which runs in the `with` block.
+        """Admit a call to a method, which runs in the `with` block; yield the `Call`.
 
-        A refusal, or an error in the block, becomes the call's status. The call counts, with the bytes that it holds,
-        until its caller has read the answer. brief: whether the method is a `Brief`, whose calls are counted apart.
+        A refusal, or an error in the block, ends the call with a gRPC status. The call counts, with the bytes that it
+        holds, until its caller has read the answer. brief: whether the method is a `Brief`, whose calls are counted
+        apart.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -356,9 +363,9 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count `size` bytes that a call keeps in memory until its end.
+        """Count `size` bytes as held in memory by a call until its end.
 
-        Raises OverloadError beyond the caller's limit.
+        Raises OverloadError if the calls of this caller then hold more than its limit.
         """
         if call.client is None:
             return
@@ -380,7 +387,10 @@ class Admission:
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
-        """Note that a call has ended for its method or for gRPC; once it has ended for both, it no longer counts."""
+        """Note that one of a call's two ends has come: its method has returned, or gRPC has ended the call.
+
+        After both the call no longer counts, and neither do the bytes that it held.
+        """
         with self._changed:
             call.ends -= 1
             if call.ends:
@@ -426,7 +436,7 @@ def note(context: grpc.ServicerContext, **fields: object) -> None:
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """Return the caller's name, which its certificate or token shows; None in plain text without tokens.
+    """Return the caller's name, which admission found in its certificate or token; None in plain text without tokens.
 
     context: gRPC's, of the call whose method asks.
     """

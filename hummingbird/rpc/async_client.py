@@ -36,9 +36,10 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the background loop, and return its result; an interrupt of the caller cancels the coroutine.
+    """Run a coroutine on the background event loop, and return its result; called by code that is no coroutine.
 
-    Raises InputError if called on that loop itself, which would then wait for itself.
+    An interrupt of the caller cancels the coroutine. Raises InputError if called on the background loop itself, which
+    would then wait for itself.
     """
     loop = _own()
     if running() is loop:
@@ -69,7 +70,7 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Call function(*args), in a thread if it works on much data so that the event loop goes on; return the result.
+    """Return function(*args); if it works on much data it runs in a thread, so that the event loop goes on meanwhile.
 
     size: bytes of that data.
     """
@@ -87,9 +88,9 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """Reset the background loop and its lock in a forked process.
+    """Reset the background event loop and its lock, in a process that was just forked.
 
-    That process lacks the loop's thread, and may find the lock held.
+    A forked process lacks the thread of the loop, and may find the lock held by it.
     """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
@@ -103,7 +104,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """Start gRPC's asyncio event thread for the process's lifetime; return the process's id.
+    """Start gRPC's asyncio event thread for the lifetime of the process; return the id of the process that started it.
 
     Without this the last channel to close would stop the thread under a running loop.
     """
@@ -112,7 +113,7 @@ def _started() -> int:
 
 
 class AsyncClient:
-    """A client of one service, for coroutines of the running loop; the service need not listen yet.
+    """A client of one service for coroutines, bound to the event loop that runs now; the service need not listen yet.
 
     tls, token, largest, and the errors raised are those of `rpc.client.connect`. Also raises EnvironmentProblem in a
     process that was forked from one which has called services.
@@ -132,16 +133,17 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call, and return the call object; awaiting that gives the answer, or raises grpc.RpcError.
+        """Begin a call of a method with one message, and return gRPC's call object.
 
-        `status.explain` translates the error.
+        Awaiting the object gives the answer, or raises grpc.RpcError, which `status.explain` translates. timeout:
+        seconds.
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Call the service until it has answered once; retry for `timeout` seconds.
+        """Wait until the service has answered a call: call it again and again, for at most `timeout` seconds.
 
         Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
         """

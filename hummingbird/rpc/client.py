@@ -39,12 +39,12 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """The attempts to ask one question until it is answered; `failed` says when the next one begins.
+    """Decides when and whom to ask again until one question is answered: by one service, or one of several equal ones.
 
     timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
-    at a service that is away; each pause doubles the last. A full service names the pause itself. passing: errors after
-    which another attempt may succeed. tries: most attempts. places: number of equivalent services. first: number of the
-    service that is asked first. The attribute `place` is the number of the one to ask next.
+    at a service that is away; each pause doubles the last. A full service names the pause itself. passing: classes of
+    errors after which another attempt may succeed. tries: most attempts. places: number of services. first: number of
+    the service that is asked first. The attribute `place` is the number of the service to ask next.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class Retry:
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:
-        """Return the seconds until the next attempt, which is to go to service number `place`.
+        """Decide what to do after an attempt has failed: return the seconds until the next one, or raise an error.
 
-        Raises the error if there is no further attempt: it is not in `passing`, or the time or the attempts are used
-        up. After the deadline it raises the previous failure, which says more than that the time was too short.
+        The next attempt is to go to service number `place`. There is no further attempt if `error` is not in `passing`,
+        or if the time or the attempts are used up: then `error` is raised. After the deadline it is the previous
+        failure, which says more than that the time was too short.
         """
         now = time.monotonic()
         if self._failure is not None and now > self._deadline:
@@ -94,7 +95,10 @@ class Retry:
 
 
 class Patience:
-    """The attempts of a caller to connect, for `timeout` seconds, to a service that does not answer yet."""
+    """Decides how long a caller goes on trying to connect to a service that does not answer yet.
+
+    address: of the service, for errors. timeout: seconds for all attempts together.
+    """
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address = address
@@ -103,13 +107,13 @@ class Patience:
 
     @property
     def glance(self) -> float:
-        """Timeout for the next attempt, in seconds."""
+        """Seconds that the next attempt may take: those that are left in all, but from 0.1 to 10."""
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Return the seconds until another attempt, if one may succeed after this error.
+        """Return how many seconds to wait before the next attempt, after an attempt has failed with `error`.
 
-        Otherwise raises an error, as `connect` does.
+        Raises an error, one of those of `connect`, if no further attempt may succeed or the time is used up.
         """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -143,10 +147,11 @@ def connect(
 ) -> grpc.Channel:
     """Connect to a service, and return the channel once the service has answered; retry for `timeout` seconds.
 
-    With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
-    unix socket). token: the token of a caller without a certificate. largest: bytes of a message, in either direction.
-    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a
-    caller that the service does not know, and PeerError, at once if the handshake itself is refused.
+    With `tls`, the service must show a certificate that the authority in `tls` has signed for the address's host name
+    (`localhost` for a unix socket). token: the token of a caller without a certificate. largest: most bytes of a
+    message, in either direction. Raises InputError and TrustError (see `check_address`), EnvironmentProblem
+    (certificate files), AccessError for a caller that the service does not know, and PeerError, at once if the
+    handshake itself is refused.
     """
     channel = dial(address, tls, largest)
     if token is not None:
@@ -195,7 +200,10 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 
 
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """Return the credentials that a caller shows at an address; None for plain text. Raises the errors of `dial`."""
+    """Return gRPC's credentials for a channel to an address, made from the certificate files; None for plain text.
+
+    Raises the errors of `dial`.
+    """
     check_address(address, tls)
     if tls is None:
         return None
@@ -219,7 +227,7 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """The details of a call (method, timeout, metadata), as an interceptor has changed them for gRPC to send."""
+    """The details of one gRPC call (method, timeout, metadata ...), as an interceptor must hand them to gRPC."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
@@ -255,12 +263,15 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """Return a method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
+    """Return a callable for one method of a service, for many calls with one message each way.
+
+    Its `future(message, timeout=...)` begins a call.
+    """
     return channel.unary_unary(PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Begin a `call`, and return gRPC's future, whose result() is the answer."""
+    """Begin a call as `call` makes it, and return gRPC's future at once; its result() is the answer."""
     return method_of(channel, method).future(request, timeout=timeout)
 
 

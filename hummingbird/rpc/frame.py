@@ -91,10 +91,11 @@ def unpack_tensors(
 ) -> list[Tensor]:
     """Return the tensors of one frame.
 
-    Raises InputError for anything but exactly one well-formed frame within the limits. max_tensors: most tensors, no
-    more than the message needs, as even a tensor without data costs its reader more than its 16 bytes. Nothing is
-    allocated before all lengths are checked. The tensors share the memory of a writable aligned buffer; a read-only
-    buffer is copied once, since torch has no read-only tensors.
+    max_tensors: most tensors that the frame may hold; pass no more than the message needs, as even a tensor without
+    data costs its reader more than its 16 bytes. max_bytes: most bytes of the frame. Raises InputError for anything but
+    exactly one well-formed frame within the limits. Nothing is allocated before all lengths are checked. The tensors
+    share the memory of a writable aligned buffer; a read-only buffer is copied once, since torch has no read-only
+    tensors.
     """
     try:
         view = memoryview(buffer).cast("B")
@@ -114,7 +115,11 @@ def unpack_tensors(
 
 
 def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
-    """Return type, shape, and first and end byte of every tensor in a frame, all checked against the frame's length."""
+    """Read the headers in a frame; return for every tensor its type, its shape, and where its data begins and ends.
+
+    The two places are offsets in bytes, the second just behind the data. max_bytes: limit for each tensor. max_tensors:
+    most tensors. Raises InputError unless all headers are valid and fit the frame's length exactly.
+    """
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")
     magic, version, zero, count = _HEADER.unpack_from(view, 0)

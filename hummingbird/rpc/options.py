@@ -144,7 +144,7 @@ def add_service(
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """Return the configuration that the options of `add_service` describe.
+    """Return the `ServiceConfig` of a program's servers that the options of `add_service` describe.
 
     message: most bytes of one message, in either direction. Raises InputError and TrustError for options that
     contradict each other.
@@ -172,7 +172,10 @@ def add_caller(parser: argparse._ActionsContainer) -> None:
 
 
 def add_token(parser: argparse._ActionsContainer) -> None:
-    """Add --token-file alone, for a program that both serves and calls, with the same certificate."""
+    """Add the option --token-file alone.
+
+    It is for a program that both serves and calls, with one certificate for both.
+    """
     text = "file of this side's token, instead of a certificate; TLS then takes --tls-ca alone"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
@@ -184,11 +187,11 @@ def caller_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """Return the certificate files that the options of `add_tls` name; None if they name none.
+    """Return the certificate files, as a `Tls`, that the options of `add_tls` name; None if they name none.
 
-    Without tokens all three files are needed. With tokens (`tokens` is true) those in `names` suffice, such as "cert"
-    and "key"; only in a program that both serves and calls, the options may then name the other files, too, which are
-    left out of the result. Raises errors of `tls_of`.
+    tokens: whether callers show tokens here. If so, the files in `names` suffice, such as "cert" and "key" of a
+    service; otherwise all three files are needed. A program that both serves and calls may set the other files, too:
+    they are left out of this result. Raises errors of `tls_of`.
     """
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}
@@ -225,7 +228,10 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """Return a net's inputs, one from each of these files with its own type, and labels as `images_of` does."""
+    """Return a net's inputs, each from one of these files with its own type, and the labels (n,) of --labels, or None.
+
+    Raises InputError for other contents, and if the folder of --out does not exist.
+    """
     images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
@@ -251,20 +257,26 @@ def decided(outputs: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> str:
-    """Return a line of text on the accuracy of outputs (n, ...): for how many of them `decided` gives the label."""
+    """Return a line of text with the accuracy: for how many outputs (n, ...) the decision (`decided`) equals the label.
+
+    labels: (n,).
+    """
     right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
 
 
 def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise InputError if labels are given for a net of several results, which have these names."""
+    """Raise InputError if --labels is set for a net that has several results.
+
+    names: the names of the net's results.
+    """
     if args.labels is not None and len(names) > 1:
         what = f"the net has {len(names)} results, {', '.join(names)}"
         raise InputError(what, where="--labels", hint="labels are for one: leave them out")
 
 
 def write_results(path: Path, results: Any) -> None:
-    """Write one result by numpy.save, several by numpy.savez under their names."""
+    """Write results to a file: one tensor by numpy.save, several by numpy.savez under their names."""
     import numpy as np
     import torch
 

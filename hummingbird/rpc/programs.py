@@ -38,13 +38,13 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """The functions and texts in which one server program differs from another.
+    """The functions and texts in which one server program differs from another; `run_service` does the rest.
 
-    handlers: the methods at each address of the configuration, in the same order. measure: adds figures to the
-    program's metrics. lines: printed before the line that names the addresses. look: called five times a second; the
-    program ends if it returns True, or raises. stopping: called when the program is to end, while calls are at work.
-    farewell: called when these have ended. close: called last, also after a failure. run: called instead of printing
-    the lines, becoming ready, and waiting for a signal.
+    handlers: for each address of the configuration, in order, its methods by name. measure: called to add figures to
+    the program's metrics. lines: printed before the line that names the addresses. look: called five times a second;
+    the program ends if it returns True, or raises. stopping: called when the program is to end, while calls are at
+    work. farewell: called when these calls have ended. close: called last, also after a failure. run: if given, it is
+    called in place of printing the lines, becoming ready, and waiting for a signal.
     """
 
     handlers: Sequence[Mapping[str, Method | Exchange | Brief]] = ()
@@ -91,7 +91,7 @@ def run_service(
 
 
 def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
-    """Set the health to SERVING, print the lines, and wait until the program is to end."""
+    """Set the health to SERVING, print the program's lines, and wait until the program is to end; then return."""
     program.ready()
     try:
         print(*parts.lines, program.line, sep="\n", flush=True)
@@ -121,11 +121,11 @@ def run_client(
 ) -> tuple[Any, float]:
     """Ask a net for the results of `count` images; return the results and the seconds that they took.
 
-    Prints figures, and the accuracy if there are labels, and writes the results. args: options of
-    `rpc.options.add_images`. net: the connection to the net, which is entered here as a context manager. names: returns
-    the names of the net's results. ask: asks the question, and calls its second argument with numbers of finished
-    images. opening: returns lines to print before the question. figures: returns lines to print after it, given the
-    seconds.
+    Prints figures, and the accuracy if there are labels, and writes the results to the file of --out. args: options of
+    `rpc.options.add_images`. net: a context manager that connects to the net. The functions take the connected net.
+    names: returns the names of the net's results. ask: asks for the results and returns them; it also takes a function,
+    which it calls with numbers of newly finished images. opening: returns lines to print before. figures: returns lines
+    to print after, from the net and the seconds.
     """
     with net as connected:
         for line in opening(connected):

@@ -131,9 +131,9 @@ def _parsed(content: bytes, path: PathLike | None) -> list[x509.Certificate]:
 
 
 def _valid(content: bytes, path: PathLike | None) -> x509.Certificate:
-    """Return the first certificate in a file's content. Raises EnvironmentProblem if it is expired, or not valid yet.
+    """Return the first certificate in a PEM file's content, after a check of its dates.
 
-    path: the file, for errors.
+    Raises EnvironmentProblem if it is expired, or not valid yet. path: the file, for errors.
     """
     first, now = _parsed(content, path)[0], datetime.datetime.now(datetime.timezone.utc)
     for wrong, verb, moment in (
@@ -214,9 +214,10 @@ _Stamp = tuple[int, int, int]
 
 
 class Certificates:
-    """The certificate files of `tls`, shared by all servers of a program, and read again when they have changed.
+    """The contents of the certificate files of `tls`, shared by all servers of a program; changed files are read again.
 
-    renewed: called when changed files are in use. Raises EnvironmentProblem for files that are unusable at first.
+    renewed: called when the contents of changed files come into use. Raises EnvironmentProblem if files are unusable at
+    the start; later the old contents stay in use.
     """
 
     def __init__(self, tls: Tls, renewed: Callable[[], object] = lambda: None) -> None:
@@ -233,7 +234,10 @@ class Certificates:
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """Return two functions, named "cert" and "ca", which return when that certificate expires, Unix time."""
+        """Return functions by name, "cert" and "ca": each returns when that certificate expires, Unix time, seconds.
+
+        A certificate whose file is not named has no function.
+        """
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -241,7 +245,10 @@ class Certificates:
         given = self.current()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Return the new configuration, or None if the server has it; gRPC calls this from one thread at a time."""
+            """Return the configuration with the current certificates for gRPC; None if the server has it already.
+
+            gRPC calls this, from one thread at a time.
+            """
             nonlocal given
             if (pem := self.current()) is given:
                 return None
@@ -273,7 +280,10 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Return time, size and inode of a file, one of which changes with the content; None for a missing file."""
+    """Return the time, size and inode number of a file, which tell whether it was changed; None for a missing file.
+
+    At least one of the three changes with the content.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -379,7 +389,10 @@ def _hash(token: str) -> str:
 
 
 def _names(path: Path) -> dict[str, str]:
-    """Return the names in a token file, by the hash of their token."""
+    """Read a token file; return the names in it, each by the SHA-256 of its token in hexadecimal.
+
+    Raises EnvironmentProblem for a file that cannot be read or that others may write, InputError for a malformed line.
+    """
     names: dict[str, str] = {}
     for number, line in enumerate(_read(path, 0o022, "others may write it: chmod 600").splitlines(), 1):
         words = line.partition("#")[0].split()

@@ -62,11 +62,12 @@ class ServiceConfig:
 
 
 class ServiceProgram:
-    """All servers of a program with their health, log and metrics, as a context manager. name: of the program.
+    """All servers of a program, with their health, log and metrics, as a context manager that stops them at its end.
 
-    A service adds its own figures to `metrics.registry`. second: whether a second signal ends the process at once;
-    False for a program that a launcher starts: a service manager may signal both, and the launcher passes its signal
-    on, so that the program gets one stop as two signals. Raises errors of `rpc.service.serve`, Tokens, Log and Page.
+    name: of the program. config: addresses, certificates, limits and so on. A service adds its own figures to
+    `metrics.registry`. second: whether a second signal ends the process at once; False for a program that a launcher
+    starts: a service manager may signal both, and the launcher passes its signal on, so that the program gets one stop
+    as two signals. Raises errors of `rpc.service.serve`, Tokens, Log and Page.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
@@ -96,7 +97,10 @@ class ServiceProgram:
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
-        """Serve methods at `address`, by default the configuration's first; the health is NOT_SERVING until `ready`."""
+        """Begin to serve methods at an address; the health is NOT_SERVING until `ready`.
+
+        handlers: methods by name, as for `rpc.service.serve`. address: by default the first one in the configuration.
+        """
         address = self.config.listen[0] if address is None else address
         health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)
@@ -156,9 +160,9 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """Return how many connections this process can have open, at most `connections`: each takes an open file.
+    """Return how many connections this process can have open, at most `connections`: each takes one open file.
 
-    First raises the process's soft limit of open files as far as needed, up to the hard limit.
+    First raises the process's soft limit of open files as far as `connections` needs, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES

@@ -72,12 +72,12 @@ def serve(
 ) -> grpc.Server:
     """Start a server of the named methods, and return it. Keep the result: a server that is garbage collected stops.
 
-    handlers: by name, a function of a message and gRPC's context, which returns the answer; or a generator function,
-    which yields the messages of the answer; or an `Exchange`, or a `Brief`.
-    tls: None for plain text. If it names an authority, callers without a certificate of this authority are refused,
-    else callers without a token. Its files are read again when they have changed (security.py). A unix socket is for
-    this user only. gate: the admission of callers. health: the admission of gRPC's health service, and its methods.
-    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
+    handlers: methods by name. A method is a function of a message and gRPC's context that returns the answer, a
+    generator function of the same that yields several messages, an `Exchange`, or a `Brief`. tls: None for plain text.
+    If it names an authority, callers without a certificate of this authority are refused, else callers without a token.
+    Its files are read again when they have changed (security.py). A unix socket is for this user only. gate: the
+    admission of callers. health: the admission of gRPC's health service, and its methods. Raises InputError and
+    TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
     """
@@ -120,10 +120,10 @@ def serve(
 
 
 class _Pool(Executor):
-    """A pool of threads, one for each call that gRPC lets in.
+    """A pool of threads for a gRPC server: each call that gRPC lets in runs on a thread of its own.
 
-    They are daemons, unlike those of ThreadPoolExecutor: a method that never ends does not keep the program alive. The
-    thread that became free last works next, so that surplus threads end after a busy hour.
+    The threads are daemons, unlike those of ThreadPoolExecutor: a method that never ends does not keep the program
+    alive. A new call goes to the thread that became free last, so that surplus threads end after a busy hour.
     """
 
     def __init__(self) -> None:
@@ -198,10 +198,11 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) -> grpc.RpcMethodHandler:
-    """Return a method as a gRPC handler that reads a stream of requests, even if callers send one message.
+    """Return a method as a gRPC handler. name: of the method. function: what it does. gate: the admission of its calls.
 
-    So a call passes the admission before its request is read: for a request of one message gRPC would occupy a thread
-    until the message has arrived. Callers see no difference.
+    To gRPC every method reads a stream of requests, even where callers send one message. So a call passes the admission
+    before its request is read: for a request of one message gRPC would occupy a thread until the message has arrived.
+    Callers see no difference.
     """
     exchange = isinstance(function, Exchange)
     run: Any = function.function if isinstance(function, (Exchange, Brief)) else function
@@ -223,7 +224,11 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """Return a handler for a method of one answer, which gRPC sends with the status after the handler's return."""
+    """Return a function by which gRPC runs a method with one answer message; it takes the requests and the context.
+
+    run: computes the answer from the message and the context. gate: the admission of calls. brief: whether the method
+    is a `Brief`. gRPC sends the answer, together with the status, after the function has returned.
+    """
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with gate.call(name, context, brief) as call:

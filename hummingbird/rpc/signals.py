@@ -98,11 +98,12 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """A handler of SIGTERM that raises one exception in the main thread; in force until `close`.
+    """A handler of SIGTERM that raises one exception in the main thread; it is in force until `close`.
 
-    Make it in the main thread. reason: makes the exception, in another thread, and may take long. over: called in the
-    main thread; returns whether the exception is not needed any more. then: the handler of a second SIGTERM; by default
-    it ends the process at once. A process forked from this one ends as if there were no handler.
+    Make the object in the main thread. reason: a function that makes the exception; it runs in another thread, and may
+    take long. over: called in the main thread; returns True if the exception is not needed any more. then: the handler
+    of a second SIGTERM; by default it ends the process at once. A process forked from this one ends at SIGTERM as if
+    there were no handler.
     """
 
     def __init__(

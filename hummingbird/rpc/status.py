@@ -48,7 +48,7 @@ class Unknown(AccessError):
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """Return the gRPC status with which an error of a method ends its call."""
+    """Return the gRPC status that a call gets when its method has raised `error`."""
     if isinstance(error, Unknown):
         return Code.UNAUTHENTICATED
     if not isinstance(error, HummingbirdError):
@@ -76,10 +76,11 @@ def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
 
 
 def explain(error: grpc.RpcError, where: str) -> PeerError:
-    """Return the error for a failed call: the service's own words if it refused, otherwise the state of the connection.
+    """Return the error of this package for a failed call: with the service's own words if the service refused the call.
 
-    where: the service, for the error. Returns OverloadError, UnavailableError, AccessError or NotFoundError for the
-    statuses that mean these, else PeerError.
+    If it did not refuse, the error says what became of the connection. error: gRPC's. where: the service, for the
+    error. Returns OverloadError, UnavailableError, AccessError or NotFoundError for the gRPC statuses that mean these,
+    else PeerError.
     """
     code, details = error.code(), str(error.details())
     metadata = dict(error.trailing_metadata() or ())

@@ -113,7 +113,7 @@ def connection(context: grpc.ServicerContext) -> str | None:
 
 
 def _messages() -> Any:
-    """Return the message classes of gRPC's health service, imported on first use: few programs need them."""
+    """Return the message classes of gRPC's health service; they are imported on first use: few programs need them."""
     from grpc_health.v1 import health_pb2
 
     return health_pb2
@@ -218,7 +218,10 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """The figures that a service counts. in_flight: called at each scrape; returns the number of calls at work."""
+    """Counters of a service for Prometheus: calls, outcomes, durations and bytes.
+
+    in_flight: returns the number of calls at work; called whenever Prometheus asks for the figures.
+    """
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
@@ -254,7 +257,10 @@ class Metrics:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return the Prometheus counters of a method's calls with this outcome; `_of` caches this method's results."""
+        """Return four Prometheus figures: a method's calls with this outcome, its seconds, bytes received, bytes sent.
+
+        `_of` caches the result.
+        """
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
@@ -293,7 +299,7 @@ class Page:
 
 
 class _Handler(MetricsHandler):
-    """Answers requests for the page of figures, and for two pages for probes: 200 OK, or 503 Service Unavailable."""
+    """Answers a web server's requests: the page of figures, and two pages for probes (200 OK or 503)."""
 
     ready: Callable[[], bool]
 

@@ -94,11 +94,10 @@ def save(
 def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
     """Load the private net of a folder that `save` wrote, without the net's code.
 
-    aim: as for `convert_model`; it belongs to a session, and is not saved.
-
-    With private weights, the folder of a party that is not their owner holds net.json only. Raises InputError for a
-    folder that holds no saved net or an incomplete one, and for changed, foreign and other parties' files;
-    AgreementError if, after `init`, the parties have loaded different nets; and the errors of `convert_model`.
+    aim: as for `convert_model`; the folder does not hold it, as it depends on the session. With private weights, the
+    folder of a party that is not their owner holds net.json only. Raises InputError for a folder that holds no saved
+    net or an incomplete one, for changed or foreign files, and for files of other parties; AgreementError if, after
+    `init`, the parties have loaded different nets; and the errors of `convert_model`.
 
         private = hummingbird.load("saved")
     """
@@ -109,18 +108,19 @@ def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:
-    """Load the net of a folder that `save` wrote, as a plain module: for `simulate`, `validate_model`, other windows.
+    """Load the net of a folder that `save` wrote, as a plain module, which computes the same as the net at inference.
 
-    It computes the same as the net at inference. Raises InputError as `load` does, and if the folder lacks private
-    weights.
+    It serves for `simulate`, `validate_model`, and for other windows. Raises InputError as `load` does, and if the
+    folder lacks private weights.
     """
     return read_net(folder, folders.description(Path(fspath(folder))))
 
 
 def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: bool = True) -> SavedNet:
-    """Load a net as `load_net` does, with a description that was read before.
+    """Load a net as `load_net` does, if the caller has already read its description.
 
-    weights: False: do not read the weights, but put zeros in their place.
+    saved: the description in the folder's net.json. weights: whether to read the weights; if not, zeros take their
+    place.
     """
     place = Path(fspath(folder))
     rank = sessions.current().rank if sessions.is_initialized() else None
@@ -139,8 +139,8 @@ def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
 def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
     """Trace a net to the steps that are saved, which all parties see: they contain no number of private weights.
 
-    owner: the party that owns the weights; None if they are public. Raises ModelError with all layers that only code
-        can express, InputError for an example that cannot be saved.
+    owner: the party that owns the weights; None if they are public. Raises ModelError that lists all layers made by
+        `register_converter`, which are code and cannot be saved; InputError for an example that cannot be saved.
     """
     steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example, secret=owner is not None)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
@@ -160,9 +160,9 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """Return the steps unchanged, and their tensors by the names that the file of weights has for them.
+    """Return the steps unchanged, and a dict of all their tensors by the names that the file of weights uses.
 
-    A name is the step's name and the attribute's. A tensor of several steps has one name, by the first of them.
+    A name is STEP.ATTRIBUTE. A tensor that several steps have occurs once, with the name from the first of them.
     """
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()

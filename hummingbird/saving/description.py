@@ -57,9 +57,10 @@ class WeightSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetText:
-    """The fields of the net in net.json.
+    """The part of net.json that describes the net and its conversion.
 
-    steps: name, operation, inputs and attributes of each, read by `step_json`. tensors: name -> type and shape.
+    steps: for each step its name, operation, inputs and attributes, which `step_json` reads. tensors: name -> type and
+    shape. weights: "public", or the rank of their owner. bits: the windows. seal: a hash of the weights.
     """
 
     steps: tuple[tuple[Any, ...], ...] = field(records.many(_STEP, _MOST_STEPS))
@@ -74,7 +75,10 @@ class NetText:
 
 @dataclass(frozen=True, kw_only=True)
 class NetFile:
-    """The fields of net.json. hummingbird: the release that wrote it. digest: SHA-256 of `net`."""
+    """The record of the file net.json.
+
+    hummingbird: the release that wrote the file. digest: SHA-256 of `net`. net: the net and how it is converted.
+    """
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)
@@ -87,8 +91,9 @@ class NetFile:
 class NetDescription:
     """The content of net.json: a net without the values of its weights, and how it is converted.
 
-    steps: their tensors are on the meta device. tensors: the same tensors, by their names in files of weights.
-    weights: "public", or the rank of the party that owns them. seal: a hash of the weights, from `weights.seal`.
+    steps: the net's steps; their tensors have types and shapes alone (meta device). tensors: the tensors of the steps,
+    by their names in files of weights. weights: "public", or the rank of the party that owns them. seal: a hash of the
+    weights, from `weights.seal`.
     """
 
     steps: tuple[Step, ...]

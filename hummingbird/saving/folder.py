@@ -33,9 +33,9 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """Make a new folder to write into, in this block; it is renamed to `folder` once all is on the disk.
+    """Yield a new folder to write into, within a `with` block, at whose end it is on the disk and named `folder`.
 
-    Raises as `check_free`.
+    Raises the errors of `check_free`.
     """
     check_free(folder)
     try:
@@ -57,7 +57,10 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """Read the net.json of a folder. Raises InputError for a folder without one, and as `NetDescription.from_json`."""
+    """Read the net.json in a folder; return the description of the net.
+
+    Raises InputError for a folder without one, and as `NetDescription.from_json` does.
+    """
     path = folder / NET
     try:
         with open(path, "rb") as file:
@@ -69,10 +72,11 @@ def description(folder: Path) -> NetDescription:
 
 
 def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
-    """Raise InputError if a folder holds another party's weights that do not belong there, or that this party can read.
+    """Raise InputError if a folder holds another party's weights that do not belong there or that this party can read.
 
-    saved: the folder's net.json. rank: this party's rank; None: there is no session, and the caller may own the
-    weights.
+    saved: the folder's net.json, which names the owner of the weights; only the owner's file may be there. rank: this
+    party's rank, which may be able to read that file only if it is the owner; None: there is no session, and the caller
+    may own the weights.
     """
     for path in sorted(folder.glob("party-*.safetensors")):
         if path.name != weights.name_of(saved.owner):

@@ -46,16 +46,19 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
 
 
 def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt: bytes) -> None:
-    """Write a net's weights to a file, bound to its net.json by the digest, the seal's salt and the owner."""
+    """Write a net's weights, `tensors` by name, to a file that fits only the net.json with the description `saved`.
+
+    The file's metadata has the description's digest, the owner of the weights, and the salt of the seal.
+    """
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(content, path, {_OWN: json.dumps(words)})
 
 
 def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
-    """Read the weights of a net; InputError for a missing, incomplete, changed or foreign file.
+    """Read the weights of a net from a file; return the tensors by name.
 
-    Returns them by name.
+    saved: the description in net.json. Raises InputError for a missing, incomplete, changed or foreign file.
     """
     again = "copy it again from where the net was saved"
     if not path.is_file():
@@ -81,12 +84,15 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 
 
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
-    """Make zeros in place of another party's weights, of which only shapes and types are used."""
+    """Return zeros in place of another party's weights, by name; only the shapes and types of such weights are used."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return what hummingbird wrote into the metadata of a file of weights; empty if another program wrote the file."""
+    """Return the entries that hummingbird wrote into the metadata of a file of weights, as texts by name.
+
+    Returns an empty dict if another program wrote the file. Raises ValueError for entries that cannot be read.
+    """
     try:
         words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
     except InputError as error:

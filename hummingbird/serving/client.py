@@ -48,10 +48,10 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """A service whose parties have all answered with the same description.
+    """The result of joining a service: what its parties, which have all given the same description, have told.
 
-    order: by rank, the index of each party in the group's addresses. clocks: by rank, the seconds by which each party's
-    clock is ahead of the client's.
+    service: the description. order: by rank, the index of each party in the group's addresses. clocks: by rank, the
+    seconds by which each party's clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -70,7 +70,8 @@ class _Asked(NamedTuple):
 class _Lines:
     """The connections to all parties of a group, for coroutines of one event loop.
 
-    joining: a lock for the coroutine that connects first. joined: whether all parties have answered.
+    lines: one client for each party. joining: a lock, held by the coroutine that connects first. joined: whether all
+    parties have answered.
     """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
@@ -82,9 +83,9 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties of one service, to which a client sends requests; coroutines of any event loop may call it.
+    """The N parties of one service, to which a client sends requests; for coroutines of any event loop.
 
-    claim: random bytes by which the parties recognise the client.
+    addresses: of the parties, in any order. claim: random bytes by which the parties recognise the client.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -139,7 +140,8 @@ class PartyGroup:
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
 
-        joint: from `join`. timeout: seconds to the request's deadline; more than 590 count as 590.
+        joint: the service as `join` returned it. question: the images. timeout: seconds to the request's deadline; more
+        than 590 count as 590.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -158,7 +160,10 @@ class PartyGroup:
         return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
 
     def _here(self) -> _Lines:
-        """Return the connections for the running event loop."""
+        """Return the connections for the event loop that runs now; make them at the loop's first call.
+
+        Raises an error after `close`.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -301,7 +306,7 @@ class Client:
 
     @property
     def service(self) -> ServiceDescription:
-        """The parties' description of the service, with `inputs` and `outputs`; requested again after a failure."""
+        """The parties' description of the service, with `inputs` and `outputs`; asked for anew after a failure."""
         return run(self._described())
 
     @property
@@ -324,17 +329,18 @@ class Client:
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """Return the net's results, float32 (n, ...), for inputs (n, ...), one for each of `service.inputs`.
+        """Return the net's results, float32 (n, ...), for n images; wait until they have come.
 
-        Inputs are floating point, or int64 row numbers for a net with lookups (hummingbird/lookup.py), in the order of
-        `service.inputs` or by name. Several results have the structure that the net returns, a tuple or a dict; for a
-        dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several requests, two
-        under way at a time. progress: called from another thread with numbers of finished images.
+        inputs, named: tensors (n, ...), one for each of `service.inputs`, in their order or by name. They are floating
+        point, or int64 row numbers for a net with lookups (hummingbird/lookup.py). Several results have the structure
+        that the net returns, a tuple or a dict; for a dataclass, `result.logits` is `result["logits"]`. More than
+        `service.most` images go in several requests, two under way at a time. progress: called from another thread with
+        numbers of newly finished images.
         """
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """Do the work of `client(...)` for asyncio, on the event loop that awaits it."""
+        """Do the work of `client(...)` as a coroutine, on the event loop that awaits it; return the net's results."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
@@ -376,9 +382,10 @@ class Client:
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send a request with this question, and return its result.
+        """Send a request with this question, and return its result, float32 (images, ...).
 
-        Raises AgreementError if the parties no longer serve `service`, as they did when the call began.
+        service: the service when the call began. Raises AgreementError if the parties have since begun to serve another
+        one.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
@@ -391,9 +398,10 @@ class Client:
         return await self._attempts(request)
 
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
-        """Return the result of attempt(group, joint, seconds left), made at one group after another until one succeeds.
+        """Call `attempt` for one group of parties after another until it succeeds; return its result.
 
-        The attempts go on until the timeout while no group serves and has room.
+        attempt: a coroutine function of a group, the service that the group has described, and the seconds left. While
+        no group serves and has room, the attempts go on until the client's timeout; after that an error is raised.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:
@@ -410,9 +418,10 @@ class Client:
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """Join group number `at`, and return its service. left: longest wait, seconds.
+        """Connect to the parties of group number `at`; return their service.
 
-        If there are other groups, raises UnavailableError in place of another PeerError, so that these are tried next.
+        left: longest wait, seconds. If there are other groups, raises UnavailableError where it would raise another
+        PeerError, so that the other groups are tried next; AgreementError for a group that serves another net.
         """
         group, several = self._groups[at], len(self._groups) > 1
         try:
@@ -444,9 +453,9 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """Divide the images into questions of at most `service.most` each.
+    """Divide a client's inputs into questions of at most `service.most` images each, encoded as ring elements.
 
-    Raises InputError for inputs that do not fit the net.
+    tensors: one for each of `service.inputs`. Raises InputError for inputs that do not fit the net.
     """
     units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):
@@ -471,7 +480,10 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
 
 
 def _groups_of(parties: Any) -> list[list[str]]:
-    """Return the addresses of each group. Raises ConfigError for anything but a list of addresses, or of such lists."""
+    """Return a list of addresses for each group of parties. parties: one list of addresses, or several such lists.
+
+    Raises ConfigError for anything else, and for a group of fewer than two parties or too many.
+    """
     several = _is_list(parties) and any(map(_is_list, parties))
     groups = list(parties) if several else [parties]
     for group in groups:

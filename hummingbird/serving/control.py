@@ -30,10 +30,10 @@ _ID = struct.Struct("<qq")
 
 
 class Teller:
-    """Reports to party 0 which requests this party holds; used at all other parties.
+    """Sends this party's reports on requests to party 0; every party but party 0 has one.
 
-    every: seconds between two empty messages. failed: called with the error that ends the reports. The thread that has
-    a report sends it, and also the reports that other threads add meanwhile: no thread has to be woken.
+    every: seconds between two empty messages, which show that the party lives. failed: called with the error that ends
+    the reports. A thread that has a report sends it at once, and with it the reports that other threads add meanwhile.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:

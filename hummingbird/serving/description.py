@@ -59,9 +59,8 @@ class ServiceDescription:
     session. inputs, outputs: the net's inputs and results, in order. form: the structure (hummingbird/structure.py) of
     the results. limit: the largest |x| for which the windows were made; None: not known. scale: fraction bits of all
     inputs. bits: how many low bits of the inputs the net reads. result_scale: fraction bits of the results.
-    result_bits: how many low bits of their shares are sent. parties: number of parties. most: most images in a request.
-    rowwise: whether each image's result is known to be independent of the request's other images.
-
+    result_bits: how many low bits of the results' shares are sent. parties: number of parties. most: most images in a
+    request. rowwise: whether each image's result is known to be independent of the request's other images.
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
     results in the same way. The first input may consist of row numbers: a request then holds lookup keys for two
     parties, and the second input is the weights of these rows (hummingbird/lookup.py).
@@ -90,17 +89,20 @@ class ServiceDescription:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image's shared values in a request."""
+        """The shape in which a request shares one image's inputs: that of the input, or (values,) for several inputs.
+
+        Row numbers do not count: they are sent as lookup keys.
+        """
         return _packed([part for part in self.inputs if not part.rows])
 
     @cached_property
     def result(self) -> tuple[int, ...]:
-        """The shape of one image's result in an answer."""
+        """The shape of one image's results in an answer: that of a single result, or (values,) for several packed."""
         return _packed(self.outputs)
 
     @cached_property
     def values(self) -> int:
-        """Number of shared values of one image."""
+        """Number of values of one image that are shared among the parties; row numbers, sent as keys, do not count."""
         return math.prod(self.shape)
 
     @cached_property
@@ -190,5 +192,5 @@ def _check(service: ServiceDescription, where: str) -> None:
 
 
 def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """Return the shape of one image when these tensors are packed into one."""
+    """Return the shape in which these tensors of one image are packed: that of a single tensor, or (values,)."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)

@@ -45,9 +45,10 @@ class Dispatcher(Protocol):
     """
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Return party 0's next list of decisions for a lane, and whether it is the last.
+        """Return party 0's next list of decisions for a lane, and whether the list is the last; called at party 0 only.
 
-        idle: longest wait, seconds. room: images that the lane has material for. See `Scheduler.next`.
+        idle: seconds to wait for a decision, at most. room: how many images the lane has material for. See
+        `Scheduler.next`.
         """
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
@@ -82,9 +83,10 @@ class Counts:
 class LocalDispatcher:
     """The dispatcher of this party for all lanes of the session, in the process of lane 0.
 
-    control: the parties' second channel (control.py). wait: see `Scheduler`. beat: seconds between two reports of this
-    party. limits: bounds on the queued requests. grace: seconds for waiting requests once the service is to end.
-    restocked: called when `stocked`, whether some lane has material, has changed.
+    control: the parties' second channel (control.py). wait: seconds for which a request waits for others to share its
+    batch. beat: seconds between two reports of this party. limits: bounds on the queued requests. grace: seconds within
+    which waiting requests must be answered once the service is to end. restocked: called when `stocked`, whether some
+    lane has material, has changed.
     """
 
     def __init__(
@@ -138,8 +140,9 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a client's call for a request has ended; give the request up if it has no other call and no
-        outcome.
+        """Note that a client's call for a request has ended.
+
+        If the request has no other call and is not answered, report that its client is gone, so that party 0 drops it.
         """
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
@@ -169,13 +172,14 @@ class LocalDispatcher:
     def _lost(self, error: HummingbirdError) -> None:
         """End the service with this error because the parties' second channel (control.py) is lost.
 
-        Does nothing if all lanes have their last lists of decisions: parties then end one after the other.
+        Does nothing if all lanes have got their last lists of decisions: the parties then end one after the other
+        anyway.
         """
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """End the service with this error, as a lane of this party is lost; tell the parties that may wait for it."""
+        """End the service with this error because a lane of this party is lost; tell the other parties the error."""
         self.fail(error)
         self._control.abort(str(error))
 
@@ -236,9 +240,10 @@ class LocalDispatcher:
                 self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
-        """Update `stocked`: whether some lane's store has material.
+        """Update `stocked`, whether some lane has material; call `restocked` if it has changed.
 
-        With a store that `deal --keep` fills again, it stays true for `_PATIENCE` seconds after the last slot was used.
+        With a dealer it is always true. With a store that `deal --keep` fills again, it stays true for `_PATIENCE`
+        seconds after the last slot was used.
         """
         now = time.monotonic()
         self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer

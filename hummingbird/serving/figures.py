@@ -53,10 +53,11 @@ class Figures:
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
-        """Call these functions at each scrape from now on.
+        """Set the functions that Prometheus' requests for the figures call from now on.
 
         waiting: returns the number of requests without an outcome. slices: returns the slices of material in the
-        stores. store: "dealt" for stores of `deal`, "kept" for those that `deal --keep` fills again, "" with a dealer.
+        stores. store: "dealt" for stores of `deal`, "kept" for stores that `deal --keep` fills again, "" with a dealer,
+        where `slices` is not called.
         """
         self._waiting.set_function(waiting)
         self._slices.clear()

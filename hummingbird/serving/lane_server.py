@@ -95,9 +95,9 @@ class LaneLink:
         return Message(kind, fields, [self._read(size) for size in sizes])
 
     def field(self, message: Message, name: str, kind: records.Kind) -> Any:
-        """Return a field of the other side's message.
+        """Return the field `name` of a message from the other side.
 
-        Raises AgreementError for a missing field, or one of another kind.
+        kind: of the field's value. Raises AgreementError for a missing field, or a value of another kind.
         """
         hint = "install the same release everywhere"
         value = message.fields.get(name)

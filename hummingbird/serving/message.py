@@ -50,9 +50,9 @@ def clock() -> float:
 class Request:
     """A client's request, as one party gets it.
 
-    id: 16 random bytes. claim: 16 random bytes of the client, by which a party distinguishes clients without
-    certificates or tokens. deadline: milliseconds since 1970 on that party's clock. images: their number. body: this
-    party's share of the inputs, as a seed or as packed words, and then keys of lookups.
+    id: 16 random bytes, the same at all parties. claim: 16 random bytes of the client, by which a party distinguishes
+    clients without certificates or tokens. deadline: milliseconds since 1970 on the receiving party's clock. images:
+    how many there are. body: this party's share of the inputs, as a seed or as packed words, and then keys of lookups.
     """
 
     id: bytes
@@ -102,9 +102,9 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """Return party `rank`'s share of the inputs, int64 (images, ...).
+        """Return party `rank`'s share of the request's inputs, int64 (images, ...).
 
-        Only the share's lowest `service.bits` bits count; those above are arbitrary.
+        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary.
         """
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
@@ -139,10 +139,10 @@ def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """The images of one request, before they are split into shares.
+    """The inputs for the images of one request, before they are split into shares.
 
     units: ring elements to share, int64 (images, ...). places: row numbers to look up, int64 (images, lookups), or
-    None.
+    None for a net without lookups.
     """
 
     units: Tensor
@@ -170,7 +170,10 @@ class Question:
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
-    """Split ring elements x, int64, into fresh shares mod 2^bits; return the bodies of all parties' messages."""
+    """Split ring elements x, int64, into fresh shares mod 2^bits; return one share for each party, as bytes.
+
+    All but the last are seeds, from which the party expands its share; the last has packed words.
+    """
     flat = x.reshape(-1)
     seeds = [new_seed() for _ in range(parties - 1)]
     for seed in seeds:
@@ -179,7 +182,10 @@ def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
 
 
 def pack_answer(share: Tensor, bits: int) -> bytes:
-    """Return the answer with this share of the results, int64 (images, ...), packed to its lowest `bits` bits."""
+    """Return the message that answers a request with this party's share of the results, int64 (images, ...).
+
+    Only the lowest `bits` bits of the share are sent.
+    """
     words = pack_words(share.reshape(-1).contiguous(), bits)
     return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
 

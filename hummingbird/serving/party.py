@@ -52,15 +52,15 @@ def join(
     figures: Figures | None = None,
     restocked: Callable[[], object] = lambda: None,
 ) -> Party | Lane:
-    """Join a service with this process, which is one lane of a party, and a private net that is set up in the session.
+    """Join a service with this process, which is one lane of a party; return a `Party` at lane 0, else a `Lane`.
 
-    Takes a few rounds. Returns a `Party` at lane 0, else a `Lane`.
-    shape: shape of one image; for a net with several inputs, one for each. table: rows (rows, dim) for lookups, for a
-    net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request. wait: seconds for
-    which a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. limits:
-    bounds on the queued requests. grace: seconds for waiting requests when the service is to end. figures: count what
-    this party does. restocked: called when `Party.stocked` has changed.
-    Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
+    Takes a few rounds. private: a net that is set up in the session. shape: shape of one image; for a net with several
+    inputs, one for each. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py).
+    most: most images of a batch, and of a request. wait: seconds for which a request may wait for others to share its
+    batch. tls: for the parties' second channel, as in `init`. limits: bounds on the queued requests. grace: seconds for
+    waiting requests when the service is to end. figures: an object that counts what this party does. restocked: called
+    when `Party.stocked` has changed. Raises errors of `plan.describe`, AgreementError if parties or lanes differ in
+    these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
     if session.lane:
@@ -188,9 +188,10 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """The methods Describe and Ask of a service: they pass calls on to a `Party`, or refuse them while there is none.
+    """The methods Describe and Ask of a service, which pass calls on to a `Party`, or refuse them while there is none.
 
-    ready: called with whether there is a party that takes requests and has material. A `Lane` gets no calls.
+    ready: called with True while there is a party that takes requests and has material, with False otherwise. In a
+    process with a `Lane` there is no server, and no call comes.
     """
 
     def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
@@ -199,12 +200,12 @@ class Methods:
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
     def open(self, party: Party | Lane) -> None:
-        """Pass calls on to this party from now on."""
+        """Pass calls on to `party` from now on, and report whether it takes requests and has material (`look`)."""
         self.party = party
         self.look()
 
     def look(self) -> None:
-        """Call `ready` with True if there is a party now that takes requests and has material, else with False."""
+        """Call `ready` with whether there is, at this moment, a party that takes requests and has material."""
         party = self.party
         self._ready(party is not None and party.stocked and not self._draining)
 

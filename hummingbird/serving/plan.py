@@ -68,8 +68,8 @@ class ServedTable:
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
         """Return this party's shares of the net's inputs for each request, int64 (images, values).
 
-        An image's values are shares of the rows that its keys select, and then the client's shares. Some keys give a
-        row times -1, which the client has taken into account in its weights.
+        An image's values are the shares of the table's rows that its keys select, and then the client's shares of the
+        weights. Some keys select a row times -1; the client has then changed the sign of that row's weight.
         """
         _, sums = self._server.answer(torch.cat([request.keys(service) for request in requests]), "sum")
         words = sums.view(torch.int64)
@@ -92,12 +92,12 @@ def describe(
     name: str,
     rows: ServedTable | None = None,
 ) -> ServiceDescription:
-    """Make the description of a service that answers with this net.
+    """Return the description of a service that answers with this net.
 
-    shape: of one image; for a net with several inputs, one for each. most: images of a batch. name: the session's name,
-    hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. A request holds a
-    batch at most, and fewer images if they or their results would exceed a message of `message.MAX_BYTES`.
-    Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
+    shape: of one image; for a net with several inputs, one for each. most: most images of a batch. name: the session's
+    name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. A request
+    holds `most` images, or fewer if these or their results would exceed a message of `message.MAX_BYTES`. Raises
+    InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
     """
     if session.parties < 2:
         raise ConfigError(
@@ -160,9 +160,9 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """Return the net's inputs, with these shapes of one image.
+    """Return the descriptions of the net's inputs, with the shapes of one image that the caller gives.
 
-    Raises InputError for other shapes than those of the net.
+    Raises InputError for shapes that are not those of the net.
     """
     shapes = shapes_of(shape)
     found = private.inputs
@@ -201,9 +201,10 @@ def input_bits(plan: Sequence[PlanStep]) -> int:
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:
-    """Return how many low bits of the shares determine the result, sign included, within the range of the last layer.
+    """Return how many low bits of the result's shares a client needs to know the result with its sign.
 
-    If the last layer compares, its range bounds its inputs and not its result; all 64 bits then count.
+    They follow from the range of the last layer. If the last layer compares, its range bounds its inputs and not its
+    result, and the number is 64.
     """
     scale = plan[-1].scale
     last = next((step.layer for step in reversed(plan) if step.layer is not None), None)

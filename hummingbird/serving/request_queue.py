@@ -24,12 +24,12 @@ _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: the partie
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds on the requests at a party.
+    """Limits on the requests that a party keeps.
 
-    requests, bytes: waiting requests and the bytes of their messages, in all; requests_each, bytes_each: of one client;
-    named: waiting requests of the clients that have limits of their own. answers, answer_bytes: answers kept for
-    repeats. ids, ids_each: known ids in all and of one client, each until its deadline. The last quarter of each bound
-    is for clients that hold little (`rpc.admission.Quota`).
+    requests, bytes: waiting requests and the bytes of their messages, in all. requests_each, bytes_each: of these, one
+    client's. named: client -> its own limit in place of `requests_each`. answers, answer_bytes: answers that are kept
+    for clients that ask again. ids, ids_each: known ids in all and of one client; an id is known until its request's
+    deadline. The last quarter of each bound is for clients that hold little (`rpc.admission.Quota`).
     """
 
     requests: int = 512
@@ -45,7 +45,10 @@ class QueueLimits:
 
 @dataclass(eq=False, repr=False)
 class QueuedRequest:
-    """A request that this party holds or has held, with its answer or the error that refused it (`outcome`)."""
+    """The entry of a request that a party holds or has held: the request, and its answer or its error (`outcome`).
+
+    owner: a text that tells the client from others. size: bytes of the message.
+    """
 
     owner: str
     digest: bytes  # of the message
@@ -61,12 +64,12 @@ class QueuedRequest:
 
     @property
     def queued(self) -> float:
-        """Seconds that the request waited until it was put into a batch, or dropped."""
+        """Seconds from the request's arrival until it was put into a batch, or dropped."""
         return (self.finished if self.taken is None else self.taken) - self.arrived
 
     @property
     def computed(self) -> float:
-        """Seconds that its batch took to compute; 0 if the request was dropped."""
+        """Seconds that the request's batch took to compute; 0 if the request was dropped."""
         return 0.0 if self.taken is None else self.finished - self.taken
 
 
@@ -89,12 +92,12 @@ class RequestQueue:
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
-        """Add a request, or find it if it is known; return its entry.
+        """Add a request, or find the one with its id if it is known already; return its `QueuedRequest`.
 
-        owner: a text that tells the client from others. message: the bytes from which `request` was read. now: time of
-        this party's `clock`; None: read the clock. Raises AccessError or InputError for an id that is known with
-        another client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the limits, and
-        the reason of `shut`.
+        owner: a text that tells the client from others. message: the bytes from which `request` was read. now: the time
+        by `message.clock`; None: read the clock. Raises AccessError or InputError for an id that is known with another
+        client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the limits, and the reason
+        given to `shut` or `fail`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)
@@ -139,7 +142,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """Return the request with this id, whose computation begins now; None if this party does not hold it."""
+        """Return the request with this id, and note that its computation begins; None if it is not held here."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:
@@ -148,7 +151,7 @@ class RequestQueue:
             return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
-        """Answer a request, or refuse it if `outcome` is an error; return its entry.
+        """Give a request its outcome, the answer's bytes or the error by which it is refused; return its entry.
 
         Does nothing, and returns None, if the request has an outcome already or is unknown.
         """
@@ -167,7 +170,11 @@ class RequestQueue:
         return entry
 
     def leave(self, entry: QueuedRequest) -> bool:
-        """Note that a call has ended; return whether it was the last one of a request that has no outcome yet."""
+        """Note that one of the calls that wait for a request has ended.
+
+        Returns whether the request is now abandoned: no other call waits for it, and it has neither an answer nor an
+        error.
+        """
         with self._lock:
             entry.waiters -= 1
             return entry.waiters == 0 and entry.outcome is None

@@ -80,11 +80,11 @@ class _Held:
 class Scheduler:
     """Decides at party 0 which requests all parties run next, and which they drop.
 
-    Every method may be called from any thread, `next` by one thread for each lane.
-    most: images of a batch. wait: seconds for which a request waits for others to share its batch. alone: whether each
-    batch is one request (nets that compute images together). patience: seconds for which a request waits for material,
-    where `deal --keep` fills the stores again. sending: returns, for a number of images, the seconds that a client may
-    take to send such a request to all parties.
+    Every method may be called from any thread, `next` by one thread for each lane. most: most images of a batch. wait:
+    seconds for which a request waits for others to share its batch. alone: whether each batch is one request (nets that
+    compute images together). patience: seconds for which a request waits for material, where `deal --keep` fills the
+    stores again. sending: returns, for a number of images, the seconds within which a client must have sent a request
+    of this size to all parties.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let `next` return at once at every lane, where it waits now or when it is called next."""
+        """Make `next` return at once, once for every lane: a call that waits now, or else the lane's following call."""
         with self._changed:
             self._awake = set(self._rooms)
             self._changed.notify_all()
@@ -146,10 +146,11 @@ class Scheduler:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """Return the next decisions for a lane: requests to drop, then those to run as one batch.
+        """Return the next decisions for a lane: requests to drop, then the requests to run as one batch.
 
-        Returns [] after `idle` seconds without either, or when the lane is to report its room anew.
-        idle: longest wait, seconds; 0 while the lane is still computing. room: images that it has material for.
+        Returns [] after `idle` seconds in which nothing was to drop or to run, or when the lane is to report its
+        material again. idle: 0 while the lane is still computing. room: how many images the lane has material for; a
+        call reports it.
         """
         ends = time.monotonic() + idle
         with self._changed:
@@ -169,10 +170,10 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether a lane is to report its material anew, which may have grown since its last report.
+        """Return whether a lane is to report its material again, which may have grown since its last report.
 
-        It is to report while no lane has enough for some request: once if the request came after its last report, and
-        again each `_LOOK` seconds if `deal --keep` fills the stores.
+        It is to report if some request waits because no lane has enough material: once if the request came after the
+        lane's last report, and again each `_LOOK` seconds if `deal --keep` fills the stores.
         """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
@@ -208,7 +209,7 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take a batch from the head of the queue; return the decisions to run its requests.
+        """Take as many requests from the head of the queue as make a batch; return the decisions to run them.
 
         lane: the lane that is to compute the batch. fitting: ids of the requests that this lane has material for.
         """
@@ -249,8 +250,10 @@ class Scheduler:
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
-        """Return whether no lane has enough material for a request, by reports made after it had waited `patience`
-        seconds.
+        """Return whether a request must be dropped because no lane has enough material for it.
+
+        This is so if every lane has reported its material after the request had waited `patience` seconds, and no
+        report has enough. held: the request. now: the time.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
@@ -263,7 +266,7 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """Return the time at which a lane is to decide next, if no request and no report arrives before.
+        """Return the time at which a lane must decide next, even if no request and no report arrives before.
 
         lane: its number. fitting: ids of the requests that the lane has material for.
         """

@@ -39,11 +39,12 @@ _LOOK = 0.1  # seconds between two checks whether the party is to end
 
 
 class ReconnectLoop:
-    """The loop of a party's main thread: `run` serves in one session after another.
+    """The loop of the main thread of a serving process: `run` serves in one session, and after a loss in the next.
 
-    begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: set, by a signal
-    handler, when this party is to end. begun: called in every session, as soon as it takes requests of clients.
-    interrupted: called with the reason why a session has ended, or could not begin.
+    methods: the methods that clients call. begin: joins a session, converts the net, and returns this process's `Party`
+    or `Lane`. told: a flag that a signal handler sets when this party is to end. begun: called in every session, as
+    soon as it takes requests of clients. interrupted: called with the reason why a session has ended, or could not
+    begin.
     """
 
     def __init__(
@@ -74,10 +75,10 @@ class ReconnectLoop:
             usher.join()
 
     def _usher(self, over: Flag) -> None:
-        """Wait, on a thread, until this party is to end; then let it answer its queued requests.
+        """Wait, on a thread, until this party is told to end; then let it answer its queued requests and end.
 
-        If the party does not serve yet, but waits for the others in a session, abort that session. over: set when `run`
-        ends.
+        If the party does not serve yet, but waits for the other parties in a session, that session is aborted. over: a
+        flag, set when `run` ends, which ends this function too.
         """
         while not over.wait(_LOOK):
             if not self._told.is_set():
@@ -105,9 +106,10 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Serve in one session, from joining it to leaving it.
+        """Serve in one session, from joining it to leaving it; clients' calls are refused afterwards.
 
-        Returns without an error if some party was told to end. The other parties then wait until that party comes back.
+        Returns without an error if a party, this one or another, was told to end; the parties that remain then wait
+        until it comes back. Raises the error if the session failed.
         """
         party = None
         try:
@@ -196,6 +198,6 @@ def serve(
 
 
 def _drain(program: ServiceProgram, methods: Methods) -> None:
-    """Let the party end, on a thread, once the program is to end."""
+    """Wait, on a thread, until the program is to end; then let the party answer its queued requests and end."""
     program.wait()
     methods.drain()

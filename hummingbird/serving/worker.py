@@ -63,9 +63,10 @@ class _Batch:
 class Batches:
     """Runs batches of requests through the private net at one party.
 
-    Every party makes the same calls in the same order. poll: asks party 0 for further requests without waiting, and may
-    call `add`. done: called for each computed batch with its requests' ids, the number of images of each, the padding
-    (rows of its slices that hold no image), and this party's share of the results, int64 (images, ...).
+    Every party makes the same calls in the same order. poll: a function that asks party 0 for further requests without
+    waiting, and may call `add`. done: called for each computed batch with its requests' ids, the number of images of
+    each request, the padding (rows of its slices that hold no image), and this party's share of the results, int64
+    (images, ...).
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Batches:
         self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Queue a batch of requests; the making of its material begins now.
+        """Put a batch of requests into the queue of batches to run; the making of its material begins now.
 
         ids: of the requests. shares: for each request this party's shares of the net's input, int64 (images, ...).
         """
@@ -96,7 +97,10 @@ class Batches:
             self._make_ahead(len(x))
 
     def run(self) -> None:
-        """Run the queued batches, and those that `poll` adds meanwhile. Raises errors of a run of the net."""
+        """Run the queued batches, and batches that `poll` adds meanwhile, until there are none.
+
+        Raises errors of a run of the net.
+        """
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             interleave.Interleave().run([self._work] * self._at_work)
@@ -108,11 +112,14 @@ class Batches:
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Let the dealer make the material of one image in advance, while there is nothing to compute."""
+        """Let the dealer make the material for one image in advance; called while there is nothing to compute."""
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
-        """Let the dealer make the material of a slice in advance, unless it is present or comes from a store."""
+        """Ask the dealer for the material of one slice with this number of images before a batch needs it.
+
+        Does nothing if this material was asked for already, or if material comes from a store.
+        """
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
             material = None if shape in self._ahead else self._private.material(self._session, shape, _AHEAD_BYTES)
@@ -120,7 +127,11 @@ class Batches:
                 self._ahead[shape] = material
 
     def _work(self) -> None:
-        """Run slices from the queue until it is empty, or until no other computation is left to interleave with."""
+        """Run slices from the queue, one after another.
+
+        Several computations do this interleaved. One returns when the queue is empty, or after a slice if all others
+        have returned.
+        """
         while True:
             if not self._queue:
                 self._poll()
@@ -187,8 +198,9 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 class Worker:
     """Runs batches at one lane of a party, with a private net that is set up in the lane's session.
 
-    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if these have another
-    service, DealerError for a store of another net, and ConfigError for a store for images of another shape.
+    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if another party has
+    another service, DealerError if the lane's store is for another net, and ConfigError if it is for images of another
+    shape.
     """
 
     def __init__(
@@ -241,9 +253,10 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Send (at party 0) or receive the next list of decisions, and carry it out; return how many decisions it has.
+        """Agree with the other parties on the next list of decisions, and carry it out; return its length.
 
-        idle: seconds to wait for a list.
+        Party 0 gets the list from the scheduler and sends it; the other parties receive it. idle: seconds that party 0
+        waits for a decision.
         """
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
@@ -273,7 +286,10 @@ class Worker:
 
     @property
     def _room(self) -> float:
-        """How many images this lane has material for, less the images of decisions that are being sent."""
+        """Number of images that this lane has material for: those of its store's unused slots; infinity with a dealer.
+
+        Images of requests whose decisions are just being sent no longer count.
+        """
         if self._store is None:
             return math.inf
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
@@ -287,7 +303,11 @@ class Worker:
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """Deliver the answers of a batch to the dispatcher: this party's share of the results, plus a share of zero."""
+        """Give the dispatcher the answers to a batch's requests: this party's share of results, plus a share of zero.
+
+        ids, counts: the requests, and how many images each has. padding: rows of the batch's slices that hold no image.
+        share: int64 (images, ...), for all requests.
+        """
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
         answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]

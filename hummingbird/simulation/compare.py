@@ -20,11 +20,11 @@ from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
-    """Simulates comparisons of real tensors v with 0 as a protocol computes them: each gives a bit and a value z.
+    """Simulates, on real tensors v, a protocol's comparisons with 0; each comparison gives a bit and a value z.
 
     The bit is 1 where the protocol decides that v is not negative. z is v after the protocol's roundings; the product
-    bit * z is the ReLU. seed: from which the keys of the random numbers follow; None: take each key from torch's own
-    generator (the CPU's). clamp: in training, move values into the range that the window surely holds.
+    bit * z is the ReLU. seed: the keys of the random numbers follow from it; None: take each key from torch's own
+    generator (the CPU's). clamp: whether, in training, values are moved into the range that the window surely holds.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
@@ -36,11 +36,11 @@ class Compare:
         return self  # shared with the layers of a copied simulation; every forward() sets its mode
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
+        """Set the seed and begin anew: later calls draw the random numbers of a new simulation with this seed."""
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """Return a function that sets the random numbers of a pass over a net, for ranks that divide the passes.
+        """Return a function for ranks that divide the passes over a net: it sets the random numbers of one pass.
 
         A rank calls it before each pass with the number of the pass, 0, 1, ..., and so draws the keys that a single
         process would draw. run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
@@ -71,11 +71,11 @@ class Compare:
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the product bit * z, which is the ReLU, and z, which is v as the protocol rounds and wraps it.
+        """Compare v with 0; return bit * z, which is the ReLU, and z, which is v as the protocol rounds and wraps it.
 
-        bit is 1 where the protocol decides that v is not negative. law: the rule of the comparison. u: a key drawn
-        before, for comparisons that share their random number u; None: draw one. rounding: a key drawn before for the
-        rounding of shares beyond two, for comparisons of the same opened value.
+        The bit is 1 where the protocol decides that v is not negative. law: the rule of the comparison. u: the key of
+        the random number u, for comparisons that share it; None: draw a new key. rounding: the key of the rounding
+        errors that shares of more than two parties have, for comparisons of the same opened value.
         """
         y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True, rounding)
         assert z is not None
@@ -107,7 +107,7 @@ class Compare:
 
 
 def _inner(bound: float, dtype: torch.dtype) -> float:
-    """Return the bound as the nearest number of this type that is not farther from zero."""
+    """Return a bound as a number of type `dtype`: the nearest one that is not farther from zero than the bound."""
     near = torch.tensor(bound, dtype=dtype)
     if abs(float(near)) > abs(bound):
         near = torch.nextafter(near, torch.zeros_like(near))
@@ -115,7 +115,10 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
 
 
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
-    """Return the elements as a contiguous tensor, and whether they are in the order of channels_last."""
+    """Return v's elements as a contiguous tensor in the order of v's memory, and whether this order is channels_last.
+
+    In that case the result has the shape (B, H, W, C).
+    """
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
         return v.permute(0, 2, 3, 1), True
     return v.contiguous(), False
@@ -135,8 +138,9 @@ def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded to a multiple of 2^k ring
-    units; 0 if v is not finite, or too large to tell.
+    """Return by how much the protocol's arithmetic has wrapped v around: v - z, to a multiple of 2^k ring units.
+
+    The result is 0 where v is not finite, or too large to tell. z: v as the protocol rounds and wraps it.
     """
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
@@ -144,7 +148,7 @@ def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
 
 
 class _Compare(torch.autograd.Function):
-    """Autograd function that computes a ReLU, the product bit * z of `Compare`, and with `both` also z.
+    """Autograd function of a simulated comparison: it returns the ReLU, bit * z of `Compare`, and with `both` also z.
 
     The gradient passes where the value passed, as if nothing were rounded.
     """

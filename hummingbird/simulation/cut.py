@@ -24,12 +24,11 @@ SLICE = 16  # images at a time: the values of a ResNet-18's layers then stay in 
 
 
 class CutSimulator(nn.Module):
-    """A net with windows as the two sides of `hybrid` compute it: on the CPU, without gradients,
-    always as in eval mode.
+    """A module that computes a net with windows as the two sides of `hybrid` do, in one process.
 
-    The net is planned at the first images, and again after a change of a weight, the windows or the images' shape.
-    Raises ModelError for a net that cannot be traced, ConfigError for windows of layers that it lacks; forward() also
-    raises the errors of `hybrid.convert_model`.
+    It runs on the CPU, without gradients, always as in eval mode. The net is planned at the first images, and again
+    after a change of a weight, the windows or the images' shape. Raises ModelError for a net that cannot be traced,
+    ConfigError for windows of layers that it lacks; forward() also raises the errors of `hybrid.convert_model`.
     """
 
     def __init__(self, net: nn.Module, config: BitConfig, seed: int | None) -> None:
@@ -51,7 +50,7 @@ class CutSimulator(nn.Module):
         self._plain: Plain | None = None
 
     def restart(self, seed: int) -> None:
-        """Start again with this seed: later calls draw the same random numbers as a new simulation."""
+        """Set the seed and begin anew: later calls draw the random numbers of a new simulation with this seed."""
         self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:
@@ -88,9 +87,9 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
-    """Draw the low bits of uniform shares for every step that cuts them off.
+    """Draw uniform shares for every step that cuts low bits off; return their low bits, by the number of the step.
 
-    Returns for each such step's number int64 (images, *shape).
+    Each entry is int64 (images, *shape). images: how many. generator: of the random numbers; None: torch's own.
     """
 
     def share(number: int, step: Step) -> Tensor:

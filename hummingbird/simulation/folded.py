@@ -48,9 +48,10 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
-    """Return a folded step with the weights, or the factor, of its layer rounded as in private inference.
+    """Return a step with the weights, or the factor, of its layer rounded as in private inference; or the step itself.
 
-    scales: name of a step -> fraction bits of its weights, if a window reduces them (`Linear.coarser`).
+    scales: name of a step -> fraction bits of its weights, if a window reduces them (`Linear.coarser`). A step without
+    weights is returned unchanged.
     """
     name = WEIGHTS.get(step.op)
     if name is None or name not in step.attrs or "halved" in step.attrs:
@@ -74,8 +75,9 @@ def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
 def after(step: Step) -> After | None:
     """Return a function that corrects a step's exact result, as private inference rounds the step's constants.
 
-    For a mean the function multiplies by the rounded reciprocal over the exact one; for a resizing it computes the
-    result with rounded weights. Returns None if the step has no rounded constants.
+    The function takes the step's input and its exact result. For a mean it multiplies by the rounded reciprocal over
+    the exact one; for a resizing it computes the result with rounded weights. Returns None if the step has no rounded
+    constants.
     """
     if step.op not in (*_MEANS, "resize"):
         return None
@@ -115,11 +117,11 @@ class FoldedState(NamedTuple):
 
 
 class FoldedNet:
-    """A copy of a net as steps with folded batch norms, in the order in which a protocol's parties compute them.
+    """A copy of a net as steps, with folded batch norms and in the order in which a protocol's parties compute them.
 
-    It can run from any step to any later one. `traced`: the steps of `graph.trace`. scales: name of a step -> fraction
-    bits of its weights, if windows reduce them (`weight_scales`). Raises ModelError for a net that cannot be
-    converted.
+    It can run from any step to any later one. `traced`: the net's steps as `graph.trace` returns them. scales: name of
+    a step -> fraction bits of its weights, if windows reduce them (`weight_scales`). Raises ModelError for a net that
+    cannot be converted.
     """
 
     def __init__(
@@ -146,7 +148,10 @@ class FoldedNet:
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> FoldedState:
-        """Make the state before the first step. x: a batch, rounded here as for shares. public: the public inputs."""
+        """Return the state of a run before its first step.
+
+        x: a batch of inputs, which is rounded to multiples of 2^-16 as shares are. public: the public inputs.
+        """
         placed = [value.to(self.device) for value in public]
         shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
         return FoldedState(0, self._interpreter.start(shared, *placed))
@@ -154,10 +159,10 @@ class FoldedNet:
     def advance(
         self, state: FoldedState, instead: Mapping[str, Callable[..., Any]], stop: str | None = None
     ) -> FoldedState:
-        """Run from a state up to the step named `stop`, or to the end. Returns the new state; the old one stays valid.
+        """Run the net from a state up to the step named `stop`, not included, or to the end; return the new state.
 
-        instead: functions, by name of a comparing step, that replace these steps. A function takes what the step takes,
-            and for a PReLU also its weight.
+        The old state stays valid. instead: functions, by name of a comparing step, that replace these steps. Such a
+        function takes what the step takes, and for a PReLU also its weight.
         """
 
         def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
@@ -174,9 +179,12 @@ class FoldedNet:
         return FoldedState(end, values)
 
     def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run from a state to the end; returns the net's output. instead: as for `advance`."""
+        """Run the net from a state to the end; return its output, a tensor. instead: as for `advance`."""
         return self.advance(state, instead).values[len(self._steps) - 1]
 
     def result(self, out: Tensor, shape: Sequence[int]) -> Any:
-        """Convert the output to the structure of forward()'s result. shape: the shape of the input."""
+        """Return the net's results in the structure that forward() returns, from the output of `finish`.
+
+        shape: the shape of the input.
+        """
         return calls.unpacked(self._steps, out, calls.shapes_for(self._steps, shape), lambda part: part)

@@ -44,7 +44,10 @@ Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU
 
 
 class Simulated(Reals):
-    """Arithmetic by which private layers' formulas are computed on real numbers; comparisons decide as on shares."""
+    """Arithmetic for the formulas of private layers on real tensors; comparisons decide as the protocol does on shares.
+
+    scale: bits of fraction of the compared values. decide: simulates the comparisons.
+    """
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
         self.scale, self.parties, self.decide = scale, parties, decide
@@ -64,7 +67,7 @@ class Simulated(Reals):
         return super().maximum(x)
 
     def surely(self, x: Tensor) -> bool:
-        """Return whether all comparisons of differences of these values are certain to be right."""
+        """Return whether the protocol is certain to decide rightly when it compares any two of these values."""
         least, most = (float(end) for end in torch.aminmax(x.detach()))
         return self.law.holds(least - most, most - least)
 
@@ -86,9 +89,9 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Arithmetic by which private layers' formulas are computed on integers: int64, in units of 2^-16.
+    """Arithmetic for the formulas of private layers on plain integers: int64, in units of 2^-16.
 
-    All windows have m = 0, so that comparisons decide without randomness.
+    Comparisons decide by the rule of the protocol, without random numbers: all windows must have m = 0.
     """
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
@@ -109,7 +112,7 @@ class RingUnits(Reals):
 
 
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
-    """Make the simulated layer of a private layer.
+    """Return a function that simulates one private layer on real tensors.
 
     step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
         bits of fraction of the layer's input. decide: simulates the comparisons.
@@ -132,11 +135,11 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
 def on_live(
     twins: Mapping[str, Twin], plan: Sequence[PlanStep], passed: Mapping[str, Sequence[str]]
 ) -> dict[str, Twin]:
-    """Adapt simulated layers, made for the private form of a net, to the net itself; return them by name.
+    """Adapt simulated layers, made for the private form of a net, to the plain net's own modules; return them by name.
 
-    The two differ in values: in the net values still have the means that the private form's weights take away before
-    norms. They differ in order, too: a ReLU that was exchanged with max poolings (passed: pooling -> ReLUs) is computed
-    behind the last of these poolings.
+    The two nets differ in values: the private form's weights take means away before norms, which in the plain net are
+    still there. They differ in order, too: a ReLU that was exchanged with max poolings (passed: pooling -> ReLUs) is
+    computed behind the last of these poolings. twins: the simulated layers, by name. plan: of the private form.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}
@@ -248,7 +251,10 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Make the simulated layers of a plan's comparing layers and norms, by name. steps: the net's steps, by name."""
+    """Return simulated layers for a plan's comparing layers and norms, by name.
+
+    steps: the net's steps, by name. compare: simulates the comparisons.
+    """
     found = {}
     for step in plan:
         if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):

@@ -39,7 +39,7 @@ class _Watched(Compare):
         self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Note these values: the largest |v| so far becomes theirs if it is larger. NaN counts as the largest."""
+        """Note compared values: `largest` becomes the largest |v| of these and all before. NaN is the largest."""
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)
@@ -67,14 +67,13 @@ def magnitudes(
 ) -> dict[str, int]:
     """Find the largest |x| that each comparing layer of a net compares over `images` (N, ...), by name, in ring units.
 
-    bits: windows during the run; None: exact. public: the net's public inputs, one for all images or one for each.
-    progress: called with (images done, of all) after every batch.
-
-    Magnitudes are rounded up; a layer whose window has no bits has 0. A max pooling whose result neither randomness nor
+    bits: windows during the run; None: exact comparisons. public: the net's public inputs, each a single tensor for all
+    images, or one with a row for each image. progress: called with (images done, of all) after every batch. The largest
+    |x| is rounded up; for a layer whose window has no bits it is 0. A max pooling whose result neither randomness nor
     the window can change is computed by torch; its differences are then bounded by an image's largest value less the
     smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks share it
-    (hummingbird/ranks.py).
-    Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
+    (hummingbird/ranks.py). Raises InputError for no images, or values that are not finite; ModelError and ConfigError
+    as `simulate` does.
     """
     check_protocol(protocol, parties)
     check_images(images, batch)
@@ -131,7 +130,10 @@ def slices(count: int, batch: int) -> list[slice]:
 
 
 def public_rows(steps: Sequence[Step], public: Sequence[Tensor], rows: slice | Tensor) -> list[Tensor]:
-    """Return a net's public inputs for some of the images: inputs with a row for each image are cut to `rows`."""
+    """Return a net's public inputs for some of the images, selected by `rows`.
+
+    An input that has a row for each image is cut to these rows; an input for all images is returned unchanged.
+    """
     each = [step.attrs["shape"][:1] == (None,) for step in steps if step.op == "public"]
     return [x[rows] if own else x for x, own in zip(public, each, strict=True)]
 
@@ -170,8 +172,9 @@ _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows o
 
 
 class _Seen:
-    """Notes the range of the rows that a softmax or norm has worked on so far, and the largest mean of e^(x - mean) in
-    a softmax.
+    """Keeps the least and the largest value in the rows of one softmax or norm, over all batches so far.
+
+    For a softmax x minus its row's mean counts as the value, and `sum` is the largest mean of e^(x - mean) of a row.
     """
 
     def __init__(self) -> None:
@@ -190,11 +193,12 @@ def find_rows(
     batch: int = 128,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Rows]:
-    """Find the ranges of all softmaxes and norms of a net on these inputs (N, ...), by name, for `BitConfig.rows`.
+    """Find the ranges of the rows of all softmaxes and norms of a net on these inputs (N, ...).
 
-    headroom: by how much values may exceed the range seen, 0 or more; 0.25 is a quarter. progress: called with (inputs
-    done, of all) after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and
-    values that are not finite, ModelError as `simulate` does, ConfigError for the other arguments.
+    Returns them by the layers' names, for `BitConfig.rows`. headroom: by which fraction values may exceed the range
+    seen, 0 or more; 0.25 is a quarter. batch: inputs that run at a time. progress: called with (inputs done, of all)
+    after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are
+    not finite, ModelError as `simulate` does, ConfigError for the other arguments.
 
         config = BitConfig.load("bits.json").with_rows(hummingbird.find_rows(net, images))
     """

@@ -55,7 +55,10 @@ from hummingbird.simulation.layers import Twin, Windows, check_protocol, compari
 
 
 class _Seat(Channel):
-    """A party's channel to the other parties' threads: messages are put into the receiver's queue."""
+    """The channel of one simulated party to the others, in the same process: a message goes to the receiver's queue.
+
+    pass_on: lets the other parties run while this one waits for a message.
+    """
 
     def __init__(self, rank: int, parties: int, pass_on: Callable[[_Seat], None]) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -90,9 +93,9 @@ class _Seat(Channel):
 
 
 class ExactNet(nn.Module):
-    """A private net as a module that maps a session and a tensor with all private inputs to a tensor with all results.
+    """A private net as a module whose forward() takes a session and one shared tensor with all private inputs.
 
-    public: the public inputs, which all parties have.
+    It returns one shared tensor with all results. public: the public inputs, which all parties have.
     """
 
     def __init__(self, net: PrivateNet, public: Sequence[Tensor] = ()) -> None:
@@ -173,9 +176,9 @@ def dealer_seeds(secret: bytes, parties: int) -> list[bytes]:
 
 
 def input_shares(x: Tensor, secret: bytes, call: int, parties: int) -> list[Tensor]:
-    """Make the parties' shares of ring elements x, by rank; all but party 0's are drawn uniformly.
+    """Return every party's share of ring elements x, by rank; all shares but party 0's are uniform.
 
-    secret, call: the secret and the number of the call, from which shares are derived.
+    secret, call: a secret and the number of the call, from which the uniform shares are derived.
     """
     drawn = [Stream(derive(secret, "input", call, rank), x.device).words(*x.shape) for rank in range(1, parties)]
     return [x - sum(drawn, torch.zeros_like(x)), *drawn]
@@ -267,9 +270,9 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """Warns, once, of inputs beyond the largest |x| for which windows were found.
+    """Warns, once, of inputs beyond the largest |x| in the inputs for which windows were found.
 
-    most: this largest |x|; None: it is not known, and no input is warned of.
+    most: that largest |x|; None: it is not known, and there is no warning.
     """
 
     def __init__(self, most: float | None) -> None:
@@ -290,10 +293,11 @@ class InputRange:
 
 
 class FastSimulator(nn.Module):
-    """A net as a module with simulated comparisons; the net is a child module, `net`, with its own parameters.
+    """A net as a module whose comparing layers decide as the protocol does; the net is a child module, `net`.
 
-    In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own
-    mode. plan: the plan of the net's private form.
+    The parameters are the net's own. In eval mode the module computes as if every layer of the net were in eval mode;
+    in training mode each layer has its own mode. plan: the plan of the net's private form. compare: simulates
+    comparisons.
     """
 
     def __init__(
@@ -318,7 +322,11 @@ class FastSimulator(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Make simulated layers for all comparing layers and norms, by name, and note how the plan rounds weights."""
+        """Make simulated layers for all comparing layers and norms of a plan; return them by name.
+
+        Also keeps the plan's fraction bits of weights, and the same layers as the plain net's modules take them
+        (`on_live`).
+        """
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
@@ -354,15 +362,15 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return a function that sets the random numbers of a batch; ranks that divide batches call it before each one.
+        """Return a function that ranks, which divide the batches, call with a batch's number before they run the batch.
 
-        They call it with the batch's number, and so draw the random numbers that a single process would
-        (`Compare.passes`). image: any one image, (1, ...).
+        It makes the module draw the random numbers that a single process would draw for that batch (`Compare.passes`).
+        image: any one image, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the net on its own arguments, real tensors."""
+        """Run the net on its own arguments, real tensors, with simulated comparisons; return forward()'s result."""
         given = calls.inputs(self._calls.steps, inputs, named, is_private)
         x = given.packed()
         self.inputs.see(x)
@@ -384,8 +392,9 @@ class FastSimulator(nn.Module):
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 
     def _as_converted(self) -> FoldedNet:
-        """Return the current net with folded batch norms and rounded constants;
-        it is made again after a weight has changed.
+        """Return the net with folded batch norms and with constants rounded as in private inference.
+
+        It is made once, and again after a change of a weight.
         """
         tensors = (*self.net.parameters(), *self.net.buffers())
         state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]

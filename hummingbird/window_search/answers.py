@@ -39,8 +39,8 @@ _UNIT = 1e-3  # largest difference between the length of an embedding and 1
 class Judged(NamedTuple):
     """How well each input of a batch is answered with windows: two tensors float64 (B,).
 
-    kept: the proportion of an input's decisions that are as they should be. moved: the change of its finer score, which
-        changes before any decision does.
+    kept: the proportion of an input's decisions that are right, or the same as the exact net's. moved: by how much the
+        input's finer score has changed; that score changes before any decision does.
     """
 
     kept: Tensor
@@ -48,9 +48,7 @@ class Judged(NamedTuple):
 
 
 class Values:
-    """Judges real numbers, which are kept if they are within `NEAR` of the exact net's;
-    with `accurate`, of the labels.
-    """
+    """Judges real numbers: they must be within `NEAR` of the exact net's or, with `accurate`, of the labels."""
 
     kind = "values"
     decides = False
@@ -66,7 +64,7 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch: return, for each input, 1 if it is within `NEAR` of the right values, else 0, and how far off.
+        """Judge a batch: return for each input 1 if it is within `NEAR` of the right values, else 0, and its distance.
 
         The distance is mapped to [0, 1]. expected: the batch's rows of `references`, the right values.
         """
@@ -81,7 +79,7 @@ class Values:
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Return the distance of each input's outputs from the expected ones, float64 (B,).
+        """Return the distance of each input's outputs from the expected outputs, float64 (B,).
 
         It is infinite if outputs are not finite.
         """
@@ -110,11 +108,11 @@ class Direction(Values):
 
 
 class Classes:
-    """Judges classes: the index of the largest value along dimension `dim`, 1 or -1, must be that of the exact net.
+    """Judges classes: the index of the largest value along dimension `dim`, 1 or -1, must be the exact net's.
 
-    With `accurate` it must equal the label. The finer score is the mean over positions of |p - q|: p is the exact net's
-    certainty of its answer (`certainty`), q the certainty of that answer with windows. With `accurate` p is 1, and
-    q is the certainty of the label.
+    With `accurate` it must equal the label. The finer score changes by the mean over positions of |p - q|: p is the
+    exact net's certainty of its answer (`certainty`), q the certainty of the same answer with windows. With `accurate`
+    p is 1, and q is the certainty of the label.
     """
 
     kind = "classes"
@@ -134,9 +132,9 @@ class Classes:
         )
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch: return, for each input, the proportion of right classes and the mean change of certainty.
+        """Judge a batch: return for each input the proportion of right classes, and the mean change of certainty.
 
-        target, expected: the batch's rows of `references`: right classes, and certainties p.
+        target, expected: the batch's rows of `references`: right classes, and certainties p (see the class).
         """
         moved = (certainty(outputs, target, self.dim) - expected).abs()
         return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
@@ -167,10 +165,11 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """Judge a batch: return, for each input, the proportion of right scores and the change of the finer score.
+        """Judge a batch: return for each input the proportion of right values, and the change of the finer score.
 
-        A score is right on its side of the threshold and near the exact net's. The finer score changes as the certainty
-        does, or by the distance if that is more.
+        A value is right if it is on the right side of the threshold and near the exact net's. The finer score changes
+            as the
+        certainty does, or by the distance if that is more.
         target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
             certainties of them, and its outputs.
         """
@@ -183,15 +182,16 @@ class ThresholdScore:
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """Compute the certainty that values are on these sides of the threshold, from 0 to 1;
-        0 for non-finite values.
+        """Return how certain it is, from 0 to 1, that values are on these sides of the threshold.
+
+        sides: true for above. The certainty at the threshold is 1/2; that of a value that is not finite is 0.
         """
         steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
         return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
 
 
 class Numbers:
-    """Judges integers, which are kept if they are equal to the exact net's or, with `accurate`, to the labels."""
+    """Judges results that are integers: each must equal the exact net's or, with `accurate`, the label."""
 
     kind = "numbers"
 
@@ -205,7 +205,7 @@ class Numbers:
         return "whole numbers, equal or not"
 
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
-        """Judge a batch: return, for each input, the proportion of right numbers, and the proportion of others.
+        """Judge a batch: return for each input the proportion of right numbers, and 1 less this proportion.
 
         target: the batch's rows of `references`, the right numbers.
         """
@@ -218,10 +218,10 @@ class Numbers:
 
 
 class Alike(Values):
-    """Judges a net that gives the same answer for all inputs, by distances of its outputs from the exact net's.
+    """Judges a net that gives the same answer for all inputs: by how far its outputs are from the exact net's.
 
-    Any windows might keep such answers. decided: the judge by answers that is replaced; it only compares answers with
-    labels (`right`).
+    Its decisions cannot judge windows, as almost any windows keep them. decided: the object that judges by decisions;
+    here it only compares answers with labels (`right`).
     """
 
     def __init__(self, outputs: Tensor, decided: Classes | ThresholdScore | Numbers) -> None:
@@ -232,7 +232,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return, for each input, the proportion of answers that equal the labels (by `decided`); None without any."""
+        """Return for each input the proportion of answers that equal the labels (`decided`); None without labels."""
         return self.decided.right(outputs)
 
 
@@ -240,7 +240,7 @@ Single = Values | Classes | ThresholdScore | Numbers
 
 
 class Answers:
-    """Judges the outputs that a net gives with windows, against the outputs of the exact net or against labels.
+    """Judges the outputs that a net gives with windows, by the outputs of the exact net or by labels.
 
     outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: the name of each
         result, and its shape for one input. labels: (N, ...), for the first result whose shape they fit; None: no
@@ -281,7 +281,7 @@ class Answers:
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
-        """Judge a batch: return, for each input, the proportion of decisions kept and the change of the finer score.
+        """Judge a batch: return for each input the proportion of decisions kept, and the change of the finer score.
 
         If the net has several results, the worst of each input's results counts. references: the batch's rows of
         `self.references`.
@@ -307,7 +307,7 @@ class Answers:
         return float(found[0].mean()) if found else None
 
     def distance(self, outputs: Tensor) -> float:
-        """Return how far these outputs for all inputs are from the exact net's, as a root mean square over the inputs.
+        """Return how far a net's outputs for all inputs are from the exact net's, as a root mean square over inputs.
 
         A distance is in units of the outputs' spread (module head). If the net has several results, the largest of
         their distances counts.
@@ -340,10 +340,10 @@ def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tupl
 def fitting(
     shapes: Sequence[Sequence[int]], count: int, labels: Tensor | None, kind: str | None = None
 ) -> list[tuple[str, Tensor] | None]:
-    """Find out which of a net's results the labels (N, ...) of `count` inputs fit.
+    """Find out for which of a net's results the labels are: the first one whose shape they fit.
 
-    shapes: of the results. Returns for each result its kind and the labels, or None if they are not for it. Raises
-    InputError for labels that fit no result, ConfigError for an unknown kind.
+    shapes: of the results. count: of the inputs. labels: (count, ...). Returns for each result its kind and the labels,
+    or None if they are not for it. Raises InputError for labels that fit no result, ConfigError for an unknown kind.
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"unknown kind of answers {kind!r}", where="answers", hint=f"one of {', '.join(KINDS)}")
@@ -366,8 +366,7 @@ def fitting(
 
 
 def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
-    """Determine the kind of a result of this shape from its labels; returns the kind,
-    and the labels in the kind's form.
+    """Return the kind of a result of this shape that has these labels, and the labels in the form for this kind.
 
     Raises InputError for labels that do not fit.
     """
@@ -445,7 +444,7 @@ def _kind(outputs: Tensor, alone: bool) -> str:
 def _scattered(count: int) -> Tensor:
     """Return a sort key for each of `count` inputs, by which the first inputs are spread evenly over the data set.
 
-    They choose the inputs for quick scores where no certainty says which inputs matter. A data set may be sorted by
+    The first inputs are used for quick scores where no certainty says which inputs matter. A data set may be sorted by
     class. The keys are multiples of the golden ratio mod 1 (Weyl).
     """
     return torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1
@@ -457,7 +456,7 @@ def _differ(decisions: Tensor) -> bool:
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Compute the standard deviation over all inputs of each column or channel, broadcastable over (B, ...).
+    """Return the standard deviation over all inputs of each column or channel, in a shape that fits (B, ...).
 
     Where it is 0, as for a single input, the result is the root mean square of all values, or 1 if they are all 0.
     """
@@ -470,11 +469,11 @@ def _spread(values: Tensor) -> Tensor:
 
 
 def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
-    """Compute the certainty of each label, from 0 to 1, float64 in the labels' shape; 0 if logits are not finite.
+    """Return the certainty, from 0 to 1, of each label by these logits: float64 in the labels' shape.
 
-    It is sigmoid(margin / 0.4): the margin is the label's logit less the best other one, in standard deviations of the
-    logits of the image (or position). It does not change if windows make all logits smaller, as pruning does; softmax's
-    probabilities would change, although no answer does.
+    It is sigmoid(margin / 0.4): the margin is the label's logit less the largest other one, in standard deviations of
+    the logits of the image (or position); 0 if logits are not finite. It does not change if windows make all logits
+    smaller, as pruning does; softmax's probabilities would change, although no answer does.
     """
     logits, chosen = logits.double(), labels.unsqueeze(dim)
     margin = logits.gather(dim, chosen) - logits.scatter(dim, chosen, -float("inf")).amax(dim, keepdim=True)

@@ -63,8 +63,9 @@ def least_sums(
 ) -> list[tuple[int, ...]]:
     """Find the assignments with the least sums of losses whose prices are within the budget, the least first.
 
-    tables: the choices of each group; an assignment has an index into every table. count: how many to find; there may
-    be fewer, and of equal sums any may be among them. accepts: whether an assignment is allowed.
+    tables: for each group a table of choices. An assignment is a tuple with an index into every table. count: how many
+    to find; there may be fewer. Of assignments with equal sums any may be returned. accepts: whether an assignment is
+    allowed.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]
@@ -98,9 +99,10 @@ def least_sums(
 
 
 class _Relaxed:
-    """Computes a lower bound on the sum of losses of some groups within a budget.
+    """Computes a lower bound on the sum of losses that some groups must have within a budget.
 
-    It is the least sum if a group could mix two of its choices. The budget must pay the cheapest choice of every group.
+    tables: the choices of each group. The bound is the least sum if a group could mix two of its choices. The budget
+    must pay the cheapest choice of every group.
     """
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
@@ -136,8 +138,9 @@ def _slope(one: Item, other: Item) -> float:
 
 
 def _steps(hull: Sequence[Item]) -> Iterator[tuple[float, float, float]]:
-    """Yield (slope, price, gain) of each step along a hull, steepest first:
-    the gain is the loss that the step saves.
+    """Yield (slope, price, gain) for each pair of neighbours on a convex hull, steepest first.
+
+    price: how much more the second point costs. gain: how much less it loses. slope: change of loss per price, below 0.
     """
     for one, other in pairwise(hull):
         yield _slope(one, other), float(other.price - one.price), one.loss - other.loss
@@ -160,7 +163,7 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Return whether `score` is at least as good as `other`, in right answers and in the finer score."""
+    """Return whether `score` is at least as good as `other`, both in the proportion of right answers and in `fine`."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
@@ -168,10 +171,10 @@ def holds(score: Score, other: Score) -> bool:
 class Budgeted:
     """One search for the windows with the best score within a budget.
 
-    It measures the loss of each window of each group alone, adds up the squares of these losses for every assignment of
-    windows to groups, and runs the assignments with the smallest sums on all images (module head). choices: the windows
-    of each group that are worth a trial. exact: the score without windows. accepts: whether the net can run windows.
-    The other arguments are those of `search_bits`.
+    First it measures how much score each group's windows lose alone. For every assignment of windows to groups it adds
+    up the squares of these losses, and runs the assignments with the smallest sums on all images (module head).
+    choices: for each group, the windows that are worth a trial. exact: the score without windows. accepts: whether the
+    net can run windows. The other fields are arguments of `search_bits`.
     """
 
     groups: Sequence[Group]
@@ -200,9 +203,9 @@ class Budgeted:
         self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
 
     def search(self) -> Found:
-        """Run the search; returns the best windows found, with price and score.
+        """Run the search; return the best windows found, with price and score.
 
-        Raises ConfigError if no windows tried have enough right answers: as many as the exact net, less `margin`.
+        Raises ConfigError if no windows tried have enough right answers: the exact net's proportion, less `margin`.
         """
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
@@ -245,8 +248,9 @@ class Budgeted:
     # ------------------
 
     def best_uniform(self) -> Found | None:
-        """Find the best window for all layers alike, by the number of right answers, then by `Score.fine`; None if the
-        budget allows none.
+        """Find the best windows that are the same for all layers; return them, or None if the budget allows none.
+
+        The best have the most right answers; among equals the best `Score.fine` counts.
         """
         windows = [*self._uniforms()]
         ranks = [self.questions.coarse(each) for each in windows]
@@ -259,9 +263,9 @@ class Budgeted:
         return best
 
     def _uniforms(self) -> Iterator[dict[str, BitWindow]]:
-        """Yield windows [k:m) that all layers have alike: for every k in reach the widest that budget and net allow.
+        """Yield uniform assignments: for every possible k, the widest window [k:m) that all layers can have.
 
-        Each is yielded as a map from the layers' names to it.
+        The budget and the net must allow the window. An assignment maps the layers' names to the window.
         """
         layers, least = [layer for group in self.groups for layer in group.layers], self.objective.least_width
         top = min(max(layer.upper(0, self.headroom) for layer in layers), *(layer.limit for layer in layers))
@@ -279,7 +283,7 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Compute the square of the loss of score by each of a group's choices of windows [k:m).
+        """Return, for each of a group's choices of windows [k:m), the square of the score that it alone loses.
 
         The square is the sum of two: of the loss by the lower end m, measured with all upper bits, and of the loss by
         the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run an end alone,
@@ -300,11 +304,12 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """Measure the losses of a group's windows [k:m) for each m; k is that of level 0, which holds all values seen.
+        """Return, for each m in `all_m`, how much score a group's windows [k:m) lose; k holds all values seen.
 
         Measuring begins at the middle m. A window that drops one bit less has at most half the loss, as it prunes
         values half as often, and half as large ones. So once a loss is small, smaller m are not measured: each gets
-        half the loss of the m above. Once a loss is large, larger m get it without a measurement.
+        half the loss of the next larger m. Once a loss is large, larger m get the same loss without a measurement.
+        k is the upper end at level 0.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]
@@ -323,8 +328,9 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """Measure how much the score loses by these windows of a group, with exact comparisons in all other groups;
-        infinite if the net cannot run them.
+        """Return how much score these windows of a group lose, if all other groups compare exactly.
+
+        Returns infinity if the net cannot run them.
         """
         asked = group.named(windows)
         return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
@@ -335,7 +341,7 @@ class Budgeted:
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
         """Return the assignments of windows to layers, by name, that are worth a run on all images, each once.
 
-        losses: of each group's choices. level: only choices of levels up to this one are used.
+        losses: for each group, the losses of its choices. level: only choices of this level or a lower one are used.
         """
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
@@ -366,8 +372,9 @@ class Budgeted:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
 
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
-        """Widen the chosen windows as far as the rest of the budget allows: groups in turn, a bit at a time, first
-        upwards, then downwards.
+        """Return the chosen windows, widened as far as the rest of the budget allows.
+
+        Groups take turns, a bit at a time: first upwards, then downwards. chosen: the choice of every group.
         """
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:
@@ -380,9 +387,10 @@ class Budgeted:
         return found
 
     def _wider(self, chosen: Sequence[GroupWindows], depth: int) -> GroupWindows | None:
-        """Return, for group number `depth`, the next wider choice of windows that budget and net allow.
+        """Return a wider choice of windows for group number `depth`: the next one that budget and net allow.
 
-        None if there is none, or if the group's windows have no bits.
+        Wider upwards comes first, then downwards. chosen: the present choice of every group. Returns None if there is
+        no wider choice, or if the group's windows have no bits.
         """
         own = chosen[depth]
         over = [c for c in self.choices[depth] if c.m == own.m < 64 and c.tops != own.tops]

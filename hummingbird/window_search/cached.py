@@ -41,7 +41,7 @@ Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the
 
 
 class _Kept(NamedTuple):
-    """The values kept of a batch before comparing layer number `cut`, with exact comparisons in all layers before."""
+    """The values of a batch that are kept before comparing layer number `cut`; all layers before it compare exactly."""
 
     cut: int
     state: FoldedState
@@ -50,15 +50,15 @@ class _Kept(NamedTuple):
 class CachedEvaluator:
     """An `Evaluator` of a net on images (N, ...) and labels (N, ...), on the net's device, in float32 and eval mode.
 
-    The net is copied. Answers are compared with the labels; without labels, or if not `accurate`, with the exact net's.
-    `answers`: the judge. public: the net's public inputs, one for all images or one for each. kind: a kind of
-    answers.py; None: determined by labels and outputs. seed: seed of the protocol's random numbers. runs: number of
-    seeds over which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values
-    of layers, beside the images; with less memory more is computed again.
-    Cost: the exact net once; for a coarse score the layers behind the first window that is not exact, on `rank` images;
-    for a full score these layers on all images for every run.
-    Raises InputError for images and labels that do not fit each other or the net, and for a net without a comparing
-    layer; ModelError and ConfigError as `simulate` does.
+    It keeps values of layers, so that a score computes only what changed. The net is copied. Answers are compared with
+    the labels; without labels, or if not `accurate`, with the exact net's. `answers`: the object that judges. public:
+    the net's public inputs, each one tensor for all images or one with a row for each. kind: a kind of answers.py;
+    None: determined by labels and outputs. seed: seed of the protocol's random numbers. runs: number of seeds over
+    which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values, beside the
+    images; with less memory more is computed again. Cost: the exact net once; for a coarse score the layers behind the
+    first window that is not exact, on `rank` images; for a full score these layers on all images for every run. Raises
+    InputError for images and labels that do not fit each other or the net, and for a net without a comparing layer;
+    ModelError and ConfigError as `simulate` does.
 
         evaluator = CachedEvaluator(net, images, labels)
         search_bits(groups, evaluator, 8 / 64)
@@ -122,9 +122,9 @@ class CachedEvaluator:
         self._full: dict[Assignment, Score] = {}
 
     def coarse(self, config: BitConfig) -> float:
-        """Return the finer score (`Score.fine`) on the `rank` images that windows change first, in one run.
+        """Return the mean finer score (`Score.fine`) with these windows, from one run on only `rank` images.
 
-        Raises ConfigError for windows that the net cannot run.
+        They are those that windows are likely to change first. Raises ConfigError for windows that the net cannot run.
         """
         windows = self._assignment(config)
         if windows not in self._coarse:
@@ -138,10 +138,10 @@ class CachedEvaluator:
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
-        """Return the score on all images and runs. Raises as `coarse`.
+        """Return the score with these windows, the mean over all images and runs. Raises ConfigError as `coarse` does.
 
-        If the proportion of right answers is below `floor`, an upper bound below it may be returned instead, after
-        fewer images.
+        floor: if the proportion of right answers is certain to be below it, the computation may stop early; the
+        `answers` of the score is then only an upper bound, which is below `floor`.
         """
         windows = self._assignment(config)
         if windows in self._full:
@@ -177,9 +177,9 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Return, for each seed, the number of wrong answers in a batch, and the sum of the changes of finer scores.
+        """Run a batch once per seed; return the number of wrong answers, and the sum of changes of finer scores.
 
-        The result is float64 (runs, 2). number: the number of the batch.
+        The result is float64 (runs, 2), a row for each seed. number: the number of the batch.
         """
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
@@ -187,7 +187,7 @@ class CachedEvaluator:
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _judged(self, outputs: Tensor, number: int) -> Judged:
-        """Compare the net's outputs for batch `number` with the labels, or with the exact net's outputs.
+        """Judge the net's outputs for batch number `number`, by the labels or the exact net's outputs.
 
         Returns for each image the proportion of right decisions, and the change of the finer score (`Judged`).
         """
@@ -198,17 +198,19 @@ class CachedEvaluator:
         return tuple(config.window(name) for name in self._windows.names)
 
     def _begin(self, windows: Assignment, question: str) -> None:
-        """Make the simulated layers with these windows, which `_ran` then runs.
+        """Make the simulated layers with these windows, for the runs of one score (`_ran`).
 
-        question: a text that says what is asked for; if several ranks compute, all must have the same.
+        question: the score that is asked for, as text. If several ranks compute, all must have the same; otherwise
+        raises AgreementError.
         """
         ranks.agree(lambda: {"question": question})
         self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
         self._twins = self._layers(windows)
 
     def _ran(self, number: int, seed: int) -> Tensor:
-        """Run batch `number` from the values kept before the first window that is not exact;
-        returns outputs on the CPU.
+        """Run batch number `number` with the layers that `_begin` has made; return the net's outputs on the CPU.
+
+        The run begins at the first window that is not exact, with kept values. seed: of the run's random numbers.
         """
         self._place = number, seed
         return self._tail(number, self._cut, self._twins).cpu()
@@ -230,10 +232,10 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Return the net's outputs for batch `number`, by running it from comparing layer number `cut` to the end.
+        """Return the net's outputs for batch number `number`, by a run from comparing layer number `cut` to the end.
 
-        The values before this layer are kept for the next call, as far as memory allows; if they are not kept yet, they
-        are computed from the nearest kept values before them.
+        layers: the simulated layers, by name. The values before layer `cut` are kept for the next call, as far as
+        memory allows; if they are not kept yet, they are computed from the nearest kept values before them.
         """
         stack = self._stacks[number]
         while stack and stack[-1].cut > cut:

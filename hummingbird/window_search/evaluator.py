@@ -42,7 +42,8 @@ _NUMBERS = {"coarse": 1, "full": 2}  # length of an answer
 class Journal:
     """A file of an evaluator's answers, from which an interrupted search goes on.
 
-    A search takes its answers from the file first; then each new answer is computed, and appended to the file.
+    A resumed search asks the same questions in the same order: it gets the answers in the file first; after that each
+    answer is computed, and appended to the file.
     path: the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
         before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another
         problem.
@@ -96,10 +97,10 @@ class Journal:
         return earlier + time.perf_counter() - self._started
 
     def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
-        """Return the answer to the next question: from the file while it has one, else from `evaluate`.
+        """Return the answer to a search's next question: from the file if it has one more, else from `evaluate`.
 
-        An answer from `evaluate` is appended to the file, with the question. Raises ConfigError if the file's answer is
-        to another question.
+        question: what is asked, for comparison. An answer from `evaluate` is appended to the file, with the question.
+        Raises ConfigError if the file's answer is to another question.
         """
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]
@@ -203,7 +204,7 @@ class Progress(NamedTuple):
 
 
 class Questions:
-    """Asks an evaluator for scores on behalf of the search; answers are checked, counted, and written to the journal.
+    """Asks an evaluator for the scores that a search needs; checks, counts and writes every answer to the journal.
 
     names: names of all layers, in order; layers without a window in a question are exact. `watch` is called after
     every answer.
@@ -215,19 +216,25 @@ class Questions:
         self.watch: Callable[[], None] = lambda: None
 
     def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
-        """Make a configuration that names a window for every layer; layers without one in `windows` are exact.
+        """Return a configuration that names a window for every layer; a layer that is not in `windows` is exact.
 
-        If names were left out, a second call of a layer (relu#1) would take the window of the first (relu).
+        Without names for all layers, the second call of a layer (relu#1) would take the window of the first (relu).
         """
         return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 
     def coarse(self, windows: Mapping[str, BitWindow]) -> float:
-        """Ask for the score that ranks windows; see `Evaluator.coarse`."""
+        """Return the quick score of these windows, by which a search ranks windows (`Evaluator.coarse`).
+
+        windows: by the layers' names.
+        """
         config = self.config(windows)
         return self._ask("coarse", config, 0.0, lambda: [self.evaluator.coarse(config)])[0]
 
     def full(self, windows: Mapping[str, BitWindow], floor: float = 0.0) -> Score:
-        """Ask for the score that decides; see `Evaluator.full`."""
+        """Return the score of these windows on all images, by which a search decides (`Evaluator.full`).
+
+        windows: by the layers' names. floor: as for `Evaluator.full`.
+        """
         config = self.config(windows)
         return Score(*self._ask("full", config, floor, lambda: list(self.evaluator.full(config, floor))))
 

@@ -46,29 +46,29 @@ def search_bits(
     before: float = 0.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> BitConfig:
-    """Find windows for every layer of `groups`.
+    """Find windows for every layer of `groups`; return the configuration.
 
-    evaluate: config -> its accuracy, or an `Evaluator`.
+    evaluate: a function that returns the accuracy with a config, or an `Evaluator`.
     budget: in units of `objective`, by default the fraction of all bits that is kept (8 / 64). None: HummingBird-eco:
         windows from bit 0 up that hold all values, so that no sign is wrong.
     margin: how far the accuracy may fall below the exact net's; 0.05 is five points.
-    spare: bits that eco keeps above the largest magnitude.
-    headroom: with a budget, how much larger than the largest value seen a window's values may be; 0.25 is a quarter.
-    reach: how many bits below the range seen k may go if the budget forces it down (budgeted.py).
+    spare: how many bits eco's windows have above the largest |x| seen.
+    headroom: with a budget, by which fraction values may exceed the largest |x| seen; 0.25 is a quarter.
+    reach: how many bits the upper end k may lie below the range seen, if the budget forces it down (budgeted.py).
     widths: allowed numbers of bits in the widest window of a group; None: any number, 0 included.
     trials: how many assignments of a level (problem.py) are tried in full, the most promising ones.
-    uniform: one window for all layers, the best of all k; headroom, reach and margin are ignored.
-    accepts: whether the net can run a config; windows that it cannot run are not tried.
-    thrifty: do not spend the rest of the budget; else an assignment is widened with it before it is tried.
-    in_all: config -> bits of all parties and the dealer for an image; then each group also gets a q that reduces them
-        (rounding.py). None: q = 0.
-    seed, identity: the evaluator's seed, and its net and data; recorded, and part of the identity of the search.
+    uniform: find one window for all layers, the best of all k; headroom, reach and margin are ignored.
+    accepts: returns whether the net can run a config; windows that it cannot run are not tried.
+    thrifty: do not spend the rest of the budget; otherwise an assignment is widened with it before it is tried.
+    in_all: returns, for a config, the bits of all parties and the dealer for an image; each group then also gets a q
+        that reduces these bits (rounding.py). None: q = 0.
+    seed, identity: the evaluator's seed, and a name of its net and data; recorded, and part of the identity of the
+        search.
     state: a file of all answers. If it exists the search resumes from it: after a KeyboardInterrupt, which is passed
-        on, or a kill, the result is the same as without.
-    before: seconds spent before this call, to be counted.
+        on, or a kill, the result is the same as that of a search without a break.
+    before: seconds spent before this call, to be counted in the search's time.
     provenance: stored in the config, together with objective, budget, cost, accuracies, evaluations, seconds and seed.
     progress: called with a `Progress` after every answer; without a budget only in the search for q.
-
     Raises ConfigError if no assignment meets budget and margin, if eco's windows change the accuracy, or if `state`
     belongs to another search; InputError for no layers, or accuracies outside [0, 1].
     """
@@ -161,9 +161,10 @@ def check_margin(margin: object) -> None:
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """Return the window [k:0) of a layer in HummingBird-eco, the mode without a budget, in which no sign is wrong.
+    """Return the window [k:0) that eco, the mode without a budget, gives a layer: no sign is then wrong.
 
     The window holds all values |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs.
+    Raises ConfigError if the layer's shares are too short for k.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -181,9 +182,10 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Return the windows of HummingBird-eco, which hold all values seen, with price and score.
+    """Return eco's windows, which hold all values seen, with price and score, after a run on all images.
 
-    Raises ConfigError if they change the accuracy.
+    choices: for each group its single choice. exact: the score without windows. Raises ConfigError if the windows
+    change the proportion of right answers.
     """
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
@@ -198,7 +200,10 @@ def _verified(
 
 
 def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
-    """Return the best uniform window (one for all layers). Raises ConfigError if the budget allows none."""
+    """Return `found`, the best uniform window (one for all layers); raise ConfigError if it is None.
+
+    It is None if the budget allows no uniform window.
+    """
     if found is None:
         what = f"no uniform window meets a budget of {float(budget):g} {objective.unit}"
         raise ConfigError(what, where="budget", hint="allow a larger budget")
@@ -214,11 +219,11 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return a map for a config's provenance about q, the number of fraction bits that results drop.
+    """Return a dict for a config's provenance on the search for q, the number of fraction bits that results drop.
 
-    It has the q of every group, the bytes of all parties and the dealer with these q and with q = 0, and the score with
-    q = 0. plain: the windows with q = 0, and their score. found: those with the chosen q. in_all: windows -> bits of
-    all parties and the dealer.
+    It has the q of every group; the bytes of all parties and the dealer with these q, and with q = 0; and the score
+    with q = 0. plain: the windows with q = 0, and their score. found: the windows with the chosen q. in_all: a function
+    from windows to bits of all parties and the dealer.
     """
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
@@ -232,7 +237,10 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """Return the choices of windows for a group that are worth a trial. Raises ConfigError if there is none."""
+    """Return the choices of windows for a group that are worth a trial (`Group.choices`).
+
+    Raises ConfigError if there is none.
+    """
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
         hint = f"add a number from {objective.least_width} upwards, or 0 for an identity"
@@ -243,8 +251,9 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """Convert the budget to a fraction; ConfigError if it is no number,
-    or below the price of the cheapest assignment.
+    """Return the budget as a fraction. Raises ConfigError if it is no number, or if no assignment is so cheap.
+
+    The cheapest assignment takes the cheapest of the `choices` of every group, at the prices of `objective`.
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):
         raise ConfigError(f"a budget of {budget!r}", where="budget", hint=f"{objective.unit}, 0 or more")

@@ -20,9 +20,10 @@ _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, l
 def gathered(
     images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gather the first `most` images (N, ...), all if None, and their labels (N, ...), None if there are none.
+    """Return the first `most` images (N, ...) as one tensor, and their labels (N, ...), None if there are none.
 
-    The images are held in memory; no further batch is read; a progress bar appears after two seconds. Raises InputError
+    images: a tensor, a data set, or batches, with labels in them or without. labels: of all images if `images` has
+    none. most: None for all. No batch is read beyond them; a progress bar appears after two seconds. Raises InputError
     for batches of another form, or of different shapes, and for labels both in the batches and in `labels`.
     """
     if isinstance(images, Tensor):

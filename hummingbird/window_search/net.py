@@ -82,7 +82,10 @@ class SearchedNet:
         return True
 
     def prices(self, parties: int) -> Prices:
-        """Return a function that prices this net's layers, for `online_bytes` and `predicted_seconds`."""
+        """Return the function `prices` that `online_bytes` and `predicted_seconds` take; it prices this net's layers.
+
+        The function takes a layer, its window and the number of images in a batch, and returns a `Cost`.
+        """
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
             if window.w == 0:
@@ -95,7 +98,7 @@ class SearchedNet:
         return price
 
     def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
-        """Compute, for each step by name, the bits that all parties and the dealer send for one image.
+        """Return, for each step by name, the bits that all parties and the dealer send together for one image.
 
         Tables are cut for the fewest bytes (the aim "throughput").
         """
@@ -105,10 +108,10 @@ class SearchedNet:
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """Compute the price of every comparing layer, by name, in a net where all these layers have the same window.
+        """Return the price of every comparing layer, by name, in a net whose comparing layers all have the same window.
 
-        The price is that of a batch of `images` images. The shares' scales and valid bits are those of a plan with
-        exact comparisons.
+        images: how many images the priced batch has. The shares' scales and valid bits are those of a plan with exact
+        comparisons.
         """
         plan = self._windows.plan(BitConfig(EXACT))
         config = self._windows.order.windows(BitConfig(window))

@@ -91,7 +91,10 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """Make the paper's objective: the fraction of bits that is kept, over all of these layers."""
+    """Return the paper's objective: which fraction of all bits that these layers compare is kept by the windows.
+
+    A layer counts with all its comparisons per image, of 64 bits each.
+    """
     whole = 64 * sum(layer.outputs for layer in layers)
 
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
@@ -102,10 +105,10 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
-    """Make the objective of bytes that a party sends online per image, in batches of `images`,
-    which share frame headers.
+    """Return the objective of bytes: how many bytes a party sends online for an image, by layer and window.
 
-    prices: the prices of a net's layers (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
+    images: how many images form a batch, which share frame headers. prices: the prices of a net's layers
+    (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)

@@ -48,7 +48,7 @@ from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, ope
 
 @dataclass(frozen=True)
 class Candidate:
-    """Windows to choose from, with figures that were measured on images which did not choose them.
+    """One row of the table of `Prepared`: windows, and figures that were measured on images which did not choose them.
 
     accuracy: proportion of right answers; None without labels. changed: proportion of answers that differ from the
     plain net's. distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image
@@ -67,11 +67,11 @@ class Candidate:
 class Prepared:
     """The windows found for a trained net, with accuracy and cost of private inference with them; `str` makes a table.
 
-    bits: for `convert_model(net, bits=prepared.bits)`. layers: the comparing layers, each with the `largest` |x| seen,
-    in ring units (2^16 is one). choices: "exact", "eco" (windows that hold all values seen), the best uniform window
-    (one for all layers), and last the windows found. images: how many images chose the windows, and how many others
-    measured.
-    accuracy_plain: accuracy of the net itself, None without labels. answers: how answers are judged.
+    bits: the windows, for `convert_model(net, bits=prepared.bits)`. layers: the comparing layers, each with the
+    `largest` |x| seen, in ring units (2^16 is one). choices: the rows of the table: "exact", "eco" (windows that hold
+    all values seen), the best uniform window (one for all layers), and last the windows found. images: how many images
+    chose the windows, and how many other images measured them. accuracy_plain: accuracy of the net itself, None without
+    labels. answers: how answers are judged, as text.
     """
 
     bits: BitConfig
@@ -88,7 +88,10 @@ class Prepared:
 
     @property
     def accuracy_error(self) -> float | None:
-        """The standard error of an accuracy: how far it may differ on other images of the same kind."""
+        """The standard error of an accuracy, from that of the plain net; None without labels.
+
+        It says how far an accuracy may differ on other images of the same kind.
+        """
         if self.accuracy_plain is None:
             return None
         return math.sqrt(self.accuracy_plain * (1 - self.accuracy_plain) / self.images[1])
@@ -281,9 +284,11 @@ def _limit(budget: str | None, objective: str) -> Any:
 
 
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
-    """Divide images and labels into those that choose the windows, and those on which the chosen windows are measured.
+    """Return two pairs (images, labels): one to choose the windows, one to measure the chosen windows on.
 
-    They alternate, as a data set may be sorted by class.
+    Without `test` they alternate in the loader's first 2 x `samples` images, as a data set may be sorted by class. With
+    `test`, the loader's first `samples` images choose, and all of `test` measures. Raises InputError for a single
+    image, and if one pair holds no images but the other's.
     """
     if test is not None:
         chosen, measured = loaded(loader, "loader", samples), loaded(test, "test")
@@ -314,10 +319,11 @@ def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers
 
 
 def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, BitConfig]]:
-    """Yield the name and the windows for each row of the result's table.
+    """Yield the name and the windows for each row of the table in `Prepared`.
 
-    These are: exact; eco (windows that hold all values seen), unless the shares have too few bits for it; the best
-    uniform window; and the windows found. bits: the windows found. budget: the budget as text, which is their name.
+    The rows are: exact; eco (windows that hold all values seen), unless the shares have too few bits for it; the best
+    uniform window; and the windows found. bits: the windows found. budget: the budget as text, which names the last
+    row.
     """
     yield "exact", BitConfig()
     if budget != "eco":

@@ -32,8 +32,8 @@ class ComparingLayer:
     """A layer that compares, and so needs a window.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
-    is one). limit: the highest k that its shares allow: their valid bits, without the extra fraction bits that a
-    product leaves behind. Raises InputError for numbers out of range.
+    is one). limit: the highest k that its window may have: as many bits as its shares' valid bits, without the extra
+    fraction bits that a product leaves behind. Raises InputError for numbers out of range.
     """
 
     name: str
@@ -51,10 +51,10 @@ class ComparingLayer:
             raise InputError(f"a highest k of {self.limit!r}", where=self.name, hint="an integer from 2 to 64")
 
     def upper(self, level: int, headroom: float) -> int:
-        """Return k, the upper end of the layer's window [k:m), at a level; the layer's shares limit it.
+        """Return k, the upper end of the layer's window [k:m), at a level; k is at most `limit`.
 
-        At level 0 the window holds the largest |x| seen and `headroom` more, a fraction of it; at level 1 the largest
-        |x|; each further level has one bit less.
+        At level 0 the window holds values larger than the largest |x| seen by the fraction `headroom`; at level 1 it
+        just holds the largest |x|; at each further level k is one bit lower.
         """
         if level == 0:
             return min(floor(self.largest * (1 + headroom)).bit_length() + 1, self.limit)
@@ -64,8 +64,9 @@ class ComparingLayer:
 class GroupWindows(NamedTuple):
     """A choice of windows for a group, one for every layer.
 
-    level: how far k goes down (`ComparingLayer.upper`). m: the common lower end of the windows [k:m); windows without
-    bits have level 0 and m = 64. tops: k of every layer, before windows are widened upwards.
+    windows: one for each layer, in the group's order. level: how low the upper ends k are (`ComparingLayer.upper`). m:
+    the common lower end of the windows [k:m). tops: k of every layer, before windows are widened upwards. Windows
+    without bits have level 0 and m = 64.
     """
 
     windows: tuple[BitWindow, ...]
@@ -91,8 +92,8 @@ class Group:
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return the upper ends k that the group's windows may have: pairs (level, k of every layer), level 0 first.
 
-        A level, 0 to 1 + `reach`, says how far k goes down (`ComparingLayer.upper`); a combination of k is listed with
-        its lowest level only.
+        A level from 0 to 1 + `reach` says how low k is (`ComparingLayer.upper`); the same k of all layers are listed
+        once, with the lowest level that has them.
         """
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
@@ -105,9 +106,9 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """Return a window [k:m) for each layer of the group, widened upwards to at least `least` bits.
+        """Return a window [k:m) for each layer of the group: k is as in `tops`, or higher for at least `least` bits.
 
-        Returns None if a layer's shares are too short for its window. tops: k of every layer.
+        tops: k of every layer. m: the lower end. Returns None if a layer's shares are too short for its window.
         """
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
@@ -115,11 +116,11 @@ class Group:
         return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[GroupWindows]:
-        """Return all windows of the group that are worth a trial, each at its lowest level (`ComparingLayer.upper`).
+        """Return all choices of windows for the group that are worth a trial, each with its lowest level.
 
-        They are the windows without bits, and those for all m that leave the widest one at least `least` bits; with
-        `widths`, only those whose widest window has one of these widths. reach: how many bits k may go below the range
-        seen.
+        They are windows without bits, and windows [k:m) for every m that leaves the widest of them at least `least`
+        bits. widths: if given, only choices whose widest window has one of these numbers of bits. headroom, and levels:
+        see `ComparingLayer.upper`. reach: how many bits k may go below the range seen.
         """
         found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
@@ -145,7 +146,7 @@ def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, 
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """List the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
+    """Return the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
 
     The name may be that of a group or of a layer.
     """

@@ -32,11 +32,11 @@ Windows = Mapping[str, BitWindow]
 
 @dataclass
 class Rounding:
-    """One search for q, the number of fraction bits that the results of each group's layers drop, to send fewer bytes.
+    """One search for q of each group: how many fraction bits its layers' results drop, so that fewer bytes are sent.
 
-    It starts from `found`, windows without q, which then becomes the best windows so far. in_all: windows -> bits of
-    all parties and the dealer. accepts: whether the net can run windows. held: windows with q must not be worse than
-    this score.
+    found: windows without q, with which the search starts; it is replaced by the best windows so far. in_all: a
+    function from windows to bits of all parties and the dealer. accepts: whether the net can run windows. held: the
+    score that windows with q must reach.
     """
 
     groups: Sequence[Group]
@@ -48,7 +48,7 @@ class Rounding:
     held: Score
 
     def search(self) -> Found:
-        """Run the search; it returns the windows without q if no q saves bits and keeps the accuracy."""
+        """Run the search; return the best windows found, which have q = 0 if no q saves bits and keeps the accuracy."""
         self._plain, self._bits = self.found.windows, self.in_all(self.found.windows)
         self._steps = [self._worth_it(group) for group in self.groups]
         places = self._common()
@@ -63,10 +63,10 @@ class Rounding:
         return self.found
 
     def _worth_it(self, group: Group) -> list[int]:
-        """Return the list of values of q (dropped fraction bits) that are worth a trial for a group, 0 first.
+        """Return the values of q (dropped fraction bits) that are worth a trial for a group, ascending, 0 first.
 
-        With each of them the parties and the dealer send fewer bits in all than with the smaller ones in the list, and
-        the group's price in the objective is no higher than with q = 0.
+        With each of them the parties and the dealer send fewer bits in all than with every smaller value in the list,
+        and the group's price in the objective is no higher than with q = 0.
         """
         plain = [self._plain[layer.name] for layer in group.layers]
         widths = [window.k - self.objective.least_width for window in plain if window.w]
@@ -81,9 +81,10 @@ class Rounding:
         return steps
 
     def _common(self) -> list[int]:
-        """Find the largest q up to which all groups may go without losing accuracy.
+        """Find the largest q that all groups can have in common without losing accuracy.
 
-        Returns, for each group, the index of the last value up to that q in its list (`_worth_it`).
+        A group takes the last value in its list (`_worth_it`) up to that q. Returns the index of this value for each
+        group.
         """
         tried = []
         for q in range(max(steps[-1] for steps in self._steps), 0, -1):
@@ -95,16 +96,17 @@ class Rounding:
         return [0] * len(self._steps)
 
     def _open(self, places: Sequence[int]) -> list[int]:
-        """Return the numbers of the groups whose list of q (`_worth_it`) has a further value.
+        """Return the numbers of the groups that can have a larger q, by their lists of q (`_worth_it`).
 
         places: each group's current index into its list.
         """
         return [number for number, place in enumerate(places) if place + 1 < len(self._steps[number])]
 
     def _gain(self, places: Sequence[int], number: int) -> float:
-        """Compute the bits that a group's next q saves, divided by the loss in the score that ranks windows.
+        """Return how many bits the next q of a group saves, divided by the score that it loses.
 
-        number: which group. places: each group's current index into its list of q (`_worth_it`).
+        number: of the group. places: each group's current index into its list of q (`_worth_it`). The score is the one
+        that ranks windows (`Questions.coarse`).
         """
         here, next_ = self._windows(places), self._windows(_raised(places, number))
         lost = self.questions.coarse(here) - self.questions.coarse(next_)
@@ -119,9 +121,10 @@ class Rounding:
         }
 
     def _try(self, places: Sequence[int]) -> bool:
-        """Try these q, and make them the result if the net can run them, they save bits and they keep the accuracy.
+        """Try values of q on all images, and keep them as the result if they are better; return whether they are kept.
 
-        Returns whether they are the result now. places: each group's index into its list of q (`_worth_it`).
+        They are kept if the net can run them, they save bits and they keep the accuracy. places: each group's index
+        into its list of q (`_worth_it`).
         """
         windows = self._windows(places)
         if not self.accepts(windows) or (bits := self.in_all(windows)) >= self._bits:
@@ -142,8 +145,9 @@ def without_q(config: BitConfig) -> BitConfig:
 
 
 def check_knobs(knobs: object) -> None:
-    """Raise ConfigError unless `knobs`, the parts of windows that are searched beside k and m,
-    is one of `KNOBS`, or None.
+    """Raise ConfigError unless `knobs` is one of `KNOBS`, or None.
+
+    It names the part of windows that is searched beside k and m: "q", or None for nothing else.
     """
     if knobs is not None and knobs not in KNOBS:
         hint = 'knobs="q": windows get q as well; k and m are always chosen'

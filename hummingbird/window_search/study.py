@@ -60,11 +60,10 @@ LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 
 
 class CutEvaluator(CachedEvaluator):
-    """An `Evaluator` like `CachedEvaluator`, which scores windows for two parties without a dealer
-    (`hummingbird.hybrid`).
+    """An `Evaluator` that scores windows of `hummingbird.hybrid`, two parties without a dealer, on the net's integers.
 
-    largest: name of a comparing layer -> the largest |x|, in ring units. Raises as `CachedEvaluator` and
-    `hybrid.make_plan`. Cost: the whole net on integers for every score.
+    largest: name of a comparing layer -> the largest |x|, in ring units. The other arguments and the errors are those
+    of `CachedEvaluator`; also raises errors of `hybrid.make_plan`. Cost: the whole net on integers for every score.
     """
 
     def __init__(
@@ -120,7 +119,8 @@ class CutEvaluator(CachedEvaluator):
 class Called(NamedTuple):
     """A net in the form that a `Study` searches: it takes one tensor, so that it can be traced without an example.
 
-    Its inputs for N calls are packed into one tensor (N, ...); with them are public inputs, and labels (N, ...).
+    images: the inputs of N calls, packed into one tensor (N, ...). public: the public inputs. labels: (N, ...), or
+    None.
     """
 
     net: nn.Module
@@ -130,7 +130,7 @@ class Called(NamedTuple):
 
 
 def called(net: nn.Module, images: Any, labels: Tensor | None, example: Any) -> Called:
-    """Pack the inputs of N calls of a net, for a `Study`.
+    """Pack the inputs of N calls of a net into one tensor, and return them with a net that takes it (`Called`).
 
     images: as for `Study`. example: as for `convert_model`; None: the net takes the images alone. Raises InputError for
     inputs that differ from the example's in form, ModelError as `settled`.
@@ -158,7 +158,10 @@ def _tensors(values: Any) -> bool:
 
 
 def _in_place(example: Any, images: Tensor) -> Any:
-    """Return the example's arguments, with these images in place of its one private tensor."""
+    """Return the example's arguments, with `images` in place of its one private tensor.
+
+    Raises InputError if the example has several private tensors, or none.
+    """
     structure, leaves = flatten(example, is_private, is_public)
     if sum(map(is_private, leaves)) != 1:
         hint = "images=(x, y), or a dict by name: all inputs in the positions of the example"
@@ -316,16 +319,15 @@ class Study:
         progress: Callable[[Progress], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> BitConfig:
-        """Find windows within a budget, None: eco's, by `search_bits`, with the arguments and errors of that function.
+        """Find windows within a budget, None for eco's, as `search_bits` does, and return the configuration.
 
-        budget: also as text, "8/64" or "120kB". margin: for the study's criterion; 0.05 lets one answer in twenty
-        change. knobs: "q" also chooses q for each group, for fewer bytes in all (rounding.py).
-
-        The provenance of the result names the net and the data. `layers`: for each layer the largest |x| seen, in ring
-        units, and the bits of the window above it. `accuracy`, `exact_accuracy`: None without labels. `distance`: of
-        outputs from the exact net's, in units of their spread (answers.py). `below_range`: layers whose k the budget
-        has forced below the range seen. `seconds`: time of this study and this search, with all earlier runs from which
-        it was resumed.
+        Arguments and errors are those of `search_bits`. budget: also as text, "8/64" or "120kB". margin: for the
+        study's criterion; 0.05 lets one answer in twenty change. knobs: "q" also chooses q for each group, for fewer
+        bytes in all (rounding.py). The provenance of the result names the net and the data. `layers`: for each layer
+        the largest |x| seen, in ring units, and the bits of the window above it. `accuracy`, `exact_accuracy`: None
+        without labels. `distance`: of outputs from the exact net's, in units of their spread (answers.py).
+        `below_range`: layers whose k the budget has forced below the range seen. `seconds`: time of this study and this
+        search, with all earlier runs from which it was resumed.
         """
         check_knobs(knobs)
         if knobs and self.protocol == PROTOCOL:
@@ -375,9 +377,10 @@ class Study:
 
     @staticmethod
     def _seen(largest: int, k: int) -> dict[str, float | None]:
-        """Return, for the provenance, the largest |x| of a layer, and margin_bits = log2(2^(k-1) / largest).
+        """Return two facts on a layer for the provenance: its largest |x|, and margin_bits = log2(2^(k-1) / largest).
 
-        Values wrap if margin_bits is below 0. margin_bits is None for a window without bits, and if all values are 0.
+        k: the upper end of its window. margin_bits is below 0 if values wrap, and None for a window without bits, or if
+        all values are 0.
         """
         margin = k - 1 - math.log2(largest) if k and largest else None
         return {"largest": largest, "margin_bits": margin if margin is None else round(margin, 3)}
