@@ -135,7 +135,10 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
 
 
 def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
-    """Run one batch, and measure the seconds of each part (`PARTS`) of each of its rounds."""
+    """Run inference for one batch of images, and measure the seconds of each part (`PARTS`) of each round.
+
+    Returns a dictionary {part: seconds} for each round, in order.
+    """
     public, batch, found = client.public, client.begin(images), []
     for number, turn in enumerate(public.turns):
         seconds = dict.fromkeys(PARTS, 0.0)
@@ -199,10 +202,10 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """Return the steps of a request (`WorkStep`): those of all rounds, one round after the other.
+    """Return the steps (`WorkStep`) of a request: those of all rounds, one round after the other.
 
-    turns: for each round, the seconds of each of its parts (`PARTS`). profile: names the number of threads on which
-    these seconds were measured.
+    public: the net's public facts. turns: for each round, the seconds of each of its parts (`PARTS`). profile: the
+    profile that these seconds are from; it names the number of threads on which they were measured.
     """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):

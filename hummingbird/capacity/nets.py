@@ -42,9 +42,9 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer for measuring parties, whose material, all zeros, costs them no time to get.
+    """A dealer that gives a measured party its material without delay, so that only the party's own work is timed.
 
-    It makes the material of the first slice, and deals the same again for every further slice.
+    All material is zeros. It is made for the first slice, and dealt again for every further slice.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -60,7 +60,9 @@ class _Again(Zeros):
         return self._made[-1]
 
     def begin(self) -> None:
-        """Begin another slice: forget the requests of the last slice."""
+        """Begin another slice: empty the list of requests, so that the material is dealt again from the first request
+        on.
+        """
         self.requests = []
 
 
@@ -70,8 +72,10 @@ def kind_of(private: PrivateNet) -> str:
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """Return the SHA-256 of all facts that determine a slice's work: architecture, windows, protocol,
-    owner, shape, parties.
+    """Return the SHA-256 of all facts that determine a slice's work.
+
+    They are the net's architecture, windows and protocol, the owner of its weights, the slice's shape, and the number
+    of parties.
     """
     facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
     words = {**facts, "shape": list(shape), "parties": parties}
@@ -81,8 +85,9 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
 def amounts(
     private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
 ) -> dict[str, float]:
-    """Count each kind of work in a slice: products, values, bits online and offline, bytes of shares, layers.
+    """Count each kind of work in a slice; returns the counts by name.
 
+    The kinds are products, values, bits online and offline, bytes of shares, layers and slices. shape: of the slice.
     requests: the slice's requests to the dealer, from a dry run.
     """
     planned = private.costs(shape, parties)
@@ -135,7 +140,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
-    """Measure the seconds of each of `repeats` calls of `work`, after one call to warm up."""
+    """Measure the seconds of `repeats` calls of `work`, after one call to warm up; returns the seconds of each call."""
     work()
     found = []
     for _ in range(repeats):
@@ -162,9 +167,9 @@ def masked(
 ) -> Service:
     """Make the service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
 
-    dealer: "stream": it makes material during the request, as the dealer that `serve` starts; "store": it deals slots
-    while the stores have room, and each party keeps its part (`Hosts.store` is the size of a store). lanes: of each
-    party.
+    profile: the measured seconds. dealer: "stream": it makes material during the request, as the dealer that `serve`
+    starts; "store": it deals slots in advance while the parties' stores have room (`Hosts.store` is the size of a
+    store). lanes: number of lanes of each party.
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
@@ -252,8 +257,11 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Return the parties' steps for a slice: first they compute, then they send all bits, then they wait for all
-    rounds. In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
+    """Return the steps (`WorkStep`) of all parties for one slice.
+
+    The parties compute, then send all bits, then wait for all rounds. At the same time they expand the seeds of a later
+    slot. roles: the parties' host names. cost: the price of the slice. seconds: of the parts "compute" and, if the
+    slice needs material, "expand". profile: names the number of threads on which these seconds were measured.
     """
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
@@ -270,11 +278,11 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
-    """Return the transit phase: the client sends shares of a slice's inputs,
-    and the parties send shares of its results.
+    """Return the transit phase: the client sends shares of a slice's inputs, and the parties send shares of its
+    results.
 
-    The messages follow one another on the client's link. None for a net with public inputs, which cannot be served
-    (serving/plan.py).
+    roles: the parties' host names. shape: of the slice. The messages follow one another on the client's link. None for
+    a net with public inputs, which cannot be served (serving/plan.py).
     """
     if any(step.op == "public" for step in private.plan):
         return None

@@ -81,8 +81,10 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Profile:
-    """A measured machine: its description (`commands.program.machine`),
-    the threads of each measurement, and the rows.
+    """The measurements of one machine.
+
+    machine: its description (`commands.program.machine`). threads: number of threads on which all work was measured.
+    rows: the measurements.
     """
 
     machine: Mapping[str, str]
@@ -113,16 +115,16 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """Make the work (`Compute`) of a step that takes these seconds on as many cores of `host` as the profile has
-        threads.
+        """Make the work (`Compute`) of a step on `host` that takes `seconds` on `Profile.threads` of the
+        host's cores.
         """
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """Return a note on the machine on which these seconds were measured, or on how they were composed.
+        """Return a note for users that says whether some seconds were measured or composed, and on which machine.
 
-        parts: the seconds of each part of some work. For composed seconds the note gives the relative error of their
-        sum, as if all parts erred in the same direction.
+        parts: the seconds of each part of some work. For composed seconds the note has the relative error of the sum of
+        all parts, as if all parts erred in the same direction.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -159,9 +161,11 @@ def command(kind: str) -> str:
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Compute the seconds of one part of some work from the seconds of each unit of work, which are fitted to the rows.
+    """Compute the seconds of one part of some work: the sum of each kind of work's amount times its seconds for one
+    unit.
 
-    amounts: how many units of each kind of work there are.
+    The seconds for one unit are fitted to the rows. part: such as "compute". amounts: how many units of each kind of
+    work there are.
     """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
@@ -172,9 +176,9 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of composed seconds of a part.
+    """Compute the mean relative error of the seconds that `_composed` returns for one part of the rows' work.
 
-    For each row the seconds are composed from all other rows, and compared with those that were measured.
+    For each row they are computed from all other rows, and compared with the row's measured seconds.
     """
     errors = []
     for row in rows:
@@ -218,7 +222,10 @@ def from_text(text: str, where: str) -> Profile:
 
 
 def _check_machine(machine: Mapping[str, Any], where: str) -> None:
-    """Raise InputError unless the measurements are from this release and the kernels that are active here."""
+    """Raise InputError unless a profile's measurements are from this release and with the kernels that are active here.
+
+    machine: the profile's description of the measured machine. where: the file, for the error.
+    """
     for name, has, here in (
         ("release", machine.get("hummingbird"), RELEASE),
         ("kernels", machine.get("kernels"), kernels.active()),

@@ -53,16 +53,16 @@ class LayerUnits(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes,
-    otherwise seconds.
+    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes, otherwise
+    seconds.
 
-    slots: values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
-    message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for a refill.
-    garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for a ReLU. encrypt,
-    decrypt: for a ciphertext.
-    product: for a ciphertext product of a convolution. rotation: additional seconds of a product for each doubling of
-    the channels in a ciphertext. row: for a product of a linear layer. thread: the fraction by which each further
-    thread slows the others down. multiply: for a multiplication of plain values.
+    slots: number of values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
+    message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for each refill.
+    garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for each ReLU. encrypt,
+    decrypt: for each ciphertext.
+    product: for a product of a ciphertext in a convolution. rotation: seconds that are added to such a product for each
+    doubling of the number of channels in a ciphertext. row: for a product of a ciphertext in a linear layer. thread:
+    the fraction by which each further thread slows the others down. multiply: for a multiplication of plain values.
     """
 
     slots: int
@@ -101,7 +101,7 @@ class Units:
         return self.up(layer) * layer.channels / layer.groups
 
     def doublings(self, layer: LayerUnits) -> float:
-        """Compute log2 of the number of channels that share a ciphertext."""
+        """Compute log2 of the number of a layer's input channels that share a ciphertext; 0 for one channel or less."""
         return math.log2(max(1.0, self.slots / layer.pixels))
 
     def evaluation(self, layer: LayerUnits) -> float:
@@ -116,7 +116,7 @@ FORMAT, VERSION = "hummingbird-asplos", 1
 
 
 class Garbler(NamedTuple):
-    """The constants of a net that depend on the side that garbles: seconds of one thread, and bytes.
+    """The constants of a net that depend on whether client or server garbles: bytes, and seconds on one thread.
 
     offline_encode: seconds of encoding in advance. garbled: bytes of the circuits. base_ot, ot_setup, ot_send: bytes of
     the oblivious transfers' messages. input: bytes of the client's share of the image and, where the server garbles, of
@@ -166,7 +166,7 @@ class LinearFit(NamedTuple):
     intercept: float
 
     def at(self, x: int) -> float:
-        """Compute the seconds for x ReLUs; 0 where a negative intercept would make them negative."""
+        """Return the line's value at `x` ReLUs, in seconds; 0 where it would be negative."""
         return max(0.0, self.slope * x + self.intercept)
 
 
@@ -174,9 +174,10 @@ class LinearFit(NamedTuple):
 class PublishedProfile:
     """Published measurements of a client and a server.
 
-    lines: seconds of garbling and evaluating at each side, "garble_client" to "eval_server". bytes_per_relu: bytes that
-    the "garbler" and the "evaluator" keep. nets: the measured nets by name. units: unit costs for other nets. error:
-    for each net, for its "refill" and its "request", the largest relative error of seconds composed of its layers.
+    lines: the seconds for a number of ReLUs, by work and side: "garble_client", "garble_server", "eval_client",
+    "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store for each ReLU. nets: the measured
+    nets by name. units: costs of one unit of each kind of work, for other nets. error: net -> "refill" or "request" ->
+    the largest relative error if its seconds are computed from those of its layers.
     """
 
     name: str
