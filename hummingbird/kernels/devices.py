@@ -50,10 +50,10 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def on_this_card(run: _Run) -> _Run:
-    """Wrap a function that another thread will run, so that it runs there with this thread's current GPU.
+    """Wrap a function for another thread, so that it runs there with the GPU that is this thread's current one.
 
-    In torch every thread has its own current GPU, and a new thread begins with the first one: there, CUDA would take
-    half a gigabyte, and kernels on tensors of another GPU would fail. If CUDA is not in use, the function is returned
+    In torch every thread has its own current GPU, and a new thread begins with GPU 0: there, CUDA would take half a
+    gigabyte, and kernels on tensors of another GPU would fail. If CUDA is not in use, the function is returned
     unchanged.
     """
     if not torch.cuda.is_initialized():

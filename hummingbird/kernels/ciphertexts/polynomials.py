@@ -80,10 +80,12 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw uniform integers of `bits` bits with sign, and return their centred residues: int32 (n, L, N).
+    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; returns their centred
+    residues.
 
-    The integers go from -2^(bits-1) to 2^(bits-1) - 1; bits: 1 or more. Each takes ceil(bits / 32) words of 32 bits;
-    the stream has the highest words, which are signed, of all integers first. Constant time.
+    n: number of polynomials of N integers. The result is int32 (n, L, N), for L primes. bits: 1 or more. Each integer
+    takes ceil(bits / 32) words of 32 bits from the stream, which has the highest words, with the sign, of all integers
+    first. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")
@@ -104,18 +106,18 @@ FORMS = ("mixed", "ntt")
 
 
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s, as coefficients.
+    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s modulo each prime, as coefficients.
 
-    message, noise: m and e, int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both NTT values;
-    never use an `a` twice. Returns int32 (n, L, N), the first element of ciphertexts of form "mixed" (module head); the
-    second is `a`. InputError for other types, shapes or devices.
+    message, noise: m and e, int32 (n, N), |m + e| < 2^30. a: random polynomials, int32 (n, L, N), of which none may be
+    used twice; secret: s, int32 (L, N); both are NTT values. Returns c_0, int32 (n, L, N). The ciphertext is (c_0, a),
+    of the form "mixed": c_0 is coefficients, a is NTT values. InputError for other types, shapes or devices.
     """
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt")
     return best(encrypt, *inputs)(ring, *inputs)
 
 
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt as `encrypt`, with c_0 as NTT values: the first element of ciphertexts of form "ntt"."""
+    """Encrypt as `encrypt` does, but return c_0 as NTT values; (c_0, a) is then a ciphertext of the form "ntt"."""
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt_ntt")
     return best(encrypt_ntt, *inputs)(ring, *inputs)
 
@@ -128,9 +130,10 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """Raise InputError unless message, noise, a and secret are as `encrypt` documents them; return them contiguous.
+    """Raise InputError unless the tensors are as `encrypt` documents them; returns message, noise, a and secret,
+    contiguous.
 
-    where: the function's name.
+    where: the name of the function that was called, for the error.
     """
     ring.check(a, f"{where}(a)", 3)
     ring.check(secret, f"{where}(secret)", 2)
@@ -144,10 +147,11 @@ def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """Decrypt ciphertexts to the message plus its error, as coefficients: int32 (n, L, N).
+    """Decrypt ciphertexts: returns c_0 + c_1 s + c_2 s^2 + ..., which is the message plus its error, as coefficients.
 
-    c: int32 (n, size, L, N), of form "mixed" (two elements) or "ntt" (module head). secret: int32 (L, N), NTT values.
-    InputError for another form, type, shape or device.
+    c: n ciphertexts of `size` ring elements, int32 (n, size, L, N). form: "mixed": two elements, c_0 is coefficients
+    and c_1 is NTT values; or "ntt": all elements are NTT values. secret: s, int32 (L, N), NTT values. Returns int32 (n,
+    L, N). InputError for another form, type, shape or device.
     """
     where = "kernels.phase"
     ring.check(c, f"{where}(c)", 4)
