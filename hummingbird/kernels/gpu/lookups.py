@@ -204,10 +204,11 @@ def _sums(
 
 
 def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
-    """Sum, for each query, the rows that its bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+    """Sum, for each query, the rows that its bits select, as words of `width` bits mod 2^width; returns uint8 (B,
+    row_bytes).
 
-    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: from `prepare`, on the same device.
-    width: 8, 16, 32 or 64; a row is a whole number of words. InputError for anything else.
+    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: the result of `prepare`, on the same
+    device as the bits. width: 8, 16, 32 or 64; a row must be an integer number of words. InputError for anything else.
     """
     where = "kernels.gpu.select_sum"
     if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:

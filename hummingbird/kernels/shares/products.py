@@ -23,11 +23,10 @@ _Made = TypeVar("_Made")
 
 
 class Factor:
-    """A public factor of many products, which keeps what backends compute from it.
+    """A public weight that is a factor of many products, together with what kernels have computed from it.
 
-    code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: the range of the
-    weight, -2^(bits-1) <= code < 2^(bits-1); 64 is always enough; None: the least such number, found by a pass over
-    `code`.
+    code: int64, the weight, as `matmul` or `conv2d` takes it; it must not change any more. bits: the least number known
+    with -2^(bits-1) <= code < 2^(bits-1); 64 is always right; None: it is computed, by a pass over `code`.
     """
 
     def __init__(self, code: Tensor, bits: int | None = None) -> None:
@@ -35,7 +34,10 @@ class Factor:
         self._made: dict[Any, Any] = {}
 
     def made(self, make: Callable[[Factor], _Made]) -> _Made:
-        """Return make(self), computed at the first call and kept; `make` must be a function of a module, no lambda."""
+        """Return make(self), which is computed at the first call only.
+
+        make: a function at the top of a module, no lambda, because the result is stored under this function.
+        """
         if make not in self._made:
             self._made[make] = make(self)
         made: _Made = self._made[make]
