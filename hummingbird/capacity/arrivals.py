@@ -25,7 +25,11 @@ from hummingbird.errors import ConfigError, InputError
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """Make a random generator whose seed follows from `seed` and `purpose`: each purpose has numbers of its own."""
+    """Make a random generator for one purpose; the numbers drawn for one purpose do not depend on those for other
+    purposes.
+
+    seed: of the simulation. purpose: a word for what the numbers are used for.
+    """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -258,21 +262,21 @@ class Users(Arrivals):
 def poisson(rate: float, **other: Any) -> Gaps:
     """Make arrivals of independent clients: a Poisson process of `rate` requests per second.
 
-    other: further fields of `Gaps`.
+    other: values of further fields of `Gaps`.
     """
     return Gaps(rate, **other)
 
 
 def constant(rate: float, **other: Any) -> Gaps:
-    """Make arrivals at equal gaps, `rate` requests per second. other: further fields of `Gaps`."""
+    """Make arrivals at equal gaps, `rate` requests per second. other: values of further fields of `Gaps`."""
     return Gaps(rate, math.inf, **other)
 
 
 def trace(path: str | PathLike[str], **other: Any) -> Trace:
     """Read arrivals from a file: a line for each request has its time in seconds, and optionally its number of images.
 
-    A # begins a comment. other: further fields of `Trace`. Raises InputError, with the line number, for anything else,
-    for requests out of order, and for no requests.
+    A # begins a comment. other: values of further fields of `Trace`. Raises InputError, with the line number, for a
+    line of another form, for requests out of order, and for a file without requests.
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):

@@ -64,10 +64,10 @@ def garbled_here(measured: Measured, profile: PublishedProfile | None = None) ->
 
 
 def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], int, int]:
-    """Return a net's layers with weights, in order, and the numbers of its ReLUs and of values in its result, for one
-    image.
+    """Return a net's convolutions and linear layers, in order, its number of ReLUs, and the number of values in its
+    result.
 
-    shape: of an image, (C, H, W). Raises as `composed`.
+    Both numbers are for one image. shape: of an image, (C, H, W). Raises as `composed`.
     """
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
@@ -147,7 +147,7 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """Compute the seconds until the last of the layers ends, if they are evaluated in parallel on `threads` threads.
+    """Compute the seconds in which some layers are evaluated on `threads` threads, until the last layer ends.
 
     seconds: of each layer, on one thread. Layers begin in order, each on the thread that is free first.
     """

@@ -174,9 +174,8 @@ class Machine:
                 start(number)
 
     def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
-        """Convert the steps of a phase to tasks (`_Task`), whose fields refer to steps and flows by number.
-
-        A flow (`Flow`) is a set of cores or links that a step uses at one rate.
+        """Convert the steps of a phase to tasks (`_Task`), which name steps, and the cores or links that they use, by
+        numbers.
         """
         after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
         made = tuple(
@@ -453,9 +452,9 @@ class _Run:
         self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
-        """Keep a batch in its slot for the additional time of its requests after the first, then end it.
+        """Keep a batch in its slot for the time that its further requests add, and then end it.
 
-        The additional time is `System.each` seconds for each of these requests.
+        Each request after the first adds `System.each` seconds. here: the replica. group: the requests of the batch.
         """
         seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
         if not seconds:

@@ -19,9 +19,9 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """An upper bound on the requests per second that a service can serve, and its cause in words.
+    """An upper bound on a service's rate.
 
-    resource: the core or link that sets the bound, or None.
+    rate: requests per second. cause: what sets the bound, in words. resource: the core or link that sets it, or None.
     """
 
     rate: float
@@ -30,9 +30,9 @@ class Limit(NamedTuple):
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
-    """Compute the mean seconds of a phase that shares its cores and links with no other phase.
+    """Compute the mean seconds of a phase while no other phase uses the same cores and links.
 
-    The mean is over `Phase.factors`: for each of them the phase's core-seconds are multiplied by it.
+    The mean is over `Phase.factors`, by which the phase's core-seconds are multiplied.
     """
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 

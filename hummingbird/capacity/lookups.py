@@ -22,9 +22,10 @@ _ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the 
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """Count each kind of work of one inference, if one pass over the table answers `inferences` inferences.
+    """Count each kind of work of one inference's lookups, if one pass over the table answers `inferences` inferences.
 
-    Work that a pass does once, for all its inferences, is divided by `inferences`. cost: the price of one inference.
+    Work that a pass does only once is divided by `inferences`. cost: the price of one inference. Returns the counts by
+    name.
     """
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}

@@ -67,7 +67,9 @@ class _Again(Zeros):
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the `kind` of those rows of a profile from which a net's seconds follow: "mpc" and the net's protocol."""
+    """Return the `kind` of the rows of a profile from which this net's seconds are computed: "mpc" and the net's
+    protocol.
+    """
     return f"mpc {private.facts['protocol']}"
 
 
@@ -106,10 +108,10 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure one party's seconds for a slice of `shape` on torch's threads; returns a row of a profile, named `name`.
+    """Measure one party's seconds for a slice on this machine, without a network; returns a row of a profile.
 
-    Each part (computing, expanding seeds, dealing) runs `repeats` times, after one run to warm up. Raises InputError as
-    `dry_run` does.
+    name: of the row. shape: of the slice. Each part (computing, expanding seeds, dealing) runs `repeats` times, after
+    one run to warm up. Raises InputError as `dry_run` does.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -302,9 +304,11 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:
-    """Return the phase at the start of a session in which private weights are opened under masks, once.
+    """Return the phase at the start of a session that opens the masked private weights, once; None if weights are
+    public.
 
-    None if the weights are public. roles: the parties' host names. cost: the price of the opening.
+    What is opened is the weights plus masks, so they stay secret. roles: the parties' host names. cost: the price of
+    this opening.
     """
     if cost == FREE:
         return None

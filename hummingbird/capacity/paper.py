@@ -40,7 +40,10 @@ BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
 
 
 class Threads(NamedTuple):
-    """Numbers of threads: of the client, and of the server for homomorphic evaluation and for garbled circuits."""
+    """How many threads each kind of work has.
+
+    client: of the client. he, gc: of the server, for homomorphic evaluation and for garbled circuits.
+    """
 
     client: int = 4
     he: int = 1
@@ -62,10 +65,10 @@ def service(
 ) -> Service:
     """Make the service of the paper for a net: one client, one server, one refill and one request at a time.
 
-    kind: "sg" for server garbling, "cg" for client garbling (module head). up, down: bits per second of the client's
-    link. store: bytes at the client. profile: measurements of garbling, by default `asplos23`. Raises ConfigError for
-    another kind, fewer than one thread, more threads for homomorphic evaluation than the net's table has, and no
-    bandwidth.
+    kind: "sg": the server garbles; "cg": the client garbles (module head). threads: of client and server. up, down:
+    bits per second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by
+    default `asplos23`. Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic
+    evaluation than the net's table has, and no bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -91,7 +94,10 @@ def service(
 
 
 def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
-    """Compute the bytes that the client stores for one token, the material of one request."""
+    """Return the bytes that the client stores for one token; a token is the material of one request.
+
+    kind: "sg": the server garbles; "cg": the client garbles. profile: has the bytes for each ReLU.
+    """
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
 
 

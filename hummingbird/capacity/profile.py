@@ -38,8 +38,9 @@ STEADY = 0.25  # largest spread of a valid measurement: beyond it the machine wa
 class Measurement:
     """One measured piece of work, a row of a profile.
 
-    kind: rows of one kind are fitted together. digest: identifies this work. amounts: how much of each kind of work
-    there is in it. seconds: maps each part of the work, such as "compute", "expand" or "deal", to its samples.
+    kind: rows of one kind are fitted together. name: of the work. digest: a hash that identifies this work. amounts:
+    how much of each kind of work it has, by name. seconds: maps each part of the work, such as "compute", "expand" or
+    "deal", to the measured seconds of several runs.
     """
 
     kind: str = field(records.text(1024))
@@ -68,10 +69,10 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds that one part of some work takes.
+    """The seconds of one part of some work, measured or composed from other measurements.
 
-    mean: their mean. factors: measured samples, divided by their mean. error: relative error of composed seconds; 0 for
-    measured ones.
+    mean: their mean. factors: measured seconds of several runs, divided by their mean. error: the relative error of
+    composed seconds; 0 for measured ones.
     """
 
     mean: float
@@ -153,9 +154,9 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence, for hints, that names the command which measures rows of this kind of work.
+    """Return a sentence that names the command by which rows of a profile are measured, for an error's hint.
 
-    The kind's first word is a section of the program `calibrate`.
+    kind: of these rows; its first word is a section of the program `calibrate`.
     """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 

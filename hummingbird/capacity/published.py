@@ -30,10 +30,10 @@ from hummingbird.errors import ConfigError
 
 
 class LayerUnits(NamedTuple):
-    """Sizes of a convolution, or of a linear layer, whose input counts as an image of one pixel.
+    """Sizes of a convolution or linear layer; a linear layer's input counts as an image of one pixel.
 
-    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: of the output.
-    pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
+    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: number of output
+    channels. pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
     """
 
     name: str
@@ -138,11 +138,13 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """The constants of a net for server and for client garbling: measured by the authors, or composed from its layers.
+    """The constants of a net for server and for client garbling: measured by the paper's authors, or composed from its
+    layers.
 
-    relus: ReLUs of an image. linear_values: values that the client keeps for linear layers. keygen, encrypt, decrypt:
-    seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server. he: seconds of the
-    homomorphic evaluation; he[t - 1] on t threads. sg, cg: constants of server garbling and of client garbling.
+    relus: number of ReLUs for one image. linear_values: number of values that the client stores for linear layers.
+    keygen, encrypt, decrypt: seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server.
+    he: seconds of the homomorphic evaluation; he[t - 1] on t threads. sg, cg: further constants if the server garbles,
+    and if the client garbles.
     """
 
     name: str
@@ -200,15 +202,16 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """Load the authors' measurements, shipped with the package: an Atom of 4 cores as client,
-    and a server of 32 cores.
+    """Load the measurements of the paper's authors, which are shipped with the package.
+
+    The client is an Atom of 4 cores, the server has 32 cores.
     """
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
     return parse(records.read(text, records.mapping(records.anything(), 16), name="profile", where="asplos23.json"))
 
 
 def parse(data: Mapping[str, Any]) -> PublishedProfile:
-    """Make a profile from the data of a JSON file. Raises ConfigError for another format or version."""
+    """Make a profile from the parsed JSON of its file. Raises ConfigError for another format or version."""
     if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise ConfigError("no such profile", where="format", hint=f"this release reads {FORMAT} {VERSION}")
     return PublishedProfile(

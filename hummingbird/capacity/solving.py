@@ -226,9 +226,9 @@ def idle(service: Service, goal: str) -> float:
 
 
 def _check_idle(search: _Search, service: Service, instead: str) -> None:
-    """Raise ConfigError for a goal that the service misses even when it is idle.
+    """Raise ConfigError if `service` misses the search's goal even while it is idle.
 
-    instead: other remedies, for the hint.
+    instead: other ways to meet the goal, for the error's hint.
     """
     least = idle(service, search.goal)
     if search.most < least:

@@ -204,7 +204,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What happened to the requests of a load: times in seconds, float64 (runs, requests), in order of arrival.
+    """The times and fates of the requests of a load: seconds, float64 (runs, requests), in order of arrival.
 
     A time is NaN if its event did not happen. arrived: when the request arrived. began: when it got a slot. went: when
     it had all tokens. left: when it was done, was rejected or gave up. fate: SERVED, REJECTED or GAVE_UP. tokens:

@@ -151,10 +151,10 @@ class Client:
     # Lookups ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, indices: Tensor) -> Tensor:
-        """Check row indices, and return them as int64 (n,) on the CPU.
+        """Check indices, and return them as int64 (n,) on the CPU.
 
-        Raises InputError unless they are int32 or int64 (n,), and rows of the table. The error names no index, because
-        its text may appear in a log.
+        Raises InputError unless they are int32 or int64 (n,), and numbers of rows of the table. The error names no
+        index, because its text may appear in a log.
         """
         where = "pir.Client(indices)"
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:

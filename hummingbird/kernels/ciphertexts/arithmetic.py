@@ -287,13 +287,13 @@ def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: i
 
 
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Sum ciphertexts times monomials c X^e; output o sums the terms first[o] .. first[o + 1] - 1.
+    """Sum ciphertexts multiplied by monomials c X^e: output o is the sum of the terms first[o] .. first[o + 1] - 1.
 
     x: int32 (n, size, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
-    ciphertext of x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns
-    int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
-    anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its |factors|, plus q,
-    must not exceed 2^53.
+    ciphertext of x, the exponent e, 0 .. 2N - 1, and the integer c. first: int64 (outputs + 1,), ascending from 0 to T.
+    Returns int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads().
+    InputError for anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its
+    |factors|, plus q, must not exceed 2^53.
 
         taps(ring, x, torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([3]), torch.tensor([-2]))  # -2 X^3 x[4]
     """

@@ -57,11 +57,13 @@ def _weights(circuit: Circuit) -> list[int]:
 def _garble(
     circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Garble one tile of m instances: return the gates' blocks, the rows' words, and the offsets of the results.
+    """Garble one tile of m instances of a circuit: returns the gates' blocks, the rows' words, and the results'
+    offsets.
 
-    Rows convert wires to numbers (kernels/garble.py). hash_of: the tile's hash. delta: the XOR of a wire's two labels.
-    labels, own: int64 (m, w, 2), labels of 0 of the evaluator's and of the garbler's bits. first: bit 0 of the
-    garbler's shares, int64 (m, 1); None for the garbler "model".
+    Rows convert labels of bits to numbers (kernels/garble.py). hash_of: the tile's hash. delta: the XOR of a wire's two
+    labels. labels, own: int64 (m, w, 2), the labels of 0 of the evaluator's bits, and of the garbler's. first: bit 0 of
+    the garbler's shares, int64 (m, 1); None for the garbler "model", which does not know it. The offsets are int64
+    (m,).
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):

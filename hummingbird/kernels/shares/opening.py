@@ -121,9 +121,10 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Compute a step table for each element x_i: bit v of table i says whether x_i mod 2^bits <= v.
+    """Compute a step table for each element of x: entry v of the table of x_i is 1 if x_i mod 2^bits <= v, else 0.
 
-    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), the tables of 2^bits bits one after the other.
+    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),): the tables, 2^bits bits each, one after the
+    other.
 
         step_table(torch.tensor([1, 3]), 2).tolist() == [0b1000_1110]
     """
@@ -197,14 +198,16 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k and the comparison's bit b.
+    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k under a mask, and from a bit
+    b.
 
-    opened: int64 (n,), public, z + lambda mod 2^k, unsigned, lambda being the mask. choice: uint8 (2, ceil(n/8)),
-    public, packed: c_b = b xor r_b, and c_s = s xor r_s of the wrap's bit s; `compare_opened` returns shares of both.
-    mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
-    this party's shares of the masks' carry, of r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32
-    bits of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k
-    <= 32. first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
+    b is the result of a comparison. opened: int64 (n,), public, z + lambda mod 2^k, unsigned; lambda is the sum of all
+    parties' masks. choice: uint8 (2, ceil(n/8)), public, packed: c_b = b xor r_b, and c_s = s xor r_s, with random bits
+    r_b and r_s, and s the bit that tells how z + lambda wrapped; `compare_opened` returns shares of both. mask: (n,),
+    this party's mask; only the low k bits are used. carry, bit, wrap, product: (n,), this party's shares of the carry
+    in the sum of the masks, of r_b, of r_s, and of r_b lambda. All are int64 or int32; with int32 the low 32 bits of
+    the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
+    first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
     If `carry` is None, `mask` is this party's share of z itself, int64, and is returned as z. Then, for z outside of
     [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z'), where z' is the number in this range that equals z mod 2^k.
     mpc/protocols/masked.py has the equations.

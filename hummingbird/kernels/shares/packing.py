@@ -41,7 +41,7 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Unpack bits to int64 numbers 0 and 1; the spare bits of the last byte are not read.
+    """Unpack n packed bits to int64 numbers 0 and 1; the spare bits of the last byte are not read.
 
     plane: uint8 (ceil(n/8),), packed. Returns int64 (n,).
 

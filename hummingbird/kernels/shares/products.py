@@ -66,7 +66,7 @@ def _checked(where: str, a: Tensor, b: Tensor | Factor, bits: int) -> Factor:
 
 
 def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
-    """Multiply matrices mod 2^bits, in torch's shapes: int64 (..., n, k) x (..., k, m).
+    """Multiply matrices mod 2^bits: a, int64 (..., n, k), times b, int64 (..., k, m), as torch's matmul does.
 
     The low `bits` bits of the result are those of the product; the bits above are undefined and must not be read.
     InputError for other types or devices. On CUDA k is at most 2^21.
@@ -84,10 +84,11 @@ def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
 def conv2d(
     x: Tensor, weight: Tensor | Factor, stride: Sequence[int], dilation: Sequence[int], groups: int, bits: int = 64
 ) -> Tensor:
-    """Convolve without padding, mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
+    """Convolve x with a weight, without padding, mod 2^bits.
 
-    Returns int64 (B, O, oh, ow), whose low `bits` bits are those of the convolution; the bits above are undefined.
-    InputError for other types or devices, for channels that do not fit, and for a kernel larger than the input.
+    x: int64 (B, C, H, W). weight: int64 (O, C // groups, kh, kw). stride, dilation: two numbers each. Returns int64 (B,
+    O, oh, ow), of which the low `bits` bits are those of the convolution; the bits above are undefined. InputError for
+    other types or devices, for channels that do not fit, and for a kernel larger than the input.
     """
     where = "kernels.conv2d"
     factor = _checked(where, x, weight, bits)

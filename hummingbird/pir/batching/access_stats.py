@@ -30,9 +30,10 @@ def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
 
 
 def hottest(counts: Tensor, share: float) -> Tensor:
-    """Return the numbers of the rows with the highest counts, hottest first, int64; ties are ordered by number.
+    """Return the numbers of the rows with the highest counts, int64, the hottest first; equal counts are ordered by
+    number.
 
-    share: the fraction of all rows to return, from 0 to below 1.
+    counts: one for each row of the table. share: how many rows to return, as a fraction of all rows, 0 to below 1.
     """
     if not 0 <= share < 1:
         raise InputError(f"a hot share of {share}", where="share", hint="from 0, no hot table, to less than 1")

@@ -55,7 +55,7 @@ class Price:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the client sends and receives."""
+        """Bytes that the client sends and receives for one inference, to and from both servers together."""
         return self.up + self.down
 
     @property
@@ -67,7 +67,7 @@ class Price:
 def blocks(rows: int) -> int:
     """Count the PRF blocks (AES) that a server computes to expand one key for a table of `rows` rows.
 
-    The key is a tree whose leaves stand for 1024 rows each; the count is of the leaves and of the nodes above them.
+    A key is the root of a tree with a leaf for every 1024 rows; the result counts the blocks for all nodes and leaves.
     """
     leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))

@@ -55,7 +55,7 @@ class _Private(nn.Module):
         return padding_idx % self.num_embeddings
 
     def _check_same(self, module: nn.Embedding | nn.EmbeddingBag) -> None:
-        """Raise AgreementError unless the torch layer and the servers' table have the same size and type."""
+        """Raise AgreementError unless the weight of a torch layer has the size and type of the servers' table."""
         own = tuple(module.weight.shape), module.weight.dtype
         theirs = (self.num_embeddings, self.embedding_dim), self.dtype
         if own != theirs:
@@ -264,7 +264,10 @@ class BatchedEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, input: Tensor) -> Tensor:
-        """Look up the embeddings (*, dim) of row numbers, int32 or int64 (N,) or (B, N)."""
+        """Look up the embeddings of the rows `input`: (N, dim) or (B, N, dim).
+
+        input: numbers of rows, int32 or int64, (N,) for one inference or (B, N) for B inferences.
+        """
         if input.dim() not in (1, 2) or input.dtype not in (torch.int32, torch.int64):
             hint = "(N,) for one inference, (B, N) for B of them"
             raise InputError(f"indices {input.dtype} {tuple(input.shape)}", where="BatchedEmbedding", hint=hint)

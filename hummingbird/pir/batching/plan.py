@@ -88,7 +88,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Load a plan from a file with the text of `to_json`. Raises InputError for any other file."""
+        """Load a plan from a file that has the text of `to_json`. Raises InputError for any other file."""
         try:
             found = records.read(path.read_bytes(), PlanFile, name="plan", most=_MOST_TEXT, where=str(path), hint=_HINT)
             rows = found.full.rows

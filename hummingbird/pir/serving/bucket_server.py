@@ -38,7 +38,7 @@ class Buckets:
             table.fill(0, part)
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Accept any keys and width, because buckets support them all."""
+        """Do nothing: buckets support any keys, and any width of the words that are added."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
         """Combine the records that each key selects in its bucket; returns uint8 (keys, record_bytes).

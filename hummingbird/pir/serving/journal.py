@@ -162,7 +162,7 @@ class Entries:
 
 
 def packed(kind: bytes, body: bytes) -> bytes:
-    """Pack an entry of the file. kind: one byte. body: at most `MOST` bytes."""
+    """Pack an entry of a journal's file: its head, and its body. kind: one byte. body: at most `MOST` bytes."""
     assert len(body) <= MOST
     head = _HEAD.pack(kind, bytes(7), len(body), _digest(body))
     return head + _digest(head) + body

@@ -31,7 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """Interface of a served table that can be changed, such as a `server.Server`."""
+    """Interface of a served table whose rows can be changed, such as a `server.Server`; `lock` is held
+    during changes.
+    """
 
     lock: threading.Lock
 
