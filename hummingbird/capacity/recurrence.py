@@ -206,7 +206,7 @@ class _Open:
         self.marks = None if load.first is None else _by_request(load.first, load)
 
     def next(self, i: int) -> Floats:
-        """Return the times at which request i of every run arrives."""
+        """Return the time at which request i arrives, in each run."""
         return self.due[i]
 
     def first(self, i: int) -> NDArray[np.bool_] | bool:

@@ -330,9 +330,10 @@ class Result:
 
     @cached_property
     def overcommitted(self) -> dict[str, float]:
-        """Demand divided by capacity, for each core and link for which this exceeds 1.02.
+        """Demand divided by capacity for each core and link for which this is above 1.02, by name.
 
-        The recurrence computes as if no phases shared cores and links: then its latencies are too small.
+        If there are any, latencies that the recurrence has computed are too small, as it lets no phases share cores and
+        links.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -374,7 +375,7 @@ class Result:
 
     @cached_property
     def latencies(self) -> Floats:
-        """Latencies of all counted requests, in seconds, ascending."""
+        """Latencies, in seconds, of all served requests that are counted, ascending."""
         values = self._steady(self.outcome.latency)
         return np.sort(values[np.isfinite(values)])
 
@@ -439,7 +440,9 @@ class Result:
 
 
 def _known(value: Any) -> Any:
-    """Replace every number that is not finite by None, also inside dicts: JSON has no such numbers."""
+    """Return `value`, with None in place of every number that is not finite, also inside dicts: JSON has no such
+    numbers.
+    """
     if isinstance(value, dict):
         return {name: _known(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -451,7 +454,11 @@ HOURS_PER_MONTH = 730.0
 
 
 class HostCost(NamedTuple):
-    """Money that a service costs: per hour for cores, bytes sent and bytes stored, and in all for 1,000 images."""
+    """The money that a service costs.
+
+    cores, sent, stored: per hour, for cores, for bytes sent, and for bytes stored. per_thousand_images: all of it, for
+    1,000 images.
+    """
 
     cores: float
     sent: float

@@ -118,9 +118,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, with its cores and prices, and a store of tokens.
+    """A machine: its cores, its store of tokens, its link and its prices.
 
-    store: bytes. up, down: bits per second of its link; inf: no limit.
+    cores: how many. store: size in bytes. up, down: bits per second of its link; inf: no limit.
     """
 
     cores: int = field(_NUMBER, missing=True, default=1)
@@ -157,7 +157,11 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Compute:
-    """Work of a step: core-seconds on a host, on at most `width` of its cores at a time."""
+    """Work of a step: computing on a host.
+
+    core_seconds: the seconds that one core would take. width: on how many of the host's cores it runs at a time, at
+    most.
+    """
 
     host: str = field(_ROLE)
     core_seconds: float = field(_NUMBER)
@@ -200,7 +204,10 @@ Work = Compute | Send | Rounds
 
 @dataclass(frozen=True)
 class WorkStep:
-    """A piece of work of a phase, which begins when all steps named in `after` have ended."""
+    """One piece of work of a phase.
+
+    after: names of the steps that must have ended before this one begins.
+    """
 
     name: str
     work: Work
@@ -298,17 +305,18 @@ def chain(*steps: tuple[str, Work]) -> Phase:
 
 @dataclass(frozen=True)
 class Service:
-    """A service as data: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it to a file.
+    """A service as data: its hosts, its phases, and its tokens. `service_json.to_text` writes it to a file.
 
-    A token is one unit of the material that requests use up. request: the online phase of a request. refill: the phase
-    that makes `refill_tokens` tokens; None: requests need no tokens. session: the phase that each client runs once, or
-    None.
+    hosts: by role, such as "client". A token is one unit of the material that requests use up. request: the online
+    phase of a request. refill: the phase that makes `refill_tokens` tokens; None: requests need no tokens. session: the
+    phase that each client runs once, or None.
     transit: the phase of a request's way there and back, outside of its slot; None: it takes no time. A host that only
     the transit names is the client's: every client has one of its own, which bounds no rate and costs the service
     nothing.
     token_bytes: bytes of one token on each host that keeps it. request_tokens: tokens that a request takes. workers:
-    refills at a time. slots: requests at a time. batch: requests that are served as one; a batch begins when it is full
-    or its first request has waited `hold` seconds, and takes `each` seconds more for every request but the first.
+    how many refills run at a time. slots: how many requests are served at a time. batch: requests that are served as
+    one; a batch begins when it is full or its first request has waited `hold` seconds, and takes `each` seconds more
+    for every request but the first.
     images: of one request. rtt: round-trip time between any two hosts, seconds. notes: the origin of these figures.
     """
 

@@ -72,8 +72,8 @@ def digest(private: PrivateNet, shape: Sequence[int]) -> str:
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
     """Make the service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
 
-    Multiplication triples are drawn before the computing; the result is opened to party 0. Raises ConfigError for a
-    profile without rows "crypten", and errors of `cost`.
+    profile: the measured seconds. Multiplication triples are drawn before the computing; the result is opened to party
+    0. Raises ConfigError for a profile without rows "crypten", and errors of `cost`.
     """
     shape = tuple(shape)
     priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)

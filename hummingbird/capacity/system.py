@@ -126,14 +126,15 @@ def system_of(service: Service, *, full: bool = True, **rules: object) -> System
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of several runs: arrays (runs, requests), or of shapes that broadcast to that.
+    """The requests of several runs of a simulation: arrays (runs, requests), or of shapes that broadcast to it.
 
-    due: arrival times in seconds, ascending; None: a closed loop of users, who ask, and think again as soon as their
-    request is done, rejected or given up. think: (runs, users + requests) thinking times in seconds: of every user
-    before the first request, then after the i-th arrival. users: number of users. size: requests of the service that
-    one arrival brings, one after another in one slot. patience: seconds after which a request leaves if it has not
-    begun its online phase (tokens on demand: its first refill). first: whether each request begins a session; None: all
-    do. For users it is not read: each user's requests begin a session until one of them is served.
+    due: arrival times in seconds, ascending; None: the requests come from users, who ask, wait until their request is
+    done, rejected or given up, think, and ask again. think: thinking times in seconds, (runs, users + requests): first
+    of each user before the user's first request, then after each request, in order of arrival. users: number of users.
+    size: how many requests of the service one arrival brings; they are served one after another in one slot. patience:
+    seconds after which a request leaves if it has not begun its online phase (with tokens on demand: its first refill).
+    first: whether each request begins a session; None: all do. For users it is not read: each request of a user begins
+    a session until one of them is served.
     """
 
     due: Floats | None = None

@@ -103,7 +103,7 @@ class Circuit:
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks of 16 bytes the gates of one instance of the circuit take."""
+        """Return how many blocks of 16 bytes the gates of one instance of the circuit have in its garbled tables."""
         return 2 * (self.width - 1) - (self.garbler == "data")
 
     @property

@@ -335,10 +335,11 @@ def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
 
 
 def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
-    """Answer keys from several small tables of one shape, in one call.
+    """Answer keys from several small tables of one shape in one call; returns uint8 (T, B, row_bytes).
 
-    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: as for `answer_sum`; 0: XOR. Returns uint8
-    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes or devices.
+    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: bits of the words that are summed, 8, 16, 32 or
+    64; 0: the rows are combined by XOR. InputError as `Table.answer` and `Table.answer_sum`, and for tables of several
+    shapes or devices.
     """
     where, first = "kernels.rows.answer_each", tables[0]
     kind = (first.rows, first.row_bytes, type(first._store))

@@ -180,11 +180,11 @@ def square(ring: Ring, x: Tensor) -> Tensor:
 def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     """Divide ciphertexts by the last prime p, rounded to the nearest integer, and drop this prime (modulus switching).
 
-    The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p.
-    x: int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values, "mixed" if element 0 is coefficients.
-    Returns int32 (n, size, L - 1, N) in the same form, over the ring `ring.take(L - 1)`. The rounding error is at most
-    1/2 in each coefficient of each element. An element that is NTT values costs L transforms. InputError for anything
-    else.
+    The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p. x: n ciphertexts of
+    `size` ring elements modulo L primes, int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values,
+    "mixed" if element 0 is coefficients and the others are NTT values. Returns int32 (n, size, L - 1, N) in the same
+    form, over the ring `ring.take(L - 1)`. The rounding error is at most 1/2 in each coefficient of each element. An
+    element that is NTT values costs L transforms. InputError for anything else.
     """
     ring.check(x, "kernels.switch(x)", 4)
     if form not in ("mixed", "ntt"):
@@ -212,10 +212,10 @@ MOST_TERMS = 1 << 12  # products in one sum: below 2^12 2^50 = 2^62
 
 
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
-    """Encode ring elements mod 2^k for encryption: round(Q x / 2^k) + error mod q, Q the product of all primes.
+    """Encode ring elements mod 2^k for encryption, as round(Q x / 2^k) + error, with Q the product of all L primes.
 
     x: int64 (n, N), of which only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Returns
-    coefficients, int32 (n, L, N). Constant time. InputError for anything else.
+    the residues modulo each prime, as coefficients: int32 (n, L, N). Constant time. InputError for anything else.
     """
     where = "kernels.encode"
     check_range(f"{where}(k)", k, 1, MOST_BITS)

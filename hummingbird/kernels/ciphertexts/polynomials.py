@@ -33,11 +33,11 @@ def _check_count(n: int, where: str) -> None:
 
 
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
-    """Draw uniform centred residues modulo each of the ring's L primes q: int32 (n, L, N).
+    """Draw n random polynomials: uniform centred residues modulo each of the ring's L primes q, int32 (n, L, N).
 
-    First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for
-    r - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the
-    time depends on how many were drawn again, and which.
+    First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for r
+    - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the time
+    depends on how many were drawn again, and which.
     """
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)
@@ -54,10 +54,10 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 
 def ternary(stream: Stream, degree: int) -> Tensor:
-    """Draw uniform numbers from -1, 0 and 1: int32 (degree,).
+    """Draw uniform numbers from -1, 0 and 1, for one polynomial of `degree` coefficients: int32 (degree,).
 
-    Each is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their indices,
-    until none is left.
+    A number is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their
+    indices, until none is left.
     """
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)
@@ -69,9 +69,10 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw errors with a binomial distribution: int32 (n, degree).
+    """Draw random errors from a centred binomial distribution, for n polynomials of `degree` coefficients: int32 (n,
+    degree).
 
-    Each is the number of ones among the low 42 bits of a random word, less 21.
+    An error is the number of ones among the low 42 bits of a random word, less 21.
     """
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
@@ -200,9 +201,10 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Unpack what `pack` packed: uint8 (bytes,) to centred residues, int32 of this shape, (..., L, N).
+    """Unpack residues that `pack` has packed: returns centred residues, int32 of the shape `shape`, (..., L, N).
 
-    The data may come from anybody: InputError for another number of bytes, and for a value that is not below its prime.
+    data: uint8 (bytes,); it may come from anybody. InputError for a number of bytes that does not fit the shape, and
+    for a residue that is not below its prime.
     """
     where = "kernels.unpack"
     ends = tuple(shape[-2:]) == (len(ring.primes), ring.degree)

@@ -112,10 +112,10 @@ class Ring:
         return exponents(self.degree, self.degree)
 
     def ntt(self, x: Tensor) -> Tensor:
-        """Evaluate polynomials by the number-theoretic transform, modulo each of the L primes.
+        """Compute the NTT values of polynomials (number-theoretic transform), modulo each of the ring's L primes.
 
-        x: int32 (..., L, N), |coefficients| <= 2^25. Returns centred values of the same shape. InputError for another
-            type or shape.
+        x: coefficients, int32 (..., L, N), of absolute value <= 2^25. Returns centred values of the same shape.
+        InputError for another type or shape.
         """
         self.check(x, "kernels.Ring.ntt(x)")
         return transform(self, x, False)

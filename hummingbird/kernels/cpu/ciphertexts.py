@@ -221,9 +221,9 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
 @implements(polynomials.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert random words to residues in place, and return where a residue must be drawn again.
+    """Convert random words to centred residues in place; returns which of them must be drawn again.
 
-    x: int32 (n, L, N). moduli: the primes, int32 (L,). The result has the indices into the flattened x, int64.
+    x: the words, int32 (n, L, N). moduli: the primes, int32 (L,). The result is int64: indices into the flattened x.
     """
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
     count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())

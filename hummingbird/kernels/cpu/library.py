@@ -129,7 +129,9 @@ def set_isa(name: str) -> bool:
 
 
 def gfni() -> bool:
-    """Whether products of bit matrices use the processor's instruction for them (GFNI), with AVX2 or AVX-512."""
+    """Return whether the C++ kernels use GFNI, the processor's instruction for products of bit matrices, with AVX2 or
+    AVX-512.
+    """
     return bool(_library.hb_gfni())
 
 

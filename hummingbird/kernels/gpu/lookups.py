@@ -239,7 +239,10 @@ _ROOM = 3 * _MOST_BITS  # bytes of GPU memory for answering, besides the table
 
 @implements(RowStore, "gpu")
 class SignedRows(RowStore):
-    """The rows of a lookup table on a GPU, as signed bytes; keys, rows to write and answers are on the CPU."""
+    """The rows of a lookup table on a GPU, stored as signed bytes.
+
+    Keys, rows to write and answers are on the CPU.
+    """
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         _check_room(rows * row_bytes + _ROOM, device)

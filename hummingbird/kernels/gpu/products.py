@@ -357,7 +357,8 @@ TENSOR_CORES = (8, 0)  # the least compute capability with products of bytes in 
 
 
 def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
-    """Choose a method of WAYS ("digits", "limbs" or "reference") that computes sums of products exactly.
+    """Choose the method by which a GPU computes sums of products exactly: "digits", "limbs" or "reference", a key of
+    WAYS.
 
     bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: products in a sum. capability:
     the GPU's compute capability.

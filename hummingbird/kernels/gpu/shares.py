@@ -68,7 +68,10 @@ def _mask_words(
 
 @triton.jit
 def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Compute a tile of opened words: the sum of all parties' packed words `frames` mod 2^WIDTH, uint64."""
+    """Compute this program's tile of opened words: the sum of all parties' words mod 2^WIDTH, uint64 (LANES, 16).
+
+    frames: addresses of the parties' packed words. n: how many words there are.
+    """
     total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
         total += unpacked(frames[party], n, WIDTH, LANES)

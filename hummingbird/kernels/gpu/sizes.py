@@ -111,8 +111,8 @@ def tune(
 ) -> dict[str, Sizes]:
     """Search for the fastest tile sizes of kernels, and return them by kernel; takes minutes on a GPU.
 
-    runs: kernel -> a function that launches it once or a few times. seconds: measures the time of such a function.
-    Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
+    runs: kernel -> a function that launches it once or a few times. seconds: a function that runs such a function and
+    returns its time in seconds. Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
     """
     if unknown := set(runs) - set(DEFAULTS):
         hint = f"those that have: {', '.join(DEFAULTS)}"

@@ -203,10 +203,10 @@ def lift(
 
     b is the result of a comparison. opened: int64 (n,), public, z + lambda mod 2^k, unsigned; lambda is the sum of all
     parties' masks. choice: uint8 (2, ceil(n/8)), public, packed: c_b = b xor r_b, and c_s = s xor r_s, with random bits
-    r_b and r_s, and s the bit that tells how z + lambda wrapped; `compare_opened` returns shares of both. mask: (n,),
-    this party's mask; only the low k bits are used. carry, bit, wrap, product: (n,), this party's shares of the carry
-    in the sum of the masks, of r_b, of r_s, and of r_b lambda. All are int64 or int32; with int32 the low 32 bits of
-    the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
+    r_b and r_s, and s the bit by which the wrap of z + lambda is undone; `compare_opened` returns shares of both. mask:
+    (n,), this party's mask; only the low k bits are used. carry, bit, wrap, product: (n,), this party's shares of the
+    carry in the sum of the masks, of r_b, of r_s, and of r_b lambda. All are int64 or int32; with int32 the low 32 bits
+    of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
     first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
     If `carry` is None, `mask` is this party's share of z itself, int64, and is returned as z. Then, for z outside of
     [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z'), where z' is the number in this range that equals z mod 2^k.

@@ -97,7 +97,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 class Packed:
     """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms in which kernels take words.
 
-    data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the unpacked tensor.
+    data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the tensor that `tensor` returns.
     """
 
     data: Tensor

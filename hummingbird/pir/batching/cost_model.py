@@ -67,7 +67,7 @@ class Price:
 def blocks(rows: int) -> int:
     """Count the PRF blocks (AES) that a server computes to expand one key for a table of `rows` rows.
 
-    A key is the root of a tree with a leaf for every 1024 rows; the result counts the blocks for all nodes and leaves.
+    A key has the root of a tree with a leaf for every 1024 rows; the result counts the blocks of all nodes and leaves.
     """
     leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))

@@ -32,10 +32,12 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Compute the matrices of a transform's steps, or for `inverse` those of the inverse transform, in order of use.
+    """Compute the matrices by which the steps of a transform multiply, in order of use; of the inverse transform if
+    `inverse`.
 
-    The inverse undoes the last step first. A step has a pair of float64 (G, K, K): the matrix with entries
-    c_{g,i}^k at [g, i, k] (module head; for the inverse, its inverse mod q), and this matrix divided by q.
+    degree: N. q: the prime. The inverse transform undoes the last step first. Each step has a pair of float64 (G, K,
+    K): the matrix with the entries c_{g,i}^k at [g, i, k] (module head; for the inverse transform the inverse of this
+    matrix mod q), and the matrix divided by q.
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
@@ -130,7 +132,10 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Split `count` polynomials into pieces that fit this thread's workspace; yield each piece with the workspace."""
+    """Split `count` polynomials into pieces that fit this thread's workspace.
+
+    Yields for each piece the range of its polynomials, as a Python slice, and the workspace.
+    """
     size = max(_COLUMNS, (_CPU_PIECE if device.type == "cpu" else _GPU_PIECE) // degree)
     for start in range(0, count, size):
         key = (degree, min(size, count - start), device)
