@@ -328,7 +328,7 @@ def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOu
 
 
 class _Pieces:
-    """A simulation of long runs that are cut into pieces, of which all are simulated at once.
+    """A simulation of long runs, each of which is cut into pieces; all pieces are simulated at once.
 
     Its arrays have a row for each piece: row run * pieces + piece, where `pieces` is the number of pieces in a run.
     """

@@ -389,7 +389,10 @@ class Service:
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
 
     def at(self, hosts: Hosts) -> Service:
-        """Return this service with the cores, stores, links and prices of `hosts` in place of its own."""
+        """Return this service with the cores, stores, links and prices of `hosts` in place of its own.
+
+        What is None in `hosts` stays as it is.
+        """
         changed, clients = {}, self.clients
         for role, host in self.hosts.items():
             given = {

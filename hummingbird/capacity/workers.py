@@ -93,9 +93,9 @@ class NoTokens:
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """Return the times at which the last refills end, (rows, count): those `count` refills that began last.
+        """Return the times at which the last `count` refills that began end: (rows, count), ascending.
 
-        A refill is a run that makes tokens.
+        A refill is a run that makes tokens; a row stands for one replica in one run.
         """
         return np.empty((0, 0))
 
@@ -125,7 +125,7 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """Tokens from a store of each replica, which workers fill again by refills as soon as there is room.
+    """Tokens from a store of each replica; workers run refills, which make tokens, as soon as a store has room.
 
     Tokens are counted as integers, without rounding.
     """

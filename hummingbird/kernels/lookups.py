@@ -283,9 +283,9 @@ class Table:
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
         """XOR, for each key, the rows that it selects; returns uint8 (B, row_bytes).
 
-        keys: uint8 (B, key_bytes), from `generate`. first_leaf: None if the keys are for this table; else this table is
-        a part of the table that the keys are for, and begins at leaf `first_leaf` of it; a leaf is 1024 rows. The table
-        is read once for all keys, on torch.get_num_threads() threads.
+        keys: uint8 (B, key_bytes), from `generate`. first_leaf: None if the keys were made for exactly this table. If
+        this table is only a part of the table that they were made for, it is the number of the leaf with which the part
+        begins; a leaf is 1024 rows. The table is read once for all keys, on torch.get_num_threads() threads.
         """
         return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
 

@@ -63,9 +63,9 @@ def implements(
 
 
 def best(operation: _Any, *tensors: Tensor) -> _Any:
-    """Return the fastest implementation of an operation that accepts these tensors; it is called as the operation.
+    """Return the fastest implementation of an operation that accepts these tensors.
 
-    The choice depends on the tensors' device and layout.
+    It is a function that is called in place of the operation. The choice depends on the tensors' device and layout.
     """
     if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
         backend = "cpu"

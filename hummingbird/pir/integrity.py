@@ -152,7 +152,7 @@ def _private(key: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def public_key(data: bytes, where: str) -> Ed25519PublicKey:
-    """Read a public key from its 32 bytes. Raises InputError, naming `where`, for anything else."""
+    """Make a key object of the 32 bytes of a public key. Raises InputError, naming `where`, for anything else."""
     try:
         return Ed25519PublicKey.from_public_bytes(data)
     except (ValueError, TypeError):

@@ -167,7 +167,7 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """Send one message to each server, to which it answers with its description; returns both descriptions.
+    """Send one message to each server; each answers with its description. Returns both descriptions.
 
     messages: for party 0 and party 1. method: the call of the servers (`TableServer.begin`). where: location in errors.
     Raises PeerError, naming every server that failed.

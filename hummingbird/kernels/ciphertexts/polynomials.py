@@ -35,9 +35,9 @@ def _check_count(n: int, where: str) -> None:
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
     """Draw n random polynomials: uniform centred residues modulo each of the ring's L primes q, int32 (n, L, N).
 
-    First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for r
-    - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the time
-    depends on how many were drawn again, and which.
+    First each residue takes the low 26 bits of a 32-bit word, a number r. If r >= q, it is drawn again; if r > q/2, it
+    stands for r - q. Residues to draw again take words in the order of their indices, until none is left. Not for
+    secrets: the time depends on how many were drawn again, and which.
     """
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)

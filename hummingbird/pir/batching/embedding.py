@@ -95,9 +95,9 @@ def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Mod
 class PrivateEmbedding(_Private):
     """A layer in place of nn.Embedding whose table is at two servers, which must not collude; without gradients.
 
-    servers: a Client, or the two servers as `Client` takes them; then options are further arguments of `Client`, such
-    as `tls`. padding_idx: as in torch, without effect. Calls take int32 or int64 of any shape (*), and return (*,
-    embedding_dim) on the input's device. Raises the errors of `Client.rows`.
+    servers: a `Client`, or the two servers as `Client` takes them. options: with two servers, further arguments of
+    `Client`, such as `tls`. padding_idx: as in torch, where it concerns gradients only. Calls take int32 or int64 of
+    any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
 
         private = PrivateEmbedding.from_torch(embedding, ("pir0.example:7000", "pir1.example:7000"), tls=tls)
         private(torch.tensor([[3, 14], [15, 9]]))                  # equals embedding(...), shape (2, 2, dim)
