@@ -25,7 +25,11 @@ from hummingbird.errors import ConfigError, InputError
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """Make a random generator whose seed follows from `seed` and `purpose`: each purpose has numbers of its own."""
+    """Make a random generator for one purpose; the numbers drawn for one purpose do not depend on those for other
+    purposes.
+
+    seed: of the simulation. purpose: a word for what the numbers are used for.
+    """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -69,10 +73,10 @@ HOUR = 3600.0
 class Arrivals(ABC):
     """Base class of arrival processes: when requests arrive, how many images each has, and how long it waits.
 
-    images: number of images of a request; or {number: weight}, from which each request draws its number. patience:
-    seconds after which a request leaves if its online phase has not begun. session: mean number of a client's requests
-    in one session, which the first of them begins; inf: every client already has a session. (For `Users` this field
-    does not count: each user begins a session with the first request.)
+    images: number of images of a request; or {number: weight}, from which the number of each request is drawn.
+    patience: seconds after which a request leaves if its online phase has not begun. session: mean number of requests
+    that a client makes in one session; the first of them begins the session; inf: every client already has a session.
+    (`Users` ignores `session`: a user's first request begins the user's session.)
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)
@@ -100,10 +104,10 @@ class Arrivals(ABC):
         return sum(number * weight for number, weight in self._weights.items()) / sum(self._weights.values())
 
     def load(self, runs: int, requests: int, seed: int, *, per_request: int = 1) -> Load:
-        """Draw the arrivals of `runs` independent runs of `requests` requests each.
+        """Draw the requests of `runs` independent runs, with `requests` requests in each; returns them as a `Load`.
 
-        per_request: images that one request of the service takes; an arrival with more images makes several such
-        requests, one after another.
+        seed: of the random numbers. per_request: how many images one request of the service takes; an arrival with more
+        images is served as several such requests, one after another.
         """
         check_count(runs, "runs", 1, "runs")
         check_count(requests, "requests", 1, "requests")
@@ -122,24 +126,26 @@ class Arrivals(ABC):
 
     @abstractmethod
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
-        """Draw when requests arrive or, for `Users`, how long users think; returns it as keyword arguments of `Load`.
+        """Draw the times at which requests arrive or, for `Users`, the seconds that users think between requests.
 
-        shape: (runs, requests).
+        shape: (runs, requests). seed: of the random numbers. Returns keyword arguments of `Load`: {"due": times}, or
+        {"think": seconds, "users": number of users}.
         """
 
     steady: ClassVar[bool] = True  # whether the process is stationary, so that there may be a steady state
 
     @abstractmethod
     def per_second(self) -> float:
-        """Return the mean number of requests per second; for `Users`, the number if every answer came at once."""
+        """Return the mean number of requests per second; for `Users`, the number if every answer came immediately."""
 
 
 @dataclass(frozen=True)
 class Gaps(Arrivals):
-    """Requests at `rate` per second with independent gaps, which are gamma-distributed or constant.
+    """Arrivals at `rate` requests per second on average; the times between them are independent random numbers, or
+    constant.
 
-    burstiness: the shape parameter of the gaps' distribution. 1: a Poisson process, as independent clients make; below
-    1: bursts; inf: constant gaps.
+    burstiness: the shape parameter of the gamma distribution of the times between arrivals. 1: a Poisson process, as
+    independent clients make; below 1: bursts; inf: equal times.
     """
 
     rate: float
@@ -166,9 +172,10 @@ class Gaps(Arrivals):
 
 @dataclass(frozen=True)
 class Hourly(Arrivals):
-    """Requests of a Poisson process whose rate changes every hour: rates[h] requests per second in hour h.
+    """Arrivals as a Poisson process whose rate changes every hour: rates[h] is the number of requests per second in
+    hour h.
 
-    After the last of these hours the first rate follows again.
+    After the hour of the last rate, the first rate follows again.
     """
 
     rates: tuple[float, ...]
@@ -195,9 +202,10 @@ class Hourly(Arrivals):
 
 @dataclass(frozen=True)
 class Trace(Arrivals):
-    """Requests at fixed times, the same in every run; the function `trace` reads them from a file.
+    """Arrivals at given times, the same in every run; the function `trace` reads them from a file.
 
-    due: arrival times, seconds, ascending. brought: images of each request; empty: numbers are drawn from `images`.
+    due: arrival times in seconds, ascending. brought: number of images of each request; if empty, these numbers are
+    drawn as `Arrivals.images` says.
     """
 
     due: tuple[float, ...]
@@ -254,21 +262,21 @@ class Users(Arrivals):
 def poisson(rate: float, **other: Any) -> Gaps:
     """Make arrivals of independent clients: a Poisson process of `rate` requests per second.
 
-    other: further fields of `Gaps`.
+    other: values of further fields of `Gaps`.
     """
     return Gaps(rate, **other)
 
 
 def constant(rate: float, **other: Any) -> Gaps:
-    """Make arrivals at equal gaps, `rate` requests per second. other: further fields of `Gaps`."""
+    """Make arrivals at equal gaps, `rate` requests per second. other: values of further fields of `Gaps`."""
     return Gaps(rate, math.inf, **other)
 
 
 def trace(path: str | PathLike[str], **other: Any) -> Trace:
     """Read arrivals from a file: a line for each request has its time in seconds, and optionally its number of images.
 
-    A # begins a comment. other: further fields of `Trace`. Raises InputError, with the line number, for anything else,
-    for requests out of order, and for no requests.
+    A # begins a comment. other: values of further fields of `Trace`. Raises InputError, with the line number, for a
+    line of another form, for requests out of order, and for a file without requests.
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):

@@ -48,10 +48,11 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 
 
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
-    """Replace a profile's seconds of garbled circuits, of client and server, by those of a measured machine.
+    """Replace the seconds that a profile has for garbled circuits by seconds that were measured on another machine.
 
-    Returns the new profile, and a note on the origin of these seconds. The number of a ReLU's AND gates follows from
-    the bytes of its circuit. Raises ConfigError if `measured` has no rows "gc".
+    measured: the profile of that machine, used for client and server; ConfigError if it has no rows "gc". profile: the
+    profile to change, by default `asplos23`. Returns the changed profile, and a note on the origin of the new seconds.
+    How many AND gates a ReLU has is computed from the bytes of its circuit.
     """
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
@@ -63,10 +64,10 @@ def garbled_here(measured: Measured, profile: PublishedProfile | None = None) ->
 
 
 def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], int, int]:
-    """Return a net's layers with weights, in order, and the numbers of its ReLUs and of values in its result, for one
-    image.
+    """Return a net's convolutions and linear layers, in order, its number of ReLUs, and the number of values in its
+    result.
 
-    shape: of an image, (C, H, W). Raises as `composed`.
+    Both numbers are for one image. shape: of an image, (C, H, W). Raises as `composed`.
     """
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
@@ -85,9 +86,9 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], in
 
 
 def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> LayerUnits:
-    """Return the sizes (`LayerUnits`) of the convolution or linear layer that a step computes.
+    """Return the sizes (`LayerUnits`) of the convolution or linear layer that `step` computes.
 
-    values: results of all steps for one image. made: the result of this step.
+    values: for every step of the net, its result for one image. made: the result of `step`.
     """
     weight, source = step.attrs["weight"], next(refs(step.inputs)).index
     given = values[source]
@@ -106,8 +107,9 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
     """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
 
-    relus: number of ReLUs for one image. results: number of values in the net's result. Values that several layers read
-    are sent once, in as many ciphertexts as the most demanding of these layers needs.
+    name: of the net. units: the costs. relus: number of ReLUs for one image. results: number of values in the net's
+    result. Values that several layers read are sent once, in as many ciphertexts as the most demanding of these layers
+    needs.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}
@@ -145,7 +147,7 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """Compute the seconds until the last of the layers ends, if they are evaluated in parallel on `threads` threads.
+    """Compute the seconds in which some layers are evaluated on `threads` threads, until the last layer ends.
 
     seconds: of each layer, on one thread. Layers begin in order, each on the thread that is free first.
     """

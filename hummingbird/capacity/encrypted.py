@@ -45,7 +45,9 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """Return the `kind` of those rows of a profile from which a net's seconds follow: "he" and the net's mode."""
+    """Return the `kind` of the rows of a profile from which this net's seconds are computed: "he" and the
+    net's mode.
+    """
     return f"he {public.mode}"
 
 
@@ -91,9 +93,10 @@ def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
 
 
 def digest(plan: Plan, number: int, images: int) -> str:
-    """Return the SHA-256 of all facts that determine a round's work: parameters, shapes, the client's steps, images.
+    """Return the SHA-256 of all facts that determine the work of one round of a net.
 
-    number: of the round. images: in the batch.
+    The facts are the encryption's parameters, shapes, the client's steps, and the number of images. plan: of the net.
+    number: of the round. images: in a batch.
     """
     public, program = plan.public, plan.programs[number]
     last = public.last if number == len(public.turns) - 1 else ()
@@ -106,10 +109,11 @@ def digest(plan: Plan, number: int, images: int) -> str:
 
 
 def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
-    """Measure batches of `images` images on torch's threads; returns a profile row for each round.
+    """Measure the seconds of inference for batches of `images` images on this machine; returns a profile row for each
+    round.
 
-    A row has `repeats` samples, taken after one run to warm up. Raises errors of `check_images` and of inference; the
-    images are pseudo-random ones within the plan's range.
+    name: begins the rows' names. plan: of the net. A row has `repeats` samples, taken after one run to warm up. The
+    images are pseudo-random ones within the plan's range. Raises errors of `check_images` and of inference.
     """
     public = plan.public
     check_images(public, images)
@@ -135,7 +139,10 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
 
 
 def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
-    """Run one batch, and measure the seconds of each part (`PARTS`) of each of its rounds."""
+    """Run inference for one batch of images, and measure the seconds of each part (`PARTS`) of each round.
+
+    Returns a dictionary {part: seconds} for each round, in order.
+    """
     public, batch, found = client.public, client.begin(images), []
     for number, turn in enumerate(public.turns):
         seconds = dict.fromkeys(PARTS, 0.0)
@@ -174,8 +181,8 @@ CLIENT, SERVER = "client", "server"
 def he(model: HEModel, images: int, profile: Profile) -> Service:
     """Make the service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
 
-    The service works on as many requests at a time as `he-server` does by default. Raises ConfigError for more images
-    than a batch has room for, and for a profile without rows of the net's mode.
+    profile: the measured seconds. The service works on as many requests at a time as `he-server` does by default.
+    Raises ConfigError for more images than a batch has room for, and for a profile without rows of the net's mode.
 
         capacity.he(hummingbird.he.convert_model(net, (1, 28, 28)), 2048, capacity.load_profile("profile.json"))
     """
@@ -199,10 +206,10 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 
 
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
-    """Return the steps of a request (`WorkStep`): those of all rounds, one round after the other.
+    """Return the steps (`WorkStep`) of a request: those of all rounds, one round after the other.
 
-    turns: for each round, the seconds of each of its parts (`PARTS`). profile: names the number of threads on which
-    these seconds were measured.
+    public: the net's public facts. turns: for each round, the seconds of each of its parts (`PARTS`). profile: the
+    profile that these seconds are from; it names the number of threads on which they were measured.
     """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):

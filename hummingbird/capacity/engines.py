@@ -34,14 +34,14 @@ def run(
     **rules: int | float | bool | None,
 ) -> Result:
     """Simulate a service under these arrivals, in `runs` runs of `requests` requests; the same seed gives the same
-    figures.
+    result.
 
     at: machines and link to use in place of the service's own, or None. engine: "recurrence" computes as if no phases
     shared cores and links, "events" lets them share; None: events if the demand on a core or link may exceed its
-    capacity. full: whether stores are full at first, else empty. rules: the fields queue, replicas, kept, batch, hold
-    and each of `System`, where they shall differ from the service's. progress: called by the event engine with
-    (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or 10^4 by events; both
-    take seconds.
+    capacity. full: whether stores are full at first, else empty. rules: values that replace the service's own for the
+    fields `queue`, `replicas`, `kept`, `batch`, `hold` and `each` of `System`. progress: called by the event engine
+    with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or 10^4 by events;
+    both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
@@ -75,9 +75,10 @@ def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | No
 
 
 def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, str]:
-    """Choose the engine; returns its name, and the reason in a few words.
+    """Choose the engine, "recurrence" or "events", that simulates a service; returns its name, and the reason in a few
+    words.
 
-    wanted: the engine that the caller named, or None.
+    wanted: the engine that the caller named; None: "recurrence" if it gives the same result as "events" would.
     """
     if wanted is not None:
         if wanted not in _SIZES:
@@ -94,9 +95,9 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 def shared(service: Service, system: System) -> Resource | None:
     """Find a core or link on which phases that run at the same time may ask for more than its capacity; None if none.
 
-    With each step of a phase, all other steps count that need not run before or after it, even if they follow one
-    another; so the demand may be overestimated. Sharing among the steps of one phase is part of the phase's seconds
-    already (`Service.seconds`).
+    The demand may be overestimated: the demand of a step is added to that of all steps of its phase that may run beside
+    it, although these may have to run one after another. Sharing among the steps of one phase is counted in the seconds
+    of the phase already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
@@ -113,10 +114,11 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """Compute the most cores, or bits per second, of a resource that the steps of a phase may use at one time.
+    """Compute how much of a resource the steps of a phase may use at one time, at most: a number of cores, or bits per
+    second.
 
     resource: the cores of a host, or its link up or down. Two steps may run at one time unless one waits, directly or
-    not, for the other.
+    through other steps, for the other.
     """
     before: dict[str, set[str]] = {}
     for step in phase.steps:
@@ -140,9 +142,10 @@ def _rate(service: Service, step: WorkStep, resource: Resource) -> float:
 
 
 def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
-    """Draw a factor for every time that a phase is run; the phase's core-seconds are multiplied by it.
+    """Draw, for every run of every phase in a simulation, the factor by which the phase's core-seconds are multiplied.
 
-    A factor is one measured time over the mean of such times; it is drawn from those in `Phase.factors`.
+    Each factor is drawn from `Phase.factors`: measured times of the phase, divided by their mean. seed: of the random
+    numbers. Returns the factors as `Draws`.
     """
     runs, requests = load.shape
     tokens = int(load.sizes().sum(1).max()) * system.per_request
@@ -163,10 +166,11 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:
-    """Compute the seconds of a phase for every time that it is run, as if no other phase used its cores and links.
+    """Compute how many seconds each run of each phase takes, as if no other phase used the same cores and links.
 
-    factors: for every time, the factor by which the phase's core-seconds are multiplied. Returns the seconds in the
-    same arrays, as the recurrence (recurrence.py) reads them.
+    factors: for each run of a phase, the factor by which its core-seconds are multiplied. Returns the seconds as
+    `Draws` with arrays of the same shapes, for the recurrence (recurrence.py); those of online phases are also
+    multiplied by the number of requests that an arrival brings.
     """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:

@@ -36,11 +36,11 @@ _MOST_SHARES = 1 << 16  # remembered
 
 
 class _Task(NamedTuple):
-    """A step of a phase as the machine runs it.
+    """A step of a phase, with numbers in place of names.
 
-    waits: number of steps that must end before it. then: numbers of the steps that wait for it. amount: core-seconds or
-    bits; seconds for a step without a flow. flow: number of the flow; None: the step shares no core or link. computes:
-    whether the work is `Compute`, so that it is multiplied by a factor.
+    waits: number of steps that must end before this one. then: numbers of the steps that wait for this one. amount:
+    core-seconds or bits; seconds if `flow` is None. flow: number of the cores or links (`Flow`) that the step uses;
+    None: it shares none. computes: whether the step's work is `Compute`, whose amount is multiplied by a factor.
     """
 
     waits: int
@@ -61,8 +61,9 @@ class _Running:
 
 
 class Machine:
-    """Runs steps on the hosts and links of every replica (copy of the service), with one clock and a heap of coming
-    events.
+    """A simulated machine: it runs steps on the hosts and links of every replica (copy of the service).
+
+    It has one clock for all replicas, and a heap of coming events.
     """
 
     def __init__(self, service: Service, replicas: int = 1) -> None:
@@ -82,7 +83,10 @@ class Machine:
         self._known: dict[tuple[int, ...], dict[int, float]] = {}  # by the running flows, the rate of each flow
 
     def at(self, time: float, order: int, then: Then) -> None:
-        """Call `then` when the clock reaches `time`, in seconds; events of one time are called by ascending `order`."""
+        """Schedule a call of the function `then` for the time `time`, in seconds.
+
+        order: of several calls at one time, the one with the lowest `order` is first.
+        """
         self._numbers += 1
         heappush(self._events, (time, order, self._numbers, then))
 
@@ -95,9 +99,9 @@ class Machine:
         then()
 
     def _share(self, replica: int) -> None:
-        """Compute how fast each running step of a replica proceeds while these steps share cores and links.
+        """Compute the speed of each running step of a replica, while these steps share the replica's cores and links.
 
-        Then schedule the end of the first step to end.
+        Then schedule the end of the step that ends first.
         """
         running = self._running[replica]
         self._shared[replica] += 1
@@ -123,11 +127,11 @@ class Machine:
         return rates
 
     def _end(self, replica: int, step: _Running, shared: int) -> None:
-        """End a step at the time that was scheduled for it, unless the speeds of its replica's steps have changed since
-        then.
+        """End a step at the time that was scheduled for its end, unless the speeds of the replica's steps have changed
+        meanwhile.
 
-        After such a change this call does nothing, because another end was scheduled. shared: how often speeds had been
-        computed when this end was scheduled.
+        After a change of speeds this call does nothing, because a new end was scheduled then. shared: how many times
+        the speeds of the replica's steps had been computed when this end was scheduled.
         """
         if shared == self._shared[replica]:
             self._running[replica].remove(step)
@@ -135,9 +139,10 @@ class Machine:
             step.then()
 
     def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
-        """Start the steps of a phase on a replica, and call `then` when all have ended.
+        """Start the steps of a phase on a replica, and call the function `then` when all steps have ended.
 
-        factor: multiplies core-seconds. size: number of requests of the service, by which all amounts are multiplied.
+        factor: multiplies core-seconds. size: number of requests of the service that are run at once; it multiplies
+        core-seconds and bytes. replica: its number.
         """
         tasks = self._phases.get(id(phase)) or self._tasks(phase)
         waits = [task.waits for task in tasks]
@@ -169,9 +174,8 @@ class Machine:
                 start(number)
 
     def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
-        """Convert the steps of a phase to tasks (`_Task`), whose fields refer to steps and flows by number.
-
-        A flow (`Flow`) is a set of cores or links that a step uses at one rate.
+        """Convert the steps of a phase to tasks (`_Task`), which name steps, and the cores or links that they use, by
+        numbers.
         """
         after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
         made = tuple(
@@ -182,11 +186,11 @@ class Machine:
         return made
 
     def _work(self, step: WorkStep) -> tuple[float, int | None]:
-        """Return the amount of a step's work, and the number of the flow (`Flow`: its cores or links) that does the
+        """Return the amount of a step's work, and the number of the flow (the cores or links, `Flow`) that does the
         work.
 
-        The amount is core-seconds or bits. For a step that shares no core or link it is seconds, and the number is
-        None.
+        The amount is in core-seconds or bits. For a step that shares no core or link with others, the amount is in
+        seconds, and the number is None.
         """
         work, flow = step.work, self.service.flow(step)
         if isinstance(work, Rounds) or flow is None:
@@ -207,11 +211,13 @@ Group = tuple[int, ...]  # requests that are served as one
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
 ) -> LoadOutcome:
-    """Follow every request of `load` through a service with the rules `system`, by discrete events.
+    """Follow every request of `load` through a service with the rules `system`, by discrete events; returns the
+    outcome.
 
-    factors: the numbers by which core-seconds are multiplied, for every time that a phase is run. told: called with the
-    number of requests that have left, after each. A request of nine steps takes about 0.05 ms. Raises ConfigError for a
-    store too small for a request, and for batches with users, sessions, patience, a bounded queue or replicas.
+    factors: for every run of a phase, the number by which its core-seconds are multiplied. told: called after each
+    request that leaves, with the number of requests that have left. A request of nine steps takes about 0.05 ms. Raises
+    ConfigError for a store too small for a request, and for batches with users, sessions, patience, a bounded queue or
+    replicas.
     """
     if system.tokens is not None and (service.refill is None or factors.refill is None):
         raise InputError("tokens without a refill", where="refill")
@@ -238,7 +244,8 @@ _ROUNDING = 1e-6
 class _Replica:
     """The state of a replica, a copy of the service.
 
-    It has the requests that wait for a slot, the groups that wait for tokens, free slots and workers, and the store.
+    It has the requests that wait for a slot, the groups (requests served as one) that wait for tokens, the numbers of
+    free slots and workers, and the numbers of tokens and free places in the store.
     """
 
     def __init__(self, system: System, number: int, refill: Floats | None) -> None:
@@ -299,9 +306,9 @@ class _Run:
             raise HummingbirdError(what, where="event engine", hint="this is a defect: please report it")
 
     def _think(self, user: int, time: int) -> None:
-        """Let a user think for load.think[run, time] seconds, then ask.
+        """Let a user think, and then ask: the user's next request arrives load.think[run, time] seconds from now.
 
-        time: index of the thinking time in the row of this run.
+        user: number of the user. time: index of the thinking time in the row of this run.
         """
         assert self.load.think is not None
         after = float(self.load.think[self.run, time])
@@ -313,7 +320,11 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Add the time since the last call to `there`, the time that all requests have spent in the system."""
+        """Add to `there`, the seconds that all requests together have spent in the system, the time since the last
+        call.
+
+        That time is multiplied by the number of requests in the system.
+        """
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now
 
@@ -338,7 +349,9 @@ class _Run:
             self.machine.at(until, GIVES_UP, partial(self._lose, number))
 
     def _gather(self, here: _Replica) -> None:
-        """While slots are free, begin batches that are full, or whose first request has waited for `hold` seconds."""
+        """Begin batches on a replica while it has free slots: full batches, and those whose first request has waited
+        `hold` s.
+        """
         b, waiting = self.system.batch, here.waiting
         while here.slots and waiting:
             if len(waiting) < b and self.machine.now < self.times[_A, waiting[0]] + self.system.hold:
@@ -346,7 +359,9 @@ class _Run:
             self._begin(here, tuple(waiting.popleft() for _ in range(min(b, len(waiting)))))
 
     def _lose(self, number: int) -> None:
-        """Remove a request that still waits for a slot or for tokens when its patience ends."""
+        """Remove request `number` if it still waits for a slot or for tokens; called at the time when its patience
+        ends.
+        """
         here = self.where[number]
         if number in here.waiting:
             here.waiting.remove(number)
@@ -358,7 +373,9 @@ class _Run:
             self._hand_out(here)
 
     def _begin(self, here: _Replica, group: Group) -> None:
-        """Give a slot of the replica to a group of requests, and then the tokens that it needs."""
+        """Give a free slot of a replica to a group (requests that are served as one), and then the tokens that it
+        needs.
+        """
         here.slots -= 1
         self.times[_S, group] = self.machine.now
         if self.system.tokens == 0:
@@ -372,10 +389,10 @@ class _Run:
             self._hand_out(here)
 
     def _make(self, here: _Replica, group: Group, refill: int, left: int) -> None:
-        """Run a group's refills (which make its tokens) one after another, then its online phase.
+        """Make a group's tokens on demand: run refills one after another, and then the group's online phase.
 
-        This is done if tokens are made on demand. refill: number of the next refill. left: number of refills still to
-        run.
+        group: requests that are served as one. refill: number of the next refill, counted from the start of the run.
+        left: number of refills that are still to run.
         """
         if not left:
             self._go(here, group)
@@ -383,9 +400,10 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Give tokens to waiting groups, in their order, while the store has enough.
+        """Give tokens to the groups that wait for them, in order, while the store of the replica has enough.
 
-        Then begin the refills, which make tokens, for which there is room.
+        Then begin the refills, which make tokens, for which the store has room. A group: requests that are served as
+        one.
         """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need
@@ -414,7 +432,9 @@ class _Run:
         self._hand_out(here)
 
     def _go(self, here: _Replica, group: Group) -> None:
-        """Begin the online phase of a group, after the session phase if its client is new."""
+        """Begin the online phase of a group (requests that are served as one), after the session phase if its client is
+        new.
+        """
         self.times[_G, group] = self.machine.now
         first, online = group[0], partial(self._online, here, group)
         if self.session is not None and self.service.session is not None and self._is_first(first):
@@ -432,9 +452,9 @@ class _Run:
         self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
-        """Keep a batch in its slot for the additional time of its requests after the first, then end it.
+        """Keep a batch in its slot for the time that its further requests add, and then end it.
 
-        The additional time is `System.each` seconds for each of these requests.
+        Each request after the first adds `System.each` seconds. here: the replica. group: the requests of the batch.
         """
         seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
         if not seconds:

@@ -19,9 +19,9 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """An upper bound on the requests per second that a service can serve, and its cause in words.
+    """An upper bound on a service's rate.
 
-    resource: the core or link that sets the bound, or None.
+    rate: requests per second. cause: what sets the bound, in words. resource: the core or link that sets it, or None.
     """
 
     rate: float
@@ -30,17 +30,17 @@ class Limit(NamedTuple):
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
-    """Compute the mean seconds of a phase that shares its cores and links with no other phase.
+    """Compute the mean seconds of a phase while no other phase uses the same cores and links.
 
-    The mean is over `Phase.factors`: for each of them the phase's core-seconds are multiplied by it.
+    The mean is over `Phase.factors`, by which the phase's core-seconds are multiplied.
     """
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 
 
 def refills_per_request(service: Service) -> float:
-    """Return the mean number of refills, runs that make tokens, for a request.
+    """Return the mean number of refills (runs that make tokens) for each request.
 
-    If tokens are made on demand, a batch needs an integer number of refills.
+    If tokens are made on demand, the number of refills for a batch is rounded up to an integer.
     """
     if service.refill is None:
         return 0.0
@@ -63,11 +63,11 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 
 
 def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
-    """Compute the mean core-seconds and bits that a request needs of every core and link but those of its client.
+    """Compute the mean core-seconds and bits that one request needs of every core and link, except those of its client.
 
-    A request that is one of n in its batch is charged 1/n of the batch, and the refills that make its tokens. together:
-    mean number of requests in a batch; None: all batches are full. Each request of a batch but the first makes it
-    `Service.each` seconds longer; these seconds are counted as computing.
+    The work of a batch is divided equally among its requests; the refills that make a request's tokens are added.
+    together: mean number of requests in a batch; None: all batches are full. Each request of a batch but the first
+    makes the batch `Service.each` seconds longer; these seconds count as computing.
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -81,7 +81,7 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """Return the least upper bound on a service's rate, of those that apply.
+    """Return the least upper bound on a service's rate among the bounds that apply.
 
     limits: all bounds, the least first. shared: whether the simulation lets phases share cores and links. If not, a
     bound set by a core or link applies only if no phase but the transit uses this core or link.

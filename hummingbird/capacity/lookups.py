@@ -22,9 +22,10 @@ _ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the 
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """Count each kind of work of one inference, if one pass over the table answers `inferences` inferences.
+    """Count each kind of work of one inference's lookups, if one pass over the table answers `inferences` inferences.
 
-    Work that a pass does once, for all its inferences, is divided by `inferences`. cost: the price of one inference.
+    Work that a pass does only once is divided by `inferences`. cost: the price of one inference. Returns the counts by
+    name.
     """
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}
@@ -38,10 +39,11 @@ def pir(
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
 ) -> Service:
-    """Make the service of lookups by the codes of a plan; each request is one inference.
+    """Make the service of lookups in a table by a plan; each request is one inference.
 
-    record_bytes: as for `pir.price`. max_batch: keys that fill a batch. max_wait: seconds after which a batch begins
-    anyway. Raises ConfigError for a profile without rows "pir".
+    codes: the codes of the plan (`Plan.codes`). record_bytes: bytes that are stored and sent for one row. max_batch:
+    number of keys at which a batch is full. max_wait: seconds after which a batch that is not full begins. Raises
+    ConfigError for a profile without rows "pir".
 
         capacity.pir(plan.codes, 256, capacity.load_profile("profile.json"))
     """

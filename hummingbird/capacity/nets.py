@@ -42,9 +42,9 @@ from hummingbird.serving.plan import input_bits, result_bits
 
 
 class _Again(Zeros):
-    """A dealer for measuring parties, whose material, all zeros, costs them no time to get.
+    """A dealer that gives a measured party its material without delay, so that only the party's own work is timed.
 
-    It makes the material of the first slice, and deals the same again for every further slice.
+    All material is zeros. It is made for the first slice, and dealt again for every further slice.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -60,18 +60,24 @@ class _Again(Zeros):
         return self._made[-1]
 
     def begin(self) -> None:
-        """Begin another slice: forget the requests of the last slice."""
+        """Begin another slice: empty the list of requests, so that the material is dealt again from the first request
+        on.
+        """
         self.requests = []
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the `kind` of those rows of a profile from which a net's seconds follow: "mpc" and the net's protocol."""
+    """Return the `kind` of the rows of a profile from which this net's seconds are computed: "mpc" and the net's
+    protocol.
+    """
     return f"mpc {private.facts['protocol']}"
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """Return the SHA-256 of all facts that determine a slice's work: architecture, windows, protocol,
-    owner, shape, parties.
+    """Return the SHA-256 of all facts that determine a slice's work.
+
+    They are the net's architecture, windows and protocol, the owner of its weights, the slice's shape, and the number
+    of parties.
     """
     facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
     words = {**facts, "shape": list(shape), "parties": parties}
@@ -81,8 +87,9 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
 def amounts(
     private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
 ) -> dict[str, float]:
-    """Count each kind of work in a slice: products, values, bits online and offline, bytes of shares, layers.
+    """Count each kind of work in a slice; returns the counts by name.
 
+    The kinds are products, values, bits online and offline, bytes of shares, layers and slices. shape: of the slice.
     requests: the slice's requests to the dealer, from a dry run.
     """
     planned = private.costs(shape, parties)
@@ -101,10 +108,10 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure one party's seconds for a slice of `shape` on torch's threads; returns a row of a profile, named `name`.
+    """Measure one party's seconds for a slice on this machine, without a network; returns a row of a profile.
 
-    Each part (computing, expanding seeds, dealing) runs `repeats` times, after one run to warm up. Raises InputError as
-    `dry_run` does.
+    name: of the row. shape: of the slice. Each part (computing, expanding seeds, dealing) runs `repeats` times, after
+    one run to warm up. Raises InputError as `dry_run` does.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -135,7 +142,7 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
-    """Measure the seconds of each of `repeats` calls of `work`, after one call to warm up."""
+    """Measure the seconds of `repeats` calls of `work`, after one call to warm up; returns the seconds of each call."""
     work()
     found = []
     for _ in range(repeats):
@@ -162,9 +169,9 @@ def masked(
 ) -> Service:
     """Make the service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
 
-    dealer: "stream": it makes material during the request, as the dealer that `serve` starts; "store": it deals slots
-    while the stores have room, and each party keeps its part (`Hosts.store` is the size of a store). lanes: of each
-    party.
+    profile: the measured seconds. dealer: "stream": it makes material during the request, as the dealer that `serve`
+    starts; "store": it deals slots in advance while the parties' stores have room (`Hosts.store` is the size of a
+    store). lanes: number of lanes of each party.
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
@@ -252,8 +259,11 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
 
 
 def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
-    """Return the parties' steps for a slice: first they compute, then they send all bits, then they wait for all
-    rounds. In parallel the parties expand the seeds of the next slot. roles: the parties' host names.
+    """Return the steps (`WorkStep`) of all parties for one slice.
+
+    The parties compute, then send all bits, then wait for all rounds. At the same time they expand the seeds of a later
+    slot. roles: the parties' host names. cost: the price of the slice. seconds: of the parts "compute" and, if the
+    slice needs material, "expand". profile: names the number of threads on which these seconds were measured.
     """
     computing = [WorkStep(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
@@ -270,11 +280,11 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
-    """Return the transit phase: the client sends shares of a slice's inputs,
-    and the parties send shares of its results.
+    """Return the transit phase: the client sends shares of a slice's inputs, and the parties send shares of its
+    results.
 
-    The messages follow one another on the client's link. None for a net with public inputs, which cannot be served
-    (serving/plan.py).
+    roles: the parties' host names. shape: of the slice. The messages follow one another on the client's link. None for
+    a net with public inputs, which cannot be served (serving/plan.py).
     """
     if any(step.op == "public" for step in private.plan):
         return None
@@ -294,9 +304,11 @@ def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> P
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:
-    """Return the phase at the start of a session in which private weights are opened under masks, once.
+    """Return the phase at the start of a session that opens the masked private weights, once; None if weights are
+    public.
 
-    None if the weights are public. roles: the parties' host names. cost: the price of the opening.
+    What is opened is the weights plus masks, so they stay secret. roles: the parties' host names. cost: the price of
+    this opening.
     """
     if cost == FREE:
         return None

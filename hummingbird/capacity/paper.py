@@ -40,7 +40,10 @@ BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
 
 
 class Threads(NamedTuple):
-    """Numbers of threads: of the client, and of the server for homomorphic evaluation and for garbled circuits."""
+    """How many threads each kind of work has.
+
+    client: of the client. he, gc: of the server, for homomorphic evaluation and for garbled circuits.
+    """
 
     client: int = 4
     he: int = 1
@@ -62,10 +65,10 @@ def service(
 ) -> Service:
     """Make the service of the paper for a net: one client, one server, one refill and one request at a time.
 
-    kind: "sg" for server garbling, "cg" for client garbling (module head). up, down: bits per second of the client's
-    link. store: bytes at the client. profile: measurements of garbling, by default `asplos23`. Raises ConfigError for
-    another kind, fewer than one thread, more threads for homomorphic evaluation than the net's table has, and no
-    bandwidth.
+    kind: "sg": the server garbles; "cg": the client garbles (module head). threads: of client and server. up, down:
+    bits per second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by
+    default `asplos23`. Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic
+    evaluation than the net's table has, and no bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -91,12 +94,18 @@ def service(
 
 
 def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
-    """Compute the bytes that the client stores for one token, the material of one request."""
+    """Return the bytes that the client stores for one token; a token is the material of one request.
+
+    kind: "sg": the server garbles; "cg": the client garbles. profile: has the bytes for each ReLU.
+    """
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
-    """Make the phases of a refill (work in advance) and of a request, in this order."""
+    """Make the two phases of the paper's service: first the refill (work in advance), then the request.
+
+    kind: "sg" for server garbling, "cg" for client garbling.
+    """
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
     of = net.sg if kind == "sg" else net.cg
@@ -133,26 +142,29 @@ def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) ->
 
 
 def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
-    """Make the paper's baseline: server garbling, one thread of homomorphic evaluation, half of the link each way.
+    """Make the service that the paper calls its baseline: the server garbles, and evaluates ciphertexts on one thread.
 
-    store: bytes at the client. gc: the server's threads for garbled circuits.
+    Half of the link's bandwidth is for each direction. store: bytes that the client can store. gc: number of the
+    server's threads for garbled circuits.
     """
     return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
 
 
 def proposed(net: Net, store: float = 0) -> Service:
-    """Make the paper's proposal: client garbling, all layers in parallel, and a split of the link that suits its bytes.
+    """Make the service that the paper proposes: the client garbles, and the server evaluates all layers in parallel.
 
-    store: bytes at the client.
+    The link's bandwidth is divided as suits the bytes up and down. store: bytes that the client can store.
     """
     return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
 
 
 def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
-    """Let a service run several refills at a time (the paper's RLP), each with one core of client and server.
+    """Return the service `at`, changed so that it runs several refills at a time; each has one core of client and
+    server.
 
-    kind, net: as for `service`. workers: refills at a time. As in the paper each refill has the whole link to itself,
-    which is too optimistic for more than a few; the event engine shares the link.
+    kind, net: those of the service, as for `service`. workers: how many refills run at a time. The paper calls this
+    RLP, and gives each refill all of the link, which is too optimistic for more than a few refills; the event engine
+    shares the link.
     """
     client = at.hosts["client"]
     alone = service(kind, net, Threads(1, 1, 1), up=client.up, down=client.down)
@@ -180,18 +192,21 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 
 
 def sent(at: Service) -> tuple[float, float]:
-    """Count the bytes up and down the client's link, for a refill (work in advance) and a request together."""
+    """Return the bytes up, and the bytes down, of the client's link for one refill (work in advance) and one request
+    together.
+    """
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]
     return sum(s.bytes for s in sends if s.source == "client"), sum(s.bytes for s in sends if s.target == "client")
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """Return the best split of a bandwidth: the bits per second up, and those down.
+    """Return the best division of a bandwidth, in bits per second, into a part up and a part down.
 
-    With this split a refill and a request together spend the fewest seconds on the link. The paper calls it WSA. Let U
-    bits go up and D bits down. If b of the bandwidth B is for the way up, the seconds are U/b + D/(B - b). They are
-    least where their derivative by b is 0, at b = B sqrt U / (sqrt U + sqrt D).
+    With this division a refill and a request together spend the fewest seconds on the client's link (in the paper:
+    WSA). bandwidth: of both directions together. Let U bits go up and D bits down. If b of the bandwidth B is for the
+    way up, the seconds are U/b + D/(B - b). They are least at b = B sqrt U / (sqrt U + sqrt D), where their derivative
+    by b is 0.
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

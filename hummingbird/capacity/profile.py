@@ -38,8 +38,9 @@ STEADY = 0.25  # largest spread of a valid measurement: beyond it the machine wa
 class Measurement:
     """One measured piece of work, a row of a profile.
 
-    kind: rows of one kind are fitted together. digest: identifies this work. amounts: how much of each kind of work
-    there is in it. seconds: maps each part of the work, such as "compute", "expand" or "deal", to its samples.
+    kind: rows of one kind are fitted together. name: of the work. digest: a hash that identifies this work. amounts:
+    how much of each kind of work it has, by name. seconds: maps each part of the work, such as "compute", "expand" or
+    "deal", to the measured seconds of several runs.
     """
 
     kind: str = field(records.text(1024))
@@ -68,10 +69,10 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds that one part of some work takes.
+    """The seconds of one part of some work, measured or composed from other measurements.
 
-    mean: their mean. factors: measured samples, divided by their mean. error: relative error of composed seconds; 0 for
-    measured ones.
+    mean: their mean. factors: measured seconds of several runs, divided by their mean. error: the relative error of
+    composed seconds; 0 for measured ones.
     """
 
     mean: float
@@ -81,8 +82,10 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Profile:
-    """A measured machine: its description (`commands.program.machine`),
-    the threads of each measurement, and the rows.
+    """The measurements of one machine.
+
+    machine: its description (`commands.program.machine`). threads: number of threads on which all work was measured.
+    rows: the measurements.
     """
 
     machine: Mapping[str, str]
@@ -113,16 +116,16 @@ class Profile:
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def compute(self, host: str, seconds: Seconds) -> Compute:
-        """Make the work (`Compute`) of a step that takes these seconds on as many cores of `host` as the profile has
-        threads.
+        """Make the work (`Compute`) of a step on `host` that takes `seconds` on `Profile.threads` of the
+        host's cores.
         """
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """Return a note on the machine on which these seconds were measured, or on how they were composed.
+        """Return a note for users that says whether some seconds were measured or composed, and on which machine.
 
-        parts: the seconds of each part of some work. For composed seconds the note gives the relative error of their
-        sum, as if all parts erred in the same direction.
+        parts: the seconds of each part of some work. For composed seconds the note has the relative error of the sum of
+        all parts, as if all parts erred in the same direction.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -151,17 +154,19 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence, for hints, that names the command which measures rows of this kind of work.
+    """Return a sentence that names the command by which rows of a profile are measured, for an error's hint.
 
-    The kind's first word is a section of the program `calibrate`.
+    kind: of these rows; its first word is a section of the program `calibrate`.
     """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Compute the seconds of one part of some work from the seconds of each unit of work, which are fitted to the rows.
+    """Compute the seconds of one part of some work: the sum of each kind of work's amount times its seconds for one
+    unit.
 
-    amounts: how many units of each kind of work there are.
+    The seconds for one unit are fitted to the rows. part: such as "compute". amounts: how many units of each kind of
+    work there are.
     """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
@@ -172,9 +177,9 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of composed seconds of a part.
+    """Compute the mean relative error of the seconds that `_composed` returns for one part of the rows' work.
 
-    For each row the seconds are composed from all other rows, and compared with those that were measured.
+    For each row they are computed from all other rows, and compared with the row's measured seconds.
     """
     errors = []
     for row in rows:
@@ -218,7 +223,10 @@ def from_text(text: str, where: str) -> Profile:
 
 
 def _check_machine(machine: Mapping[str, Any], where: str) -> None:
-    """Raise InputError unless the measurements are from this release and the kernels that are active here."""
+    """Raise InputError unless a profile's measurements are from this release and with the kernels that are active here.
+
+    machine: the profile's description of the measured machine. where: the file, for the error.
+    """
     for name, has, here in (
         ("release", machine.get("hummingbird"), RELEASE),
         ("kernels", machine.get("kernels"), kernels.active()),

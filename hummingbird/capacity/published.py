@@ -30,10 +30,10 @@ from hummingbird.errors import ConfigError
 
 
 class LayerUnits(NamedTuple):
-    """Sizes of a convolution, or of a linear layer, whose input counts as an image of one pixel.
+    """Sizes of a convolution or linear layer; a linear layer's input counts as an image of one pixel.
 
-    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: of the output.
-    pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
+    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: number of output
+    channels. pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
     """
 
     name: str
@@ -53,16 +53,16 @@ class LayerUnits(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes,
-    otherwise seconds.
+    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes, otherwise
+    seconds.
 
-    slots: values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
-    message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for a refill.
-    garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for a ReLU. encrypt,
-    decrypt: for a ciphertext.
-    product: for a ciphertext product of a convolution. rotation: additional seconds of a product for each doubling of
-    the channels in a ciphertext. row: for a product of a linear layer. thread: the fraction by which each further
-    thread slows the others down. multiply: for a multiplication of plain values.
+    slots: number of values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
+    message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for each refill.
+    garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for each ReLU. encrypt,
+    decrypt: for each ciphertext.
+    product: for a product of a ciphertext in a convolution. rotation: seconds that are added to such a product for each
+    doubling of the number of channels in a ciphertext. row: for a product of a ciphertext in a linear layer. thread:
+    the fraction by which each further thread slows the others down. multiply: for a multiplication of plain values.
     """
 
     slots: int
@@ -101,7 +101,7 @@ class Units:
         return self.up(layer) * layer.channels / layer.groups
 
     def doublings(self, layer: LayerUnits) -> float:
-        """Compute log2 of the number of channels that share a ciphertext."""
+        """Compute log2 of the number of a layer's input channels that share a ciphertext; 0 for one channel or less."""
         return math.log2(max(1.0, self.slots / layer.pixels))
 
     def evaluation(self, layer: LayerUnits) -> float:
@@ -116,7 +116,7 @@ FORMAT, VERSION = "hummingbird-asplos", 1
 
 
 class Garbler(NamedTuple):
-    """The constants of a net that depend on the side that garbles: seconds of one thread, and bytes.
+    """The constants of a net that depend on whether client or server garbles: bytes, and seconds on one thread.
 
     offline_encode: seconds of encoding in advance. garbled: bytes of the circuits. base_ot, ot_setup, ot_send: bytes of
     the oblivious transfers' messages. input: bytes of the client's share of the image and, where the server garbles, of
@@ -138,11 +138,13 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """The constants of a net for server and for client garbling: measured by the authors, or composed from its layers.
+    """The constants of a net for server and for client garbling: measured by the paper's authors, or composed from its
+    layers.
 
-    relus: ReLUs of an image. linear_values: values that the client keeps for linear layers. keygen, encrypt, decrypt:
-    seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server. he: seconds of the
-    homomorphic evaluation; he[t - 1] on t threads. sg, cg: constants of server garbling and of client garbling.
+    relus: number of ReLUs for one image. linear_values: number of values that the client stores for linear layers.
+    keygen, encrypt, decrypt: seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server.
+    he: seconds of the homomorphic evaluation; he[t - 1] on t threads. sg, cg: further constants if the server garbles,
+    and if the client garbles.
     """
 
     name: str
@@ -166,7 +168,7 @@ class LinearFit(NamedTuple):
     intercept: float
 
     def at(self, x: int) -> float:
-        """Compute the seconds for x ReLUs; 0 where a negative intercept would make them negative."""
+        """Return the line's value at `x` ReLUs, in seconds; 0 where it would be negative."""
         return max(0.0, self.slope * x + self.intercept)
 
 
@@ -174,9 +176,10 @@ class LinearFit(NamedTuple):
 class PublishedProfile:
     """Published measurements of a client and a server.
 
-    lines: seconds of garbling and evaluating at each side, "garble_client" to "eval_server". bytes_per_relu: bytes that
-    the "garbler" and the "evaluator" keep. nets: the measured nets by name. units: unit costs for other nets. error:
-    for each net, for its "refill" and its "request", the largest relative error of seconds composed of its layers.
+    lines: the seconds for a number of ReLUs, by work and side: "garble_client", "garble_server", "eval_client",
+    "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store for each ReLU. nets: the measured
+    nets by name. units: costs of one unit of each kind of work, for other nets. error: net -> "refill" or "request" ->
+    the largest relative error if its seconds are computed from those of its layers.
     """
 
     name: str
@@ -199,15 +202,16 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """Load the authors' measurements, shipped with the package: an Atom of 4 cores as client,
-    and a server of 32 cores.
+    """Load the measurements of the paper's authors, which are shipped with the package.
+
+    The client is an Atom of 4 cores, the server has 32 cores.
     """
     text = resources.files("hummingbird.capacity").joinpath("profiles/asplos23.json").read_text(encoding="utf-8")
     return parse(records.read(text, records.mapping(records.anything(), 16), name="profile", where="asplos23.json"))
 
 
 def parse(data: Mapping[str, Any]) -> PublishedProfile:
-    """Make a profile from the data of a JSON file. Raises ConfigError for another format or version."""
+    """Make a profile from the parsed JSON of its file. Raises ConfigError for another format or version."""
     if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise ConfigError("no such profile", where="format", hint=f"this release reads {FORMAT} {VERSION}")
     return PublishedProfile(

@@ -30,12 +30,12 @@ T = TypeVar("T", bound=np.generic)
 
 
 def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
-    """Follow every request of `load` through a service with the rules `system`, by a recurrence.
+    """Follow every request of `load` through a service with the rules `system`, by a recurrence; returns the outcome.
 
-    seconds: seconds of each phase, already multiplied by the requests' sizes. 10^6 requests take about 0.5 s of one
-    core, as one run or as many; half a minute as one run whose queue never empties, with users, or where requests are
-    turned away or join the shortest of several queues.
-    Raises ConfigError for rules that this recurrence does not follow exactly, and for a store too small for a request.
+    seconds: for each run of a phase its seconds; those of online phases include the number of requests that an arrival
+    brings. 10^6 requests take about 0.5 s of one core, in one run or in many; they take half a minute in one run whose
+    queue never empties, with users, or where requests are turned away or join the shortest of several queues. Raises
+    ConfigError for rules that this recurrence does not follow exactly, and for a store too small for a request.
     """
     need = system.per_request * load.sizes()
     system.check_tokens(need)
@@ -60,10 +60,11 @@ def _check(system: System, load: Load, seconds: Draws) -> None:
 
 
 class Replay:
-    """Base class that follows the requests of all runs at once, through slots and tokens, and notes their times.
+    """Base class that follows the requests of all runs at once, through slots and tokens, and stores when each step
+    happened.
 
-    In its arrays the row run * replicas + replica belongs to one replica (copy of the service) of a run. need: tokens
-    that each request takes. start: the state to begin with; None: idle.
+    Its arrays have a row for each replica (copy of the service) of a run: row number run * replicas + replica. need:
+    tokens that each request takes. start: the state to begin with; None: idle.
     """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
@@ -92,7 +93,9 @@ def _by_request(values: NDArray[T], load: Load) -> NDArray[T]:
 
 
 class Singles(Replay):
-    """Follows requests that are served one at a time: request i of all runs, then request i + 1."""
+    """Follows requests that are served one at a time: first request 0 of all runs, then request 1 of all runs, and so
+    on.
+    """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
         super().__init__(system, load, seconds, need, start)
@@ -114,9 +117,10 @@ class Singles(Replay):
         return self.outcome()
 
     def _serve(self, i: int, rows: Ints, at: Floats) -> Floats:
-        """Serve request i of every run, or turn it away; returns the times at which it leaves.
+        """Serve request i of every run, or turn it away; returns the times at which these requests leave.
 
-        rows: the request's replica in each run. at: its arrival times.
+        rows: for each run, the array row of the replica that the request joins. at: the request's arrival time in each
+        run.
         """
         system, need = self.system, self.need[i]
         place, free = self.slots.first(rows)
@@ -133,10 +137,11 @@ class Singles(Replay):
         return self._choose(i, rows, place)
 
     def _choose(self, i: int, rows: Ints, place: Ints) -> Floats:
-        """Decide for each run whether request i is served, is rejected because the queue is full, or leaves when its
-        patience ends; returns the times at which it leaves.
+        """Decide for each run whether request i is served, is rejected because the queue is full, or leaves without
+        being served.
 
-        rows: the request's replica in each run. place: index of the slot of this replica that becomes free first.
+        It leaves so when its patience ends. rows: for each run, the array row of the replica that the request joins.
+        place: the index of this replica's slot that becomes free first. Returns the times at which the requests leave.
         """
         system, at, begin, go = self.system, self.arrived[i], self.began[i], self.went[i]
         until = at + (math.inf if self.patience is None else self.patience[i])
@@ -193,7 +198,7 @@ class BatchReplay(Replay):
 
 
 class _Open:
-    """Gives requests the arrival times `Load.due`, which do not depend on answers."""
+    """Arrivals at the times `Load.due`, which do not depend on when earlier requests were answered."""
 
     def __init__(self, load: Load) -> None:
         assert load.due is not None
@@ -201,21 +206,24 @@ class _Open:
         self.marks = None if load.first is None else _by_request(load.first, load)
 
     def next(self, i: int) -> Floats:
-        """Return the times at which request i of every run arrives."""
+        """Return the time at which request i arrives, in each run."""
         return self.due[i]
 
     def first(self, i: int) -> NDArray[np.bool_] | bool:
-        """Return whether request i of each run begins a session; if the load does not say it, every request does."""
+        """Return for each run whether request i begins a session; True if `Load.first` is None."""
         return True if self.marks is None else self.marks[i]
 
     def told(self, i: int, left: Floats, fate: Fates) -> None:
-        """Note when request i left, and its fate (served, rejected or gave up); here they change no arrival."""
+        """Receive the times at which request i of every run left, and its fate (served, rejected or gave up).
+
+        Does nothing: arrivals at fixed times do not depend on them.
+        """
 
 
 class _Users(_Open):
-    """Gives requests the times at which users ask; users wait for each answer, and think before they ask again.
+    """Arrivals of users, who wait for each answer, and think before they ask again.
 
-    The next request of each run is that of the user who asks first.
+    The next request of each run comes from the user who asks first.
     """
 
     def __init__(self, load: Load, runs: Ints) -> None:
@@ -237,7 +245,8 @@ class _Users(_Open):
 
 
 class _Present:
-    """Times at which requests leave, for each run and replica; from them the shortest queue is found.
+    """The times at which requests leave, for each run and replica, from which it finds the replica with fewest
+    requests.
 
     The times are an array (runs, replicas, n) with room for the n requests that a replica has at one time, at most.
     """
@@ -247,14 +256,16 @@ class _Present:
         self.leaves = np.full((runs, replicas, 1), -math.inf)
 
     def join(self, at: Floats) -> Ints:
-        """Return the row of the replica with the fewest requests at time `at`, for each run;
-        of equal ones the first.
+        """Return, for each run, the array row of the replica with the fewest requests at time `at`.
+
+        If several have equally few, it is the first.
         """
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Note that a request of each run, which arrived at time `at`, leaves at time `left`. rows: the requests'
-        replicas.
+        """Add one request of each run, which arrives at time `at` and leaves at time `left`.
+
+        rows: for each run, the array row of the replica that the request joins.
         """
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)
@@ -285,10 +296,10 @@ _ROUNDS = 100
 
 
 def pieces_of(system: System, load: Load) -> int:
-    """Choose the number of pieces to cut each run into, which are simulated side by side.
+    """Choose the number of pieces into which each run is cut, so that all pieces are simulated at once.
 
-    It is 1, so that runs are not cut, if they are too short, or if slots' and refills' times do not tell all of a run's
-    state: with users, a bounded queue, patience, replicas or batches.
+    It is 1, so that runs are not cut, if they are too short, and if the times of slots and refills are not the only
+    state of a run: with users, a bounded queue, patience, replicas or batches.
     """
     turned_away = system.queue is not None or load.patience is not None
     if load.due is None or turned_away or system.replicas > 1 or system.batch > 1:
@@ -299,23 +310,25 @@ def pieces_of(system: System, load: Load) -> int:
 
 
 def _window(system: System) -> int:
-    """Count the ends of refills that the state at the beginning of a piece of a run must hold.
+    """Return how many ends of refills must be known at the beginning of a piece of a run, so that the piece can be
+    simulated.
 
-    These are the ends of the last refills: as many as fill the store, and one for each worker.
+    They are those of the last refills that began: as many as fill the store, and one for each worker.
     """
     return system.store // system.per_refill + 1 + system.workers
 
 
 def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOutcome | None:
-    """Simulate long runs by cutting each into pieces that are simulated side by side; returns the outcome.
+    """Simulate long runs by cutting each into pieces that are simulated all at once; returns the outcome.
 
-    Returns None if the pieces do not fit each other after `_ROUNDS` repetitions. need: tokens that each request takes.
+    Returns None if after `_ROUNDS` repetitions some piece does not begin in the state in which the piece before it
+    ended. need: tokens that each request takes.
     """
     return _Pieces(system, load, seconds, need).run()
 
 
 class _Pieces:
-    """Simulates long runs cut into pieces, all pieces side by side.
+    """A simulation of long runs, each of which is cut into pieces; all pieces are simulated at once.
 
     Its arrays have a row for each piece: row run * pieces + piece, where `pieces` is the number of pieces in a run.
     """
@@ -345,8 +358,10 @@ class _Pieces:
         return np.pad(values, ((0, 0), (0, added)), mode=mode).reshape(self.rows, self.length)  # type: ignore[call-overload]
 
     def _before(self) -> tuple[Ints, Ints]:
-        """Count the refills that have begun, and the tokens taken, before each piece of a run; no times are needed for
-        that.
+        """Count, for each piece, the refills that begin and the tokens that are taken in its run before the piece
+        begins.
+
+        Both numbers follow from the requests' tokens alone, without any times.
         """
         system = self.system
         needs = self.need if system.store else -(-self.need // system.per_refill)
@@ -358,9 +373,10 @@ class _Pieces:
         return np.where(self.first_piece, 0, begun), before
 
     def run(self) -> LoadOutcome | None:
-        """Simulate pieces until each begins in the state in which the piece before it ended.
+        """Simulate pieces again and again, until each begins in the state in which the piece before it ended; return
+        the outcome.
 
-        Returns None if that is not reached after `_ROUNDS` repetitions.
+        Returns None if this is not reached after `_ROUNDS` repetitions.
         """
         state = np.repeat(self.due[:, :1], self.system.slots + self.window, axis=1)
         state[self.first_piece] = -math.inf
@@ -378,9 +394,11 @@ class _Pieces:
         return None
 
     def _simulate(self, rows: Ints, state: Floats) -> Floats:
-        """Simulate some pieces of runs, each from its own state; returns their states at the end.
+        """Simulate some pieces of runs, each from its own state; returns their states at the end, in the form of
+        `state`.
 
-        rows: numbers of the pieces. state: for each of them, the times at which slots become free and refills end.
+        rows: numbers of the pieces. state: for each of these pieces, the times at which slots become free, and then the
+        last ends of refills, (pieces, slots + ends).
         """
         slots, system = self.system.slots, self.system
         start = Start(state[:, :slots], state[:, slots:], self.begun[rows], self.taken[rows], rows // self.each)
@@ -405,10 +423,9 @@ class _Pieces:
         return LoadOutcome(arrived, began, went, left, fate, tokens, self._refilled())
 
     def _refilled(self) -> Floats:
-        """Return the times at which refills, which make tokens, ended in every run.
+        """Return the times at which refills (runs that make tokens) ended, (runs, refills), ascending; inf for none.
 
-        They are merged from the pieces of a run, and from the refills under way where one piece ends and the next
-        begins.
+        They are merged from the pieces of each run, and include refills that begin in one piece and end in the next.
         """
         if not self.system.store:
             return np.empty((0, 0))

@@ -41,9 +41,10 @@ class Interval(NamedTuple):
 
 
 def warm_up(series: Floats) -> int:
-    """Choose the number of requests to leave out at the beginning of every run, before the steady state.
+    """Choose how many requests at the beginning of every run to leave out, because the steady state begins after them.
 
-    series: (runs, requests), NaN for no value. The result is 0 for fewer than 20 requests in a run.
+    series: one value for each request, such as its latency, (runs, requests); NaN for no value. The result is 0 for
+    fewer than 20 requests in a run.
     """
     count = np.isfinite(series).sum(0)
     total = np.where(np.isfinite(series), series, 0.0).sum(0)
@@ -73,10 +74,10 @@ def student(degrees: int) -> float:
 
 
 def sections(values: Floats) -> list[Floats]:
-    """Divide values (runs, requests) into nearly independent sections: groups of runs,
-    or stretches of runs if these are few.
+    """Divide values (runs, requests) into sections that are nearly independent of each other, for confidence intervals.
 
-    NaN is left out, and so are empty sections.
+    A section has the values of a group of runs or, if there are fewer than ten runs, of consecutive requests of one
+    run. NaN is left out, and so are sections without a value.
     """
     runs = len(values)
     parts = np.array_split(values, min(runs, SECTIONS))
@@ -86,12 +87,12 @@ def sections(values: Floats) -> list[Floats]:
 
 
 def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
-    """Estimate a figure of values (runs, requests), with its 95 % confidence interval; NaN values are left out.
+    """Estimate a figure, such as a mean, from values (runs, requests), with its 95 % confidence interval.
 
-    of: computes the figure from an array of values. The interval follows from how much the figure differs between the
-    parts of the data that `sections` makes. If the figure is above 0 in all parts, the interval is that of its
-    logarithm: errors of a queue are factors, and not symmetric. Without any value the estimate is NaN; with too few
-    parts the interval is NaN.
+    NaN values are left out. of: computes the figure from an array of values. The estimate is the figure of all values.
+    The width of the interval follows from how much the figures of the parts made by `sections` differ. If all of them
+    are above 0, their logarithms are compared, because errors of a queue are factors. Without any value the estimate is
+    NaN; with fewer than five parts the interval is NaN.
     """
     parts = sections(values)
     if not parts:
@@ -108,18 +109,24 @@ def estimate(values: Floats, of: Callable[[Floats], float]) -> Interval:
 
 
 def mean(values: Floats) -> Interval:
-    """Estimate the mean of values (runs, requests), with its confidence interval."""
+    """Estimate the mean of values (runs, requests), without those that are NaN; returns it with its confidence
+    interval.
+    """
     return estimate(values, lambda part: float(part.mean()))
 
 
 def least_requests(q: float) -> int:
-    """Return the number of requests that an estimate of the quantile q needs."""
+    """Return how many requests must have been served so that the quantile q of their latency can be estimated.
+
+    q: above 0, below 1.
+    """
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
 def quantile(values: Floats, q: float) -> Interval:
-    """Estimate the quantile q of values (runs, requests), with its confidence interval. Raises ConfigError for too few
-    values.
+    """Estimate the quantile q of values (runs, requests), without those that are NaN; returns it with its interval.
+
+    q: above 0, below 1. Raises ConfigError for fewer values than `least_requests(q)`.
     """
     if not 0 < q < 1:
         raise ConfigError(f"{q!r} is no quantile", where="q", hint="between 0 and 1: 0.99")
@@ -131,9 +138,9 @@ def quantile(values: Floats, q: float) -> Interval:
 
 
 def growth(outcome: LoadOutcome) -> Interval:
-    """Estimate the growth of the latency over the later half of every run, in seconds per second.
+    """Estimate how much the latency grows in the later half of every run, in seconds per second, with its interval.
 
-    It is positive if more requests arrive than can be served.
+    The growth is positive if more requests arrive than can be served.
     """
     half = outcome.arrived.shape[1] // 2
     arrived, latency = outcome.arrived[:, half:], outcome.latency[:, half:]
@@ -151,9 +158,10 @@ def _slope(x: Floats, y: Floats) -> float:
 def little(outcome: LoadOutcome, cut: int = 0) -> float:
     """Compare a simulation with Little's law L = lambda W; returns L / (lambda W) - 1.
 
-    In the time from the arrival of request `cut` to that of the last, L is the mean number of requests in the system,
-    lambda their rate, and W the mean time in the system of those that arrive. The result is about 0 in a steady state;
-    negative if requests pile up, positive if the start was busier than the rest.
+    All three are taken from request `cut` of each run on. L: the mean number of requests in the system, from the
+    arrival of request `cut` to the arrival of the last. lambda: requests that arrive per second in this time. W: their
+    mean time in the system. The result is about 0 in a steady state; negative if requests pile up, positive if there
+    were more requests in the system at the start than later.
     """
     low, high = outcome.arrived[:, cut, None], outcome.arrived[:, -1:]
     there = (np.clip(outcome.left, low, high) - np.clip(outcome.arrived, low, high)).sum()
@@ -171,10 +179,11 @@ _GROWS = 0.01  # seconds of latency per second above which growth is no chance
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a simulation, its figures, and the service, rules and load that were simulated.
+    """The outcome of a simulation and the figures computed from it, with the service, rules and load that were
+    simulated.
 
-    engine, why: the engine and the reason for it. limits: upper bounds on the requests of the service per second; one
-    arrival may bring several such requests.
+    engine: "recurrence" or "events". why: the reason for this engine, in words. limits: upper bounds on the requests of
+    the service per second; one arrival may bring several such requests.
     """
 
     service: Service
@@ -188,7 +197,8 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals that can be served, in closed form, and its cause.
+        """The largest rate of arrivals that the service can serve, from a formula and not from the simulation, and its
+        cause.
 
         If the recurrence was used, limits of cores and links are left out, because it computes as if no phases shared
         them.
@@ -198,7 +208,7 @@ class Result:
 
     @cached_property
     def growth(self) -> Interval:
-        """Growth of the latency, in seconds per second of the run, with its confidence interval."""
+        """Growth of the latency while a run goes on, in seconds per second, with its confidence interval."""
         return growth(self.outcome)
 
     @cached_property
@@ -213,7 +223,11 @@ class Result:
 
     @cached_property
     def cut(self) -> int:
-        """Number of requests at the beginning of every run that are not counted; 0 where no steady state follows."""
+        """Number of requests at the beginning of every run that the figures leave out, because the steady state begins
+        later.
+
+        It is 0 if there is no steady state.
+        """
         return warm_up(self.outcome.latency) if self.arrivals.steady and not self.overloaded else 0
 
     def _steady(self, values: Floats) -> Floats:
@@ -240,10 +254,10 @@ class Result:
 
     @cached_property
     def means(self) -> dict[str, Interval]:
-        """Mean seconds, by name, of the latency and of the parts of it, with confidence intervals.
+        """Mean seconds of the latency and of its parts, by name, with confidence intervals.
 
-        The parts are the wait for a slot, the time in the slot blocked until the tokens are there, the transit, and the
-        online phase.
+        The parts are "wait" for a slot, "blocked" in the slot until the tokens are there, "transit", and the "online"
+        phase.
         """
         o = self.outcome
         parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
@@ -260,10 +274,10 @@ class Result:
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Compute how many intervals are open at a time: the mean over time from the first to the last counted arrival.
+        """Compute how many of some intervals contain a moment, on average over the time that is counted.
 
-        begin, end: where each interval begins and ends, in seconds, (runs, n); an interval with NaN is left out.
-        weights: how much each interval counts.
+        This time goes from the first to the last counted arrival of each run. begin, end: where each interval begins
+        and ends, in seconds, (runs, n); an interval with NaN is left out. weights: how much each interval counts.
         """
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
@@ -271,10 +285,10 @@ class Result:
 
     @cached_property
     def levels(self) -> dict[str, float]:
-        """Means over time, by name: how many requests wait for a slot, are in a slot, and are blocked.
+        """Mean numbers of requests over time, by name: "waiting" for a slot, "in slots", and "blocked".
 
-        A request is blocked while it is in a slot and waits for tokens. With a store, also the mean number of tokens in
-        it.
+        A request is blocked while it is in a slot and waits for tokens. With a store, "stored" is the mean number of
+        tokens in the store.
         """
         o, system = self.outcome, self.system
         waited = np.where(np.isnan(o.began), o.left, o.began)
@@ -301,24 +315,25 @@ class Result:
 
     @cached_property
     def goodput(self) -> float:
-        """Requests served per second: those that left between the first and the last counted arrival."""
+        """Number of requests served per second, averaged over the time from the first to the last counted arrival."""
         low, high, length = self._window
         done = self.outcome.served & (self.outcome.left > low) & (self.outcome.left <= high)
         return float((done.sum(1, keepdims=True) / length).mean())
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """The fraction of the slots in use, and of each core and link that requests and their refills use.
+        """The fraction that is in use, on average: of all slots, and of each core and link, by name.
 
-        A fraction is at most 1; `overcommitted` names cores and links with more demand.
+        A fraction is at most 1; `overcommitted` names the cores and links for which there is more demand.
         """
         return {name: min(1.0, part) for name, part in self._demand.items()}
 
     @cached_property
     def overcommitted(self) -> dict[str, float]:
-        """Demand divided by capacity, for each core and link for which this exceeds 1.02.
+        """Demand divided by capacity for each core and link for which this is above 1.02, by name.
 
-        The recurrence computes as if no phases shared cores and links: then its latencies are too small.
+        If there are any, latencies that the recurrence has computed are too small, as it lets no phases share cores and
+        links.
         """
         return {name: part for name, part in self._demand.items() if part > _ASKED}
 
@@ -334,8 +349,10 @@ class Result:
 
     @cached_property
     def asked(self) -> dict[Resource, float]:
-        """Mean core-seconds and bits that a request of the service used of every core and link,
-        its refills included.
+        """Mean core-seconds and bits of every core and link that a request of the service uses, with the refills for
+        it.
+
+        A key is (host, "cores", "up" or "down").
         """
         return asked(self.service, self._together)
 
@@ -346,9 +363,9 @@ class Result:
 
     @cached_property
     def _parts(self) -> Floats:
-        """Fraction 1 / (number of requests in its batch) of each request: (runs, requests).
+        """For each request, 1 / (number of requests in its batch): (runs, requests).
 
-        Requests that began at one time are assumed to be in as few batches as can hold them.
+        Requests that began at the same time are assumed to be in as few batches as can hold them.
         """
         found = np.ones(self.load.shape)
         for part, began in zip(found, self.outcome.began, strict=True) if self.system.batch > 1 else ():
@@ -358,16 +375,17 @@ class Result:
 
     @cached_property
     def latencies(self) -> Floats:
-        """Latencies of all counted requests, in seconds, ascending."""
+        """Latencies, in seconds, of all served requests that are counted, ascending."""
         values = self._steady(self.outcome.latency)
         return np.sort(values[np.isfinite(values)])
 
     @cached_property
     def estimates(self) -> dict[str, Interval]:
-        """Means of the latency and of its parts, and its quantiles, by name, with confidence intervals.
+        """Estimates of the mean latency, the means of its parts, and quantiles of the latency, with confidence
+        intervals.
 
-        Quantiles for which there are too few requests are left out. If more requests arrive than can be served, there
-        is only the growth of the latency.
+        The keys are "latency_mean", "wait_mean" and so on, "p50", "p95" and "p99"; a quantile for which there are too
+        few requests is left out. If more requests arrive than can be served, the only key is "growth".
         """
         if self.overloaded:
             return {"growth": self.growth}
@@ -377,8 +395,9 @@ class Result:
         return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures for JSON: seconds, requests per second, fractions;
-        None for an unknown or infinite figure.
+        """Return all figures by name, ready for JSON, in seconds, requests per second or fractions.
+
+        A figure that is unknown or infinite is None.
         """
         found = {
             "engine": self.engine,
@@ -421,7 +440,9 @@ class Result:
 
 
 def _known(value: Any) -> Any:
-    """Replace every number that is not finite by None, also inside dicts: JSON has no such numbers."""
+    """Return `value`, with None in place of every number that is not finite, also inside dicts: JSON has no such
+    numbers.
+    """
     if isinstance(value, dict):
         return {name: _known(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -433,7 +454,11 @@ HOURS_PER_MONTH = 730.0
 
 
 class HostCost(NamedTuple):
-    """Money that a service costs: per hour for cores, bytes sent and bytes stored, and in all for 1,000 images."""
+    """The money that a service costs.
+
+    cores, sent, stored: per hour, for cores, for bytes sent, and for bytes stored. per_thousand_images: all of it, for
+    1,000 images.
+    """
 
     cores: float
     sent: float
@@ -447,8 +472,9 @@ class HostCost(NamedTuple):
 
 
 def cost_of(run: Result) -> HostCost:
-    """Compute the cost of a simulated service at its goodput: hosts of all replicas,
-    rented all the time, and bytes sent.
+    """Compute the cost of a simulated service: the hosts of all replicas, and the bytes that they send at the goodput.
+
+    Hosts are paid for all the time, also while they are idle.
     """
     service, replicas = run.service, run.system.replicas
     per_hour = 3600 * run.goodput * float(run.load.sizes().mean())  # requests of the service

@@ -30,16 +30,21 @@ Resource = tuple[str, str]  # "cores", "up" or "down", and the host's role
 
 
 class Flow(NamedTuple):
-    """A consumer of shared cores or links: it uses all its `resources` at the same rate, of at most `cap`."""
+    """The cores or links that one step uses while it runs: it uses all of them at one rate.
+
+    resources: the cores or links. cap: the largest rate. Rates are in cores, or in bits per second.
+    """
 
     resources: tuple[Resource, ...]
     cap: float
 
 
 def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[float]:
-    """Compute the max-min fair rates of all flows, in the units of the capacities; inf for a flow without a bound.
+    """Compute the rates of all flows while they share cores and links, by max-min fairness.
 
-    No flow could have a higher rate unless another flow with at most that rate got less.
+    So no flow could have a higher rate without taking from a flow whose rate is not higher than its own. capacity: of
+    each resource, in cores or in bits per second. Returns one rate for each flow, in the same units; inf for a flow
+    that nothing limits.
     """
     rates = [0.0] * len(flows)
     left = dict(capacity)
@@ -61,9 +66,9 @@ def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[fl
 
 
 def check_number(value: object, where: str, least: float, unit: str, *, above: bool = False) -> None:
-    """Raise ConfigError unless `value` is a finite number of at least `least`; with `above`, larger than `least`.
+    """Raise ConfigError unless `value` is a finite number of at least `least` or, with `above`, larger than `least`.
 
-    where, unit: for the error.
+    where: the name of the checked value, for the error. unit: its unit, for the error.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < least or (above and value == least):  # type: ignore[operator]
@@ -72,13 +77,18 @@ def check_number(value: object, where: str, least: float, unit: str, *, above: b
 
 
 def check_count(value: object, where: str, least: int, unit: str) -> None:
-    """Raise ConfigError unless `value` is an integer of at least `least`. where, unit: for the error."""
+    """Raise ConfigError unless `value` is an integer of at least `least`.
+
+    where: the name of the checked value, for the error. unit: a word for what is counted, for the error.
+    """
     if type(value) is not int or value < least:
         raise ConfigError(f"{value!r} {unit}", where=where, hint=f"a whole number from {least}")
 
 
 def check_name(value: object, where: str) -> None:
-    """Raise ConfigError unless `value` is a non-empty string of printable characters."""
+    """Raise ConfigError unless `value` is a non-empty string of printable characters. where: its name, for
+    the error.
+    """
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ConfigError(f"{value!r} is no name", where=where, hint="one or more printable characters")
 
@@ -108,9 +118,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, with its cores and prices, and a store of tokens.
+    """A machine: its cores, its store of tokens, its link and its prices.
 
-    store: bytes. up, down: bits per second of its link; inf: no limit.
+    cores: how many. store: size in bytes. up, down: bits per second of its link; inf: no limit.
     """
 
     cores: int = field(_NUMBER, missing=True, default=1)
@@ -129,11 +139,11 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Machines and a link to put a service on: each value replaces that of every host; None leaves the hosts' own.
+    """Values that replace those of a service's hosts and link (`Service.at`); None leaves the service's own value.
 
-    cores: of every host. store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, up and
-    down: bits per second one way, of every host whose link has a limit. rtt: round-trip time, seconds. prices: of every
-    host. Of the clients' hosts (`Service.clients`) only the link changes.
+    cores: of every host. store: bytes, of every host that keeps tokens. bandwidth: bits per second both up and down;
+    up, down: bits per second in one direction; these three change only links that have a limit. rtt: round-trip time,
+    in seconds. prices: of every host. Of the clients' hosts (`Service.clients`) only the link changes.
     """
 
     cores: int | None = None
@@ -147,7 +157,11 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Compute:
-    """Work of a step: core-seconds on a host, on at most `width` of its cores at a time."""
+    """Work of a step: computing on a host.
+
+    core_seconds: the seconds that one core would take. width: on how many of the host's cores it runs at a time, at
+    most.
+    """
 
     host: str = field(_ROLE)
     core_seconds: float = field(_NUMBER)
@@ -160,7 +174,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class Send:
-    """Work of a step: bytes sent from one host, over its link up, to another host, over its link down."""
+    """Work of a step: bytes that host `source` sends over its link up, and host `target` receives over its
+    link down.
+    """
 
     source: str = field(_ROLE)
     target: str = field(_ROLE)
@@ -188,7 +204,10 @@ Work = Compute | Send | Rounds
 
 @dataclass(frozen=True)
 class WorkStep:
-    """A piece of work of a phase, which begins when all steps named in `after` have ended."""
+    """One piece of work of a phase.
+
+    after: names of the steps that must have ended before this one begins.
+    """
 
     name: str
     work: Work
@@ -208,12 +227,12 @@ class WorkStep:
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps of a refill, a request, a session or a transit, in topological order.
+    """The steps of one kind of work: of a refill, a request, a session or a transit.
 
-    factors: ratios of a measured run's core-seconds to those that the steps name; each run of the phase draws one, and
-    multiplies its core-seconds by it.
-    Empty: the factor is 1. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a
-    cycle.
+    steps: in any order; they are sorted so that a step comes after those that it waits for. factors: measured
+    core-seconds of several runs, divided by those that the steps name; each simulated run of the phase draws one
+    factor, and multiplies all its core-seconds by it; if there are none, the factor is 1. Raises ConfigError for two
+    steps of one name, a step that waits for an unknown one, and steps that wait for each other.
     """
 
     steps: tuple[WorkStep, ...]
@@ -235,9 +254,7 @@ class Phase:
 
     @property
     def computing(self) -> Phase:
-        """The phase with its `Compute` steps alone, in their order: the additional work for each further request of a
-        batch.
-        """
+        """The phase reduced to its `Compute` steps, in order: the work that each further request of a batch adds."""
         before: dict[str, set[str]] = {}
         found: list[WorkStep] = []
         for step in self.steps:
@@ -248,8 +265,9 @@ class Phase:
         return Phase(tuple(found))
 
     def times(self, count: int) -> Phase:
-        """Return the phase for `count` requests at once: `count` times the core-seconds and bytes,
-        in the same rounds.
+        """Return the phase for `count` requests that run at once.
+
+        It has `count` times the core-seconds and bytes of each step, and as many rounds as for one request.
         """
 
         def more(work: Work) -> Work:
@@ -262,7 +280,10 @@ class Phase:
 
 
 def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
-    """Sort steps topologically, otherwise in their own order. Raises ConfigError for a cycle."""
+    """Sort steps so that each comes after the steps that it waits for; otherwise their order stays.
+
+    Raises ConfigError if steps wait for each other in a cycle.
+    """
     left, done, out = list(steps), set[str](), list[WorkStep]()
     while left:
         free = next((step for step in left if done.issuperset(step.after)), None)
@@ -277,24 +298,25 @@ def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
 
 
 def chain(*steps: tuple[str, Work]) -> Phase:
-    """Make a phase of steps, (name, work), that follow one another."""
+    """Make a phase of the steps (name, work), each of which begins when the step before it has ended."""
     names = [name for name, _ in steps]
     return Phase(tuple(WorkStep(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service as data: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it to a file.
+    """A service as data: its hosts, its phases, and its tokens. `service_json.to_text` writes it to a file.
 
-    A token is one unit of the material that requests use up. request: the online phase of a request. refill: the phase
-    that makes `refill_tokens` tokens; None: requests need no tokens. session: the phase that each client runs once, or
-    None.
+    hosts: by role, such as "client". A token is one unit of the material that requests use up. request: the online
+    phase of a request. refill: the phase that makes `refill_tokens` tokens; None: requests need no tokens. session: the
+    phase that each client runs once, or None.
     transit: the phase of a request's way there and back, outside of its slot; None: it takes no time. A host that only
     the transit names is the client's: every client has one of its own, which bounds no rate and costs the service
     nothing.
     token_bytes: bytes of one token on each host that keeps it. request_tokens: tokens that a request takes. workers:
-    refills at a time. slots: requests at a time. batch: requests that are served as one; a batch begins when it is full
-    or its first request has waited `hold` seconds, and takes `each` seconds more for every request but the first.
+    how many refills run at a time. slots: how many requests are served at a time. batch: requests that are served as
+    one; a batch begins when it is full or its first request has waited `hold` seconds, and takes `each` seconds more
+    for every request but the first.
     images: of one request. rtt: round-trip time between any two hosts, seconds. notes: the origin of these figures.
     """
 
@@ -357,16 +379,20 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens for which the stores have room, the least over the hosts.
+        """Number of tokens that can be stored at one time: on every host that keeps tokens its store has room for as
+        many.
 
-        It is 0 if tokens are made on demand, or not needed.
+        It is 0 if tokens are made on demand, or if requests need none.
         """
         if not self.token_bytes:
             return 0
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
 
     def at(self, hosts: Hosts) -> Service:
-        """Return the same service on other machines and another link."""
+        """Return this service with the cores, stores, links and prices of `hosts` in place of its own.
+
+        What is None in `hosts` stays as it is.
+        """
         changed, clients = {}, self.clients
         for role, host in self.hosts.items():
             given = {
@@ -385,8 +411,8 @@ class Service:
         return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: WorkStep, factor: float = 1.0) -> float:
-        """Compute the seconds of a step that shares its hosts and links with no other;
-        `factor` multiplies core-seconds.
+        """Compute the seconds that a step takes if no other step uses its hosts and links. factor: multiplies
+        core-seconds.
         """
         work = step.work
         if isinstance(work, Compute):
@@ -396,17 +422,17 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Compute the seconds that `requests` requests, sent together, take there and back,
-        if nothing else uses their links.
+        """Compute the seconds of the way there and back for `requests` requests that are sent together.
+
+        Nothing else uses their links meanwhile. The result is 0 for a service without transit.
         """
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
-        """Compute the seconds of a phase that shares its hosts and links with no other;
-        its own steps share them (`shares`).
+        """Compute the seconds that a phase takes if nothing but its own steps uses the hosts and links.
 
-        Where no two of its steps use one core or link at the same time, this is the longest path. factor: multiplies
-        core-seconds.
+        Its own steps share cores and links as `shares` says. Where no two of them use one core or link at the same
+        time, the result is the length of the longest path of steps. factor: multiplies core-seconds.
         """
         now, ends, waiting = 0.0, dict[str, float](), list(phase.steps)
         running: dict[str, tuple[WorkStep, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
@@ -425,8 +451,8 @@ class Service:
         return now
 
     def _speeds(self, steps: Sequence[WorkStep]) -> dict[str, float]:
-        """Compute the speed of each of these steps while all of them run,
-        where 1 is the speed of a step that runs alone.
+        """Compute how fast each of these steps proceeds while all of them run, by name; 1 is the speed of a step that
+        runs alone.
         """
         flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
         alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
@@ -438,7 +464,9 @@ class Service:
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
     def flow(self, step: WorkStep) -> Flow | None:
-        """Return the cores or links that a step uses, as a flow; None for rounds, which use none."""
+        """Return the cores or links that a step uses, as a `Flow`; None for work of the kind `Rounds`, which only
+        waits.
+        """
         work = step.work
         if isinstance(work, Compute):
             return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))

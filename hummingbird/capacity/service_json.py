@@ -24,7 +24,7 @@ def _absent(kind: Kind) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFile:
-    """A step as a record, for the file of a service, with exactly one kind of work."""
+    """A step as a record, for the file of a service; exactly one of the fields for the kinds of work is given."""
 
     name: Any = field(_NUMBER)
     after: tuple[str, ...] = field(_NAMES, missing=True, default=())

@@ -48,7 +48,10 @@ def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
 
 
 def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
-    """Count each kind of work in a batch: products of linear layers, compared values, all values, layers."""
+    """Count each kind of work in a batch of `shape`; returns the counts by name.
+
+    The kinds are products of linear layers, compared values, all values, and layers.
+    """
     planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
     with FlopCounterMode(display=False) as flops:
         run_all(private._graph, *calls.on_meta(private._graph, tuple(shape)))
@@ -69,8 +72,8 @@ def digest(private: PrivateNet, shape: Sequence[int]) -> str:
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
     """Make the service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
 
-    Multiplication triples are drawn before the computing; the result is opened to party 0. Raises ConfigError for a
-    profile without rows "crypten", and errors of `cost`.
+    profile: the measured seconds. Multiplication triples are drawn before the computing; the result is opened to party
+    0. Raises ConfigError for a profile without rows "crypten", and errors of `cost`.
     """
     shape = tuple(shape)
     priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)

@@ -42,12 +42,14 @@ _MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
 class Solution:
     """The answer of `solve`.
 
-    varied, value: the input and its value (requests/s, bytes, bits/s, cores, replicas; for a split: bits/s up). goal,
-    most: the goal, such as "p99", and the largest seconds that meet it. figure: the latency that was reached, in
-    seconds, as the goal measures it. run: the simulation at the answer. load: the answer's rate over the largest rate.
-    heaviest: the largest load that a trial may have. at_limit: whether a larger rate might also meet the goal. trials:
-    number of simulations. elasticities: of the figure, by input: percent of change for 1 % more of the input.
-    next_token: bytes of store with which one more token fits; 0 without tokens. cost: by the hosts' prices.
+    varied, value: the input that was varied, and its value that meets the goal: requests/s, bytes, bits/s, cores or
+    replicas; for "split" the bits/s up. goal, most: the goal, such as "p99", and the largest seconds that meet it.
+    figure: the latency in seconds of which the goal limits the size, such as the p99, as it was reached. run: the
+    simulation with this value. load: the rate of requests over the largest rate that the service can serve. heaviest:
+    the largest load that was simulated. at_limit: whether a rate above `value` might also meet the goal, with longer
+    simulations. trials: number of simulations. elasticities: for each input, by how many percent `figure` changes for 1
+    % more of the input. next_token: bytes of a store that has room for one more token; 0 without tokens. cost: by the
+    hosts' prices.
     """
 
     varied: str
@@ -66,9 +68,10 @@ class Solution:
 
 
 class Trial(NamedTuple):
-    """One trial of a search: a service, its simulation (`run`), and its latency in seconds, as the goal measures it.
+    """One trial of a search: a service, its simulation, and the latency that the goal limits.
 
-    Above the heaviest load there is no simulation: the latency is inf, and the run None.
+    figure: this latency in seconds, such as the p99; inf without a simulation. run: the simulation; None for a load
+    above the heaviest that is simulated.
     """
 
     figure: float
@@ -78,8 +81,10 @@ class Trial(NamedTuple):
 
 @dataclass
 class _Search:
-    """The trials of one search for the value of an input (such as the rate) that meets a goal; all use the same random
-    draws.
+    """A search for the value of an input, such as the rate, that meets a goal; it runs and counts the trials.
+
+    All trials use the same random numbers. goal, most: a key of `GOALS`, and the largest seconds that meet it. options:
+    further arguments of `engines.run`. told: called at each trial.
     """
 
     service: Service
@@ -110,8 +115,9 @@ class _Search:
 
 
 def figure(run: Result, goal: str) -> float:
-    """Return the latency of a run in seconds, as the goal measures it; inf if more requests arrive than can be served.
-    goal: a key of `GOALS`.
+    """Return the latency of a simulation that a goal limits, in seconds: its mean, or one of its quantiles.
+
+    goal: "mean", "p50", "p95" or "p99". The result is inf if more requests arrive than can be served.
     """
     q = GOALS[goal]
     if run.overloaded:
@@ -120,10 +126,10 @@ def figure(run: Result, goal: str) -> float:
 
 
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
-    """Compute the load: the rate at which requests reach the service, over the largest rate that it can serve.
+    """Compute the load: the rate at which requests reach the service, over the largest rate that the service can serve.
 
-    0 for users, who wait for their answers. engine: "recurrence" ignores the limits of cores and links, as it computes
-    as if no phases shared them.
+    It is 0 for `Users`, whose rate falls when answers are late. engine: if it is "recurrence", the limits of cores and
+    links are ignored, because the recurrence computes as if no phases shared them.
     """
     if isinstance(arrivals, Users):
         return 0.0
@@ -133,9 +139,10 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
 
 
 def heaviest(requests: int) -> float:
-    """Return the largest load at which a run of this number of requests reaches a steady state.
+    """Return the largest load at which a simulated run of `requests` requests is long enough to reach a steady state.
 
-    The load is the rate over the largest rate; a queue remembers about 1 / (1 - load)^2 requests.
+    A load is the rate of requests over the largest rate that a service can serve. A queue at this load depends on about
+    the last 1 / (1 - load)^2 requests.
     """
     return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
@@ -156,13 +163,14 @@ def solve(
     engine: str | None = None,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
-    """Find the largest rate, or the least store, bandwidth, cores or replicas, that meets a goal.
+    """Find the largest rate, or the least store, bandwidth, cores or replicas, with which a service meets a goal.
 
-    vary: the input; "split" finds the best division of a link's bandwidth into up and down. p99, p95, p50, mean: the
-    goal, exactly one of them: the largest latency in seconds at this quantile, or on average. arrivals: required unless
-    `vary` is "rate"; then their own rate is ignored. requests, runs: of each trial; a load needs 10 / (1 - load)^2
-    requests to show its steady state. engine: as for `engines.run`. told: called at each trial. Raises ConfigError for
-    a goal below an idle service's latency, and for a goal that no value meets.
+    at: machines and link to use in place of the service's own, or None. vary: the input to vary, "rate", "store",
+    "bandwidth", "cores" or "replicas"; or "split" for the best division of a link's bandwidth into up and down. p99,
+    p95, p50, mean: the goal, exactly one of them: the largest latency in seconds at this quantile, or on average.
+    arrivals: required unless `vary` is "rate"; then their own rate is ignored. requests, runs: of each simulation; a
+    load needs 10 / (1 - load)^2 requests to show its steady state. engine: as for `engines.run`. told: called before
+    each simulation. Raises ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -204,9 +212,9 @@ def solve(
 
 
 def idle(service: Service, goal: str) -> float:
-    """Compute the latency of an idle service in seconds, as the goal measures it.
+    """Compute the latency in seconds of a service that has no other requests: its mean, or one of its quantiles.
 
-    Tokens are in store, or are made on demand. goal: a key of `GOALS`.
+    goal: "mean", "p50", "p95" or "p99". The time to make tokens is included only if they are made on demand.
     """
     phase, away = service.request, service.transit_seconds()
     seconds = [away + service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
@@ -218,9 +226,9 @@ def idle(service: Service, goal: str) -> float:
 
 
 def _check_idle(search: _Search, service: Service, instead: str) -> None:
-    """Raise ConfigError for a goal that the service misses even when it is idle.
+    """Raise ConfigError if `service` misses the search's goal even while it is idle.
 
-    instead: other remedies, for the hint.
+    instead: other ways to meet the goal, for the error's hint.
     """
     least = idle(service, search.goal)
     if search.most < least:
@@ -262,10 +270,10 @@ def _bandwidth(search: _Search) -> Solved:
 
 
 def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
-    """Find the value of the varied input that just meets the goal, by bisection; returns its simulation and the value.
+    """Find the value of the varied input that just meets the goal, by bisection.
 
-    at: tries a value. first: the value tried first. up: whether larger values help to meet the goal. Raises ConfigError
-    if no value meets it.
+    at: simulates the service with a value. first: the value tried first. up: whether larger values make the latency
+    smaller. Returns the simulation and the value. Raises ConfigError if no value meets the goal.
     """
     towards = 2.0 if up else 0.5  # the direction that helps
     good, bad, trial = first, math.nan, at(first)
@@ -294,7 +302,10 @@ def _run_of(trial: Trial) -> Result:
 
 
 def _never(search: _Search, trial: Trial) -> ConfigError:
-    """Return the error for a goal that no value meets. trial: the trial of the value that comes nearest to the goal."""
+    """Return the ConfigError for a goal that no value of the varied input meets.
+
+    trial: the trial with the value that comes nearest to the goal.
+    """
     what = f"{search.goal}={search.most:g} s is not met by any value"
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
@@ -343,7 +354,10 @@ def _replicas(search: _Search) -> Solved:
 
 
 def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -> Solved:
-    """Find the least integer from `first` to `most` that meets the goal. at: tries an integer."""
+    """Find the least integer from `first` to `most` that meets the goal; returns its simulation and the integer.
+
+    at: simulates the service with an integer. Raises ConfigError if no integer meets the goal.
+    """
     low, high, trial = first - 1, first, at(first)
     while not search.meets(trial):
         if high >= most:
@@ -361,9 +375,10 @@ def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -
 
 
 def _split(search: _Search) -> Solved:
-    """Find the part of the bandwidth that should go up, by golden-section search.
+    """Find the division of a link's bandwidth into up and down that gives the least latency, by golden-section search.
 
-    The latency has a single minimum, as U/u + D/d has for U bits up at rate u and D bits down at rate d.
+    Returns the simulation and the bits per second up. The search finds the least latency because there is one minimum,
+    as of U/u + D/d for U bits up at rate u and D bits down at rate d. Raises ConfigError if it does not meet the goal.
     """
     service = search.service
     limited = [host for host in service.hosts.values() if host.up < math.inf and host.down < math.inf]
@@ -407,10 +422,12 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Compute the elasticity of the latency, as the goal measures it, for each input that the run uses.
+    """Compute the elasticity of the latency for each input that the run uses, by name; the latency is the one of the
+    goal.
 
-    It is (change of the latency in percent) / (change of the input in percent), from a trial with 10 % more of the
-    input; for the rate with less, because a higher rate may be above the limit. NaN if the trial has no finite latency.
+    The elasticity is (change of the latency in percent) / (change of the input in percent), from a trial with 10 % more
+    of the input; the rate is made smaller instead, because a higher rate may be above the limit. It is NaN if the trial
+    has no finite latency.
     """
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
@@ -439,7 +456,7 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """Return the same service, but the link of host `role` has `_STEP` times the bandwidth in one direction.
+    """Return the service with `_STEP` times the bandwidth at the link of host `role`, in one direction.
 
     kind: the direction, "up" or "down".
     """
@@ -449,7 +466,7 @@ def _wider(service: Service, role: str, kind: str) -> Service:
 
 
 def _faster(service: Service, role: str) -> Service:
-    """Return the same service, but the cores of host `role` compute faster by the factor `_STEP`."""
+    """Return the service with faster cores at host `role`: they compute `_STEP` times as fast."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -27,11 +27,12 @@ SERVED, REJECTED, GAVE_UP = 0, 1, 2  # the fates of a request
 class System:
     """The rules of a service: slots, workers, a store of tokens, a queue, replicas and batches.
 
-    slots: requests at a time. workers: refills at a time. tokens: for how many tokens the store has room; None:
-    requests need no tokens; 0: tokens are made on demand. stored: tokens at time 0. per_refill, per_request: tokens
-    that a refill makes, and a request takes. kept: whether a token's place becomes free when its request is done, and
-    not when the token is taken. queue: most requests that wait for a slot, beyond which requests are rejected; None: no
-    limit. replicas: copies of all this, with stores of their own; a request joins the one with the fewest requests.
+    slots: how many requests are served at a time. workers: how many refills run at a time. tokens: for how many tokens
+    the store has room; None: requests need no tokens; 0: tokens are made on demand. stored: tokens in the store at time
+    0. per_refill: tokens that a refill makes. per_request: tokens that a request takes. kept: if true, a token's place
+    in the store becomes free when its request is done, else when the request takes the token. queue: how many requests
+    may wait for a slot; further requests are rejected; None: no limit. replicas: copies of all this, with stores of
+    their own; a request joins the one with the fewest requests.
     batch: requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it is
     full or its first request has waited `hold` seconds, holds the requests that wait by then, and takes `each` seconds
     more for every request but the first.
@@ -64,7 +65,7 @@ class System:
 
     @property
     def store(self) -> int:
-        """For how many tokens the store has room, if tokens are made ahead; else 0."""
+        """Number of tokens for which the store has room; 0 if tokens are made on demand or not needed."""
         return self.tokens or 0
 
     @property
@@ -73,12 +74,13 @@ class System:
         return min(self.workers, self.store // self.per_refill)
 
     def check_tokens(self, need: Ints) -> None:
-        """Raise ConfigError if a request could wait for ever because no full store holds all tokens that it takes.
+        """Raise ConfigError if a request could wait for ever, because the store stops refills before it has the
+        request's tokens.
 
         need: tokens that each request takes. Why requests could wait: let the store have room for K tokens, and a
-        refill make m. With N tokens taken the store stops at floor((N + K - stored) / m) refills. So it may stop short
-        of K by (N + K - stored) modulo m, which is at most m - g + (K - stored) modulo g, where g is the greatest
-        common divisor of m and all requests' tokens.
+        refill make m. When N tokens have been taken, the store stops after floor((N + K - stored) / m) refills. So it
+        may hold fewer tokens than K, by (N + K - stored) modulo m, which is at most m - g + (K - stored) modulo g,
+        where g is the greatest common divisor of m and all requests' tokens.
         """
         if not self.store or not need.size:
             return
@@ -91,7 +93,10 @@ class System:
             raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
 
     def check_batches(self, load: Load, draws: Draws) -> None:
-        """Raise ConfigError for batches if requests may also leave early, join several queues, or begin a session."""
+        """Raise ConfigError if requests are served in batches, and this load or these rules do not allow batches.
+
+        Batches need arrivals at fixed times, one replica, and no bounded queue, patience or sessions.
+        """
         turned_away = self.queue is not None or load.patience is not None
         if self.batch > 1 and (turned_away or self.replicas > 1 or load.due is None or draws.session is not None):
             what = "batches go with open arrivals at one queue only: no users, sessions, patience, full queue, replicas"
@@ -99,9 +104,10 @@ class System:
 
 
 def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
-    """Return the rules of a service. full: whether its stores are full at first, else empty.
+    """Return the rules by which a service is simulated.
 
-    rules: other fields of `System`.
+    full: whether its stores are full at first, else empty. rules: values of fields of `System` that replace the
+    service's own.
     """
     tokens = service.most_tokens if service.refill is not None else None
     fields = {
@@ -120,14 +126,15 @@ def system_of(service: Service, *, full: bool = True, **rules: object) -> System
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of several runs: arrays (runs, requests), or of shapes that broadcast to that.
+    """The requests of several runs of a simulation: arrays (runs, requests), or of shapes that broadcast to it.
 
-    due: arrival times in seconds, ascending; None: a closed loop of users, who ask, and think again as soon as their
-    request is done, rejected or given up. think: (runs, users + requests) thinking times in seconds: of every user
-    before the first request, then after the i-th arrival. users: number of users. size: requests of the service that
-    one arrival brings, one after another in one slot. patience: seconds after which a request leaves if it has not
-    begun its online phase (tokens on demand: its first refill). first: whether each request begins a session; None: all
-    do. For users it is not read: each user's requests begin a session until one of them is served.
+    due: arrival times in seconds, ascending; None: the requests come from users, who ask, wait until their request is
+    done, rejected or given up, think, and ask again. think: thinking times in seconds, (runs, users + requests): first
+    of each user before the user's first request, then after each request, in order of arrival. users: number of users.
+    size: how many requests of the service one arrival brings; they are served one after another in one slot. patience:
+    seconds after which a request leaves if it has not begun its online phase (with tokens on demand: its first refill).
+    first: whether each request begins a session; None: all do. For users it is not read: each request of a user begins
+    a session until one of them is served.
     """
 
     due: Floats | None = None
@@ -167,10 +174,9 @@ class Load:
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Compute the seconds that each arrival spends on its way there and back, with all requests that it brings sent at
-    once.
+    """Compute the seconds that each arrival's requests spend on their way there and back: (runs, requests).
 
-    The result is (runs, requests).
+    All requests that one arrival brings are sent together.
     """
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
@@ -178,11 +184,12 @@ def transits(service: Service, load: Load) -> Floats:
 
 @dataclass(frozen=True)
 class Draws:
-    """Numbers for every time that a phase is run: its seconds for the recurrence, its factor for the event engine.
+    """Random numbers for every run of a phase: its seconds for the recurrence, or for the event engine its factor.
 
-    request: (runs, requests), for online phases in order of arrival (a batch uses its first request's number). refill:
-    (runs * replicas, refills), for refills in order of start; after the last number the first is used again. session:
-    (runs, requests) or None. An axis of size 1 stands for equal numbers along it.
+    A factor multiplies core-seconds. request: for online phases in order of the requests' arrival, (runs, requests); a
+    batch uses the number of its first request. refill: for refills in order of their start, (runs * replicas, refills);
+    after the last number the first is used again. session: (runs, requests), or None. A dimension of size 1 stands for
+    equal numbers along it.
     """
 
     request: Floats
@@ -198,11 +205,12 @@ class Draws:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """The outcome of a load: times in seconds, float64 (runs, requests), in order of arrival; NaN: it did not happen.
+    """The times and fates of the requests of a load: seconds, float64 (runs, requests), in order of arrival.
 
-    arrived: when the request arrived. began: when it got a slot. went: when it had all tokens. left: when it was done,
-    was rejected or gave up. fate: SERVED, REJECTED or GAVE_UP. tokens: tokens taken by each request. refilled: (runs *
-    replicas, refills), the times at which refills ended, ascending; inf for none.
+    A time is NaN if its event did not happen. arrived: when the request arrived. began: when it got a slot. went: when
+    it had all tokens. left: when it was done, was rejected or gave up. fate: SERVED, REJECTED or GAVE_UP. tokens:
+    number of tokens that the request took. refilled: the times at which refills ended, (runs * replicas, refills),
+    ascending; inf for none.
     """
 
     arrived: Floats

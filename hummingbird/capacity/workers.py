@@ -17,12 +17,12 @@ _MOST_BYTES = 4 << 30  # of the array of all refills' ends
 
 
 class Start(NamedTuple):
-    """The state with which a simulation begins.
+    """The state with which a simulation begins; its arrays have a row for each replica of each run.
 
-    slots: (rows, slots), the times at which slots become free. ends: (rows, any), the last ends of refills that have
-    begun, ascending. How long before the first arrival a time lies makes no difference. begun: number of refills that
-    have begun. taken: number of tokens that were taken. run: for each row, the row of the array of refills' seconds to
-    use.
+    slots: (rows, slots), the times at which slots become free. ends: (rows, any number), the ends of the refills that
+    began last, ascending. Of times before the first arrival it does not matter how early they are. begun: number of
+    refills that have begun. taken: number of tokens that were taken. run: for each row, the row in the array of
+    refills' seconds that it uses.
     """
 
     slots: Floats
@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 class Workers:
-    """Places of one kind, such as slots, of all runs at once: for each place the time from which it is free.
+    """Places of one kind, such as slots, of all runs at once, with the time from which each place is free.
 
     The times are an array (rows, places), with a row for each run and replica.
     """
@@ -49,52 +49,60 @@ class Workers:
         self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
-        """Return, for each of these rows, the index of the place that becomes free first, and the time at which it
-        does.
-        """
+        """Find in each of these rows the place that becomes free first; returns the places' indices, and the times."""
         place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
         return place, self.free[rows, place]
 
     def take(self, rows: Ints, until: Floats) -> None:
-        """Occupy, in each of these rows, the place that becomes free first; it is free again at the times `until`."""
+        """Occupy in each of these rows the place that becomes free first, until the time that `until` has
+        for this row.
+        """
         self.free[rows, self.first(rows)[0]] = until
 
 
 class NoTokens:
-    """The supply of tokens (used up by requests) if requests need none; the base class of the other supplies."""
+    """Tokens of a service whose requests need none; also the base class of the other ways to get tokens.
+
+    Its arrays have a row for each replica (copy of the service) of each run.
+    """
 
     ahead = False  # made before a request needs them
 
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
-        """Return the times at which requests have all their tokens.
+        """Return the time at which each request has its slot and all its tokens; here this is `begin`, as requests need
+        no tokens.
 
-        rows: the array row of each request, which stands for a run and a replica in it. begin: the times at which the
-        requests get their slots. need: how many tokens each takes.
+        rows: for each request, the array row of its run and replica. begin: the times at which the requests get their
+        slots. need: how many tokens each takes.
         """
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take tokens out of the stores of these array rows. A row stands for one replica in one run.
+        """Take tokens of one request in each of these rows out of the row's store; here nothing is done.
 
-        need: how many tokens. at: the times, in seconds, from which their places in the stores are free again.
+        rows: array rows, one for each replica of each run. need: how many tokens each request takes. at: the times, in
+        seconds, from which the places of these tokens in the stores are free again.
         """
 
     def ends(self, before: int = 0) -> Floats:
-        """Return the times at which refills, which make tokens, ended, (rows, before + refills), ascending; inf for
+        """Return the times at which refills (runs that make tokens) ended, (rows, before + refills), ascending; inf for
         none.
 
-        before: how many refills from before the start of the simulation to include; their ends come first.
+        before: how many refills that began before the simulation to include; their ends come first.
         """
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
-        """Return the times at which the `count` refills that began last end, (rows, count). A refill makes tokens."""
+        """Return the times at which the last `count` refills that began end: (rows, count), ascending.
+
+        A refill is a run that makes tokens; a row stands for one replica in one run.
+        """
         return np.empty((0, 0))
 
 
 class OnDemandRefill(NoTokens):
-    """The supply of tokens made on demand: the refills that make a request's tokens run one after another in its
-    slot.
+    """Tokens that are made on demand: the refills for a request's tokens run one after another in the
+    request's slot.
     """
 
     def __init__(self, system: System, seconds: Floats, start: Start) -> None:
@@ -117,7 +125,7 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """The supply of tokens from a store that workers keep full by refills.
+    """Tokens from a store of each replica; workers run refills, which make tokens, as soon as a store has room.
 
     Tokens are counted as integers, without rounding.
     """
@@ -125,7 +133,11 @@ class SimulatedStore(NoTokens):
     ahead = True
 
     def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
-        """Begin the first refills. seconds: of every refill. most: tokens that each row may take in all."""
+        """Begin the first refills.
+
+        seconds: of every refill, in order of start. most: how many tokens each row (a replica of a run) may take in
+        all. start: the state to begin with. Raises ConfigError if the times of all refills would take too much memory.
+        """
         self.system, self.seconds, self.run = system, seconds, start.run
         rows, self.lead = start.ends.shape
         room = start.taken + most + system.store - system.stored
@@ -159,7 +171,10 @@ class SimulatedStore(NoTokens):
         self._refill(rows, at)
 
     def _refill(self, rows: Ints, at: Floats) -> None:
-        """Begin the refills for which stores have room from the times `at` on. rows: array rows, one for each store."""
+        """Begin all refills for which the stores of these rows have room from the times `at` on.
+
+        rows: array rows, one for each store. at: one time for each of these rows, in seconds.
+        """
         system, r = self.system, self.system.workers
         while rows.size:
             room = self.taken[rows] + system.store - system.stored
@@ -178,9 +193,9 @@ class SimulatedStore(NoTokens):
 
 
 def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
-    """Make the supply of tokens for these rules. seconds.refill: seconds of every refill.
+    """Make the object that gives tokens to requests by these rules: `NoTokens`, `OnDemandRefill` or `SimulatedStore`.
 
-    need: tokens of each request.
+    seconds: has the seconds of every refill. need: how many tokens each request takes. start: the state to begin with.
     """
     if system.tokens is None or seconds.refill is None:
         return NoTokens()

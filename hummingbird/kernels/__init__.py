@@ -62,8 +62,9 @@ __all__ = [
 
 
 def active() -> str:
-    """Name the implementation that runs on this machine's CPU.
+    """Return the name of the implementation that computes on this machine's CPU: "avx512", "avx2", "portable" or
+    "torch".
 
-    "avx512", "avx2" and "portable" are instruction sets of the C++ library; "torch" stands for plain torch.
+    The first three are instruction sets of the C++ library; "torch" stands for plain torch.
     """
     return library.isa() if library.available() else "torch"

@@ -32,12 +32,12 @@ MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such strea
 
 
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Compute the receiver's part of oblivious transfers: its keys T, and the sums u_j for its message (module head).
+    """Compute the receiver's part of oblivious transfers: its keys, and the sums u_j from which it makes its message.
 
-    leaves: all leaves of all 32 trees, uint8 (32, 16, 16), on the CPU.
+    leaves: all leaves of all 32 trees of seeds, uint8 (32, 16, 16), on the CPU.
     block: number of the first block of 128 transfers. blocks: how many blocks.
-    Returns the sums, uint8 (32, 16 blocks), packed, and the keys, int64 (128 blocks, 2). InputError for anything else.
-    Constant time.
+    Returns the sums, uint8 (32, 16 blocks), packed bits of u_j for each tree j, and the keys, int64 (128 blocks, 2).
+    The message for choices c is u_j ^ c for each j (module head). InputError for anything else. Constant time.
 
         sums, keys = receive(leaves, 0, 1)
     """
@@ -46,13 +46,15 @@ def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """Compute the sender's keys Q of oblivious transfers, with the receiver's message (module head).
+    """Compute the sender's keys of oblivious transfers from the receiver's message (module head).
 
-    leaves: uint8 (32, 16, 16), on the CPU, leaf x of tree j at index x ^ delta_j; index 0 is not read.
-    delta: the sender's secret of 128 bits, int64 (2,), of which delta_j are bits 4 j to 4 j + 3.
-    block: number of the first block of 128 transfers.
-    corrections: the message, m_j for each tree, uint8 (32, 16 blocks), packed.
-    Returns int64 (128 blocks, 2). InputError for anything else. Constant time.
+    leaves: of 32 trees of seeds, uint8 (32, 16, 16), on the CPU; leaf x of tree j is at index x ^ delta_j, and index 0
+    is not read, because the sender lacks that leaf.
+    delta: the sender's secret of 128 bits, int64 (2,), of which delta_j are bits 4 j to 4 j + 3. block: number of the
+    first block of 128 transfers.
+    corrections: the message, with packed bits for each tree j, uint8 (32, 16 blocks).
+    Returns the keys, int64 (128 blocks, 2): the receiver's key, XOR delta where its choice is 1. InputError for
+    anything else. Constant time.
     """
     where = "kernels.cot.send"
     blocks = corrections.shape[-1] // SEED if isinstance(corrections, Tensor) and corrections.dim() else 0
@@ -63,10 +65,11 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """Convert each wire's label of 0 to the label of its bit: L_i ^ b_i delta (labels: kernels/garble.py).
+    """Choose for each wire the label that stands for its bit: label i is L_i if bit b_i is 0, and L_i ^ delta if it is
+    1.
 
-    labels: L, int64 (n, 2). bits: b, uint8 (ceil(n/8),), packed; spare bits are not read. delta: the XOR of a wire's
-    two labels, int64 (2,). Returns int64 (n, 2). InputError for anything else. Constant time.
+    labels: L, the labels of 0, int64 (n, 2). bits: b, uint8 (ceil(n/8),), packed; spare bits are not read. delta: the
+    XOR of a wire's two labels, int64 (2,). Returns int64 (n, 2). InputError for anything else. Constant time.
 
         choose(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0b10], dtype=torch.uint8), delta)[1] is delta's value
     """

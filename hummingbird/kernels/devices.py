@@ -19,7 +19,8 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 def find_device(name: str, where: str) -> torch.device:
-    """Return the device of a name; InputError for an unknown name, and for a GPU that is not there.
+    """Return torch's device for a name such as "cuda:1"; InputError for an unknown name, and for a GPU that is not
+    there.
 
     find_device("cuda:1", where="--device")
     """
@@ -38,10 +39,10 @@ def find_device(name: str, where: str) -> torch.device:
 
 
 def put(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor from the CPU to a device, without waiting for the GPU's running kernels.
+    """Copy a small tensor from the CPU to a device, without waiting for the kernels that the GPU runs at this time.
 
-    Kernels that this thread starts later see the copy. A copy from memory that is not pinned would wait for all kernels
-    that were started before. For other devices this is `tensor.to`.
+    Kernels that this thread starts later see the copy. (A plain copy, from memory that is not pinned, would wait for
+    all kernels that were started before.) For a device that is no GPU this is `tensor.to`.
     """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
@@ -50,10 +51,10 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def on_this_card(run: _Run) -> _Run:
-    """Wrap a function that another thread will run, so that it runs there with this thread's current GPU.
+    """Wrap a function for another thread, so that it runs there with the GPU that is this thread's current one.
 
-    In torch every thread has its own current GPU, and a new thread begins with the first one: there, CUDA would take
-    half a gigabyte, and kernels on tensors of another GPU would fail. If CUDA is not in use, the function is returned
+    In torch every thread has its own current GPU, and a new thread begins with GPU 0: there, CUDA would take half a
+    gigabyte, and kernels on tensors of another GPU would fail. If CUDA is not in use, the function is returned
     unchanged.
     """
     if not torch.cuda.is_initialized():

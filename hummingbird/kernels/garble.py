@@ -69,16 +69,21 @@ ROWS = 48  # number of the hash of row 0
 
 
 def tiles(n: int) -> int:
-    """Count the tiles, groups of 16 instances, of n instances; a tile's number is never used twice under a key."""
+    """Return how many tiles n instances of a circuit take; a tile is a group of 16 instances.
+
+    Tiles are numbered, and no number may be used twice under one key.
+    """
     return -(-n // TILE)
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """One garbled circuit on shares of `width` bits, with results mod 2^ring (module head).
+    """A kind of garbled circuit: it takes both sides' shares of a number, `width` bits each, and gives a result mod
+    2^ring.
 
-    kind: "relu" or "lift". width: w, from 2 to 24. ring: k', bits of a result, from 1 to 32. garbler: the side that
-    garbles; "data" knows its shares and the masks by then, "model" does not. InputError for anything else.
+    kind: "relu": the result is the number's ReLU; "lift": the number itself, with its sign. width: 2 to 24. ring: 1 to
+    32. garbler: the side that garbles; "data" knows its shares and the masks of the results when it garbles, "model"
+    knows neither (module head). InputError for anything else.
 
         Circuit("relu", 10, 20, "data").table_bytes(1000) == 342_000
     """
@@ -98,14 +103,15 @@ class Circuit:
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks of 16 bytes the gates of one instance of the circuit take."""
+        """Return how many blocks of 16 bytes the gates of one instance of the circuit have in its garbled tables."""
         return 2 * (self.width - 1) - (self.garbler == "data")
 
     @property
     def words(self) -> int:
-        """Return how many words of `ring` bits the tables of one instance have, beside the gates' blocks.
+        """Return how many words of `ring` bits the garbled tables of one instance have, beside the gates' blocks.
 
-        They are the rows, which convert wires to numbers (module head), and for the garbler "data" a correction.
+        They are the rows, which convert labels of bits to numbers (module head), and for the garbler "data" a
+        correction.
         """
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
@@ -118,12 +124,13 @@ class Circuit:
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """Garble n instances of a circuit, for the garbler "data", and return the tables: uint8 (circuit.table_bytes(n),).
+    """Garble n instances of a circuit, for the garbler "data"; returns the tables, uint8 (circuit.table_bytes(n),).
 
-    key: S, 16 public bytes. tile: number of the first of `tiles(n)` tiles; their numbers must not be used again under
-    this key. delta: R, int64 (2,), odd. labels: int64 (n, w, 2), labels of 0 of the evaluator's bits. shares: s, int64
-    (n,), from 0 to 2^w - 1. masks: r, int64 (n,), from 0 to 2^k' - 1. InputError for anything else. Runs on
-    torch.get_num_threads() threads. The module head explains the letters.
+    key: 16 public bytes. tile: number of the first of `tiles(n)` tiles; their numbers must not be used again under this
+    key. delta: the secret XOR of a wire's two labels, int64 (2,), odd. labels: int64 (n, w, 2), for each of the w bits
+    of the evaluator's share its label of 0. shares: the garbler's shares, int64 (n,), from 0 to 2^w - 1. masks: the
+    numbers that are subtracted from the results, int64 (n,), from 0 to 2^k' - 1, with k' = `circuit.ring`. Runs on
+    torch.get_num_threads() threads. InputError for anything else.
 
         tables = garble(circuit, key, 0, delta, labels, shares, masks)
     """
@@ -137,13 +144,15 @@ def garble(
 
 
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate the circuits that the data's side garbled; returns their n results, int64 (n,), from 0 to 2^k' - 1.
+    """Evaluate circuits that the data's side garbled; returns the results of n instances, int64 (n,), from 0 to 2^k' -
+    1.
 
     A result is relu(x) - r for a circuit of kind "relu", x - r for "lift": x is the number of which both sides have
     shares, r the garbler's mask; k' is `circuit.ring`.
 
-    labels: int64 (n, w, 2), the label of each bit of the evaluator's share. tables: uint8 (circuit.table_bytes(n),).
-    key, tile: as at the garbler; with others, or with damaged tables, the result is noise. InputError for other shapes.
+    key, tile: the values with which the garbler called `garble`. labels: int64 (n, w, 2), the label of each of the w
+    bits of the evaluator's share. tables: the garbled tables, uint8 (circuit.table_bytes(n),). With another key or
+    tile, or with damaged tables, the results are noise. InputError for other types or shapes.
     """
     where = "kernels.garble.evaluate"
     n = _check(where, circuit, "data", key, tile, labels)
@@ -155,11 +164,11 @@ def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Te
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Garble n instances of a circuit, for the garbler "model", and return the tables and the offsets of the results.
+    """Garble n instances of a circuit, for the garbler "model"; returns the tables and the offsets of the results.
 
-    Returns uint8 (circuit.table_bytes(n),) and int64 (n,), from 0 to 2^k' - 1, which the evaluator must not see.
-
-    own: int64 (n, w, 2), labels of 0 of the garbler's bits. The rest as in `garble`.
+    The tables are uint8 (circuit.table_bytes(n),). The offsets are int64 (n,), from 0 to 2^k' - 1, with k' =
+    `circuit.ring`: the numbers that evaluation adds to the results; the evaluator must not see them. own: int64 (n, w,
+    2), for each of the w bits of the garbler's share its label of 0. The other arguments are as in `garble`.
     """
     where = "kernels.garble.garble_model"
     n = _check(where, circuit, "model", key, tile, labels)
@@ -171,13 +180,15 @@ def garble_model(
 
 
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """Evaluate the circuits that the model's side garbled; returns their n results, int64 (n,), from 0 to 2^k' - 1.
+    """Evaluate circuits that the model's side garbled; returns the results of n instances, int64 (n,), from 0 to 2^k' -
+    1.
 
-    A result is relu(x) + offset for a circuit of kind "relu", x + offset for "lift"; k' is `circuit.ring`, the offset
-    is that of the module head.
+    A result is relu(x) + offset for a circuit of kind "relu", x + offset for "lift": x is the number of which both
+    sides have shares; k' is `circuit.ring`. The garbler has the offsets from `garble_model`; the evaluator does not
+    learn them.
 
-    own: int64 (n, w, 2), the label of each bit of s, the garbler's share, which the garbler sends. The rest as in
-    `evaluate`.
+    own: int64 (n, w, 2), the label of each of the w bits of the garbler's share; the garbler sends these labels. The
+    other arguments are as in `evaluate`.
     """
     where = "kernels.garble.evaluate_model"
     n = _check(where, circuit, "model", key, tile, labels)
@@ -188,9 +199,10 @@ def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own:
 
 
 def _check(where: str, circuit: Circuit, garbler: str, key: bytes, tile: int, labels: Tensor) -> int:
-    """Raise InputError for wrong arguments, of those that all four functions have; return the number of instances.
+    """Check the arguments that the four functions for garbling and evaluating share; returns the number of instances.
 
-    where: the function's name. garbler: the one that the function is for.
+    where: the function's name. garbler: the garbler, "data" or "model", whose circuits the function takes. Raises
+    InputError for a wrong argument.
     """
     if not isinstance(circuit, Circuit) or circuit.garbler != garbler:
         message = f"expected a Circuit whose garbler is {garbler!r}, got {circuit}"

@@ -57,15 +57,16 @@ def leaves_of(rows: int) -> int:
 
 
 def depth(rows: int) -> int:
-    """Return the number of levels of a key's tree above the leaves, for a table of this many rows."""
+    """Return the number of levels above the leaves in the tree of a key for a table of `rows` rows."""
     return (leaves_of(rows) - 1).bit_length()
 
 
 def check(keys: Tensor, where: str, rows: int | None = None, party: int | None = None) -> int:
-    """Check a batch of keys, and return the number of rows of their table; InputError for an invalid batch.
+    """Check a batch of keys, and return the number of rows of the table that they are for.
 
-    keys: uint8 (B, key_bytes), B >= 1, on the CPU, all for one table. rows, party: the expected ones; None: any. A key
-    that passes is safe to expand; whoever made it can still have it select any rows.
+    keys: uint8 (B, key_bytes), B >= 1, on the CPU, all for one table. rows, party: the number of rows and the party
+    that the keys must be for; None: any. where: the argument's name. A key that passes is safe to expand; whoever made
+    it can still have it select any rows. InputError for an invalid batch.
     """
     if not isinstance(keys, Tensor) or keys.dtype != torch.uint8 or keys.dim() != 2 or keys.device.type != "cpu":
         got = f"{keys.dtype} {tuple(keys.shape)} on {keys.device}" if isinstance(keys, Tensor) else type(keys).__name__
@@ -81,9 +82,9 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
     """Compute the selection bits of leaves first .. first + leaves - 1 from keys: uint8 (B, 128 * leaves), packed.
 
-    keys: uint8 (B, key_bytes), as `check` accepts them; PRFs and parties may be mixed. Bits beyond the table's last row
-        are random and the same at both parties. InputError for bad keys and for leaves outside the table, which has
-        ceil(rows / 1024). One thread.
+    A leaf has the bits of 1024 rows. keys: uint8 (B, key_bytes), as `check` accepts them; PRFs and parties may be
+    mixed. Bits beyond the table's last row are random, and the same at both parties. Runs on one thread. InputError for
+    bad keys, and for leaves outside of the table, which has ceil(rows / 1024).
 
         expand(keys, 0, leaves_of(rows))
     """
@@ -96,10 +97,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 
 def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split checked keys into the parts that an expansion reads, all uint8.
+    """Split keys, checked before, into the four parts that their expansion reads; all are uint8.
 
-    Returns the roots (B, 16), the public keys of the PRF (B, 16), the corrections of both children at each level (B,
-    depth, 32), and the corrections of leaves (B, 128).
+    Returns the roots of the keys' trees (B, 16), the public keys of the PRF (B, 16), the corrections of the two
+    children of a node at each level (B, depth, 32), and the corrections of leaves (B, 128).
     """
     levels = keys[:, HEAD:-LEAF_BYTES].reshape(len(keys), -1, LEVEL)
     both = levels[..., :BLOCK].repeat(1, 1, 2)
@@ -109,11 +110,12 @@ def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Generate a pair of keys, for parties 0 and 1, that hides each index alpha: uint8 (B, key_bytes) each.
+    """Generate a pair of keys for each index alpha: one key for party 0, one for party 1; neither reveals alpha.
 
-    The third result is t_0[alpha] - t_1[alpha], the difference of the parties' bits there: int64 (B,), 1 or -1.
-    alphas: int64 (B,) on the CPU, 0 <= alpha < rows. prf: "aes" or "chacha12". draw: n -> n uniform, secret bytes,
-    uint8 (n,); it is called once, after all checks. No branch and no memory address depends on an alpha. InputError for
+    alphas: int64 (B,) on the CPU, 0 <= alpha < rows. rows: number of rows in the table. prf: "aes" or "chacha12". draw:
+    a function n -> n uniform, secret bytes, uint8 (n,); it is called once, after all checks. Returns the keys of party
+    0, those of party 1, uint8 (B, key_bytes) each, and for each pair the difference of the parties' bits for row alpha,
+    t_0[alpha] - t_1[alpha]: int64 (B,), 1 or -1. No branch and no memory address depends on an alpha. InputError for
     anything else; its message contains no alpha.
     """
     where = "pir.dpf.generate"
@@ -133,9 +135,9 @@ def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor])
 
 
 def header(rows: int, prf: int) -> bytes:
-    """Return the first 16 bytes of party 0's key, as the format has them (module head).
+    """Return the first 16 bytes of a key of party 0 for a table of `rows` rows (module head).
 
-    prf: the number of the PRF in `PRFS`.
+    prf: the PRF's number, a value of `PRFS`.
     """
     return MAGIC + bytes([VERSION, prf, 0, 0, 0]) + rows.to_bytes(8, "little")
 
@@ -156,9 +158,9 @@ WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class RowStore(ABC):
-    """The rows of a lookup table in the layout of one backend's kernels; all rows are zeros at first.
+    """The rows of a lookup table, in the memory layout of one implementation's kernels; all rows are zeros at first.
 
-    Only `Table` uses a store: the arguments of all methods here are already checked and contiguous.
+    Only `Table` uses a store; it checks the arguments of all methods before, and makes them contiguous.
     """
 
     nbytes: int
@@ -168,52 +170,54 @@ class RowStore(ABC):
 
     @abstractmethod
     def write(self, start: int, data: Tensor) -> None:
-        """Write n rows, uint8 (n, row_bytes), from row `start` on."""
+        """Write n consecutive rows, of which the first is row `start`. data: uint8 (n, row_bytes)."""
 
     @abstractmethod
     def replace(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes).
+        """Replace single rows: row index[i] becomes rows[i].
 
-        If an index occurs several times, the last of its rows stays.
+        index: int64 (n,). rows: uint8 (n, row_bytes). If an index occurs several times, the last of its rows stays.
         """
 
     @abstractmethod
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
-        """Combine the rows that each key selects: keys uint8 (B, key_bytes) to answers uint8 (B, row_bytes).
+        """Combine, for each key, the rows that it selects; returns uint8 (B, row_bytes).
 
-        width: bits of the words that are summed; 0: XOR. leaf: the leaf of the keys' tree at which row 0 is.
+        keys: uint8 (B, key_bytes). width: bits of the words that are summed; 0: XOR. leaf: the number of the leaf of
+        the keys' tree that begins with row 0 of this store.
         """
 
     @abstractmethod
     def select(self, bits: Tensor, width: int) -> Tensor:
-        """Combine the rows that bits select: uint8 (B, ceil(rows / 8)) to answers uint8 (B, row_bytes).
+        """Combine, for each query, the rows that its bits select; returns uint8 (B, row_bytes).
 
-        width: bits of the words that are summed; 0: XOR.
+        bits: uint8 (B, ceil(rows / 8)), packed. width: bits of the words that are summed; 0: XOR.
         """
 
     def accept(self, keys: Tensor, width: int) -> None:  # noqa: B027 - most take all
-        """Raise InputError for keys, or a width, that this backend cannot answer.
+        """Raise InputError if this implementation cannot answer these keys, or not with this width.
 
-        width: bits of the words that are summed; 0: XOR.
+        width: bits of the words that are summed; 0: the rows are combined by XOR.
         """
 
     @classmethod
     def answer_each(cls, stores: Sequence[RowStore], keys: Tensor, width: int) -> Tensor:
-        """Answer keys from several stores, B for each: uint8 (T, B, key_bytes) to (T, B, row_bytes).
+        """Answer B keys from each of T stores of one shape; returns uint8 (T, B, row_bytes).
 
-        width: bits of the words that are summed; 0: XOR.
+        keys: uint8 (T, B, key_bytes). width: bits of the words that are summed; 0: XOR.
         """
         return torch.stack([store.answer(own, width, 0) for store, own in zip(stores, keys, strict=True)])
 
 
 class Table:
-    """A table of rows, from which queries are answered (module head); all rows are zeros at first.
+    """A table of rows from which keys and selection bits are answered (module head); all rows are zeros at first.
 
-    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", where a row takes ceil(row_bytes / 8) * 8 bytes, and
-    the memory is for a multiple of 16 rows; or "cuda", "cuda:1", where a row takes row_bytes bytes, for sums by
-    ChaCha12 keys only. Keys, rows and answers are on the CPU. All instruction sets use the same layout. Several threads
-    may read at the same time while none writes. All methods raise InputError for wrong shapes, types and ranges; the
-    constructor also for a device that is not there, and EnvironmentProblem if memory is short.
+    rows: how many, 1 to 2^40. row_bytes: bytes of a row, at least 1. device: "cpu", where a row takes ceil(row_bytes /
+    8) * 8 bytes, and there is memory for a multiple of 16 rows; or "cuda", "cuda:1", where a row takes row_bytes bytes,
+    and only sums by ChaCha12 keys are supported. Keys, rows and answers are on the CPU. All instruction sets use the
+    same layout. Several threads may read at the same time while none writes. All methods raise InputError for wrong
+    shapes, types and ranges; the constructor also for a device that is not there, and EnvironmentProblem if memory is
+    short.
 
         table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
         select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
@@ -243,7 +247,10 @@ class Table:
         return self._store.nbytes
 
     def fill(self, start: int, data: Tensor) -> None:
-        """Write n rows, uint8 (n, row_bytes), from row `start` on; fastest if `start` is a multiple of 8."""
+        """Write n consecutive rows, of which the first is row `start`; fastest if `start` is a multiple of 8.
+
+        data: uint8 (n, row_bytes).
+        """
         where = "kernels.rows.Table.fill"
         self._check_rows(data, f"{where}(data)")
         if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
@@ -252,10 +259,10 @@ class Table:
         self._store.write(start, data.contiguous())
 
     def update(self, index: Tensor, rows: Tensor) -> None:
-        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); InputError for anything else.
+        """Replace single rows: row index[i] becomes rows[i].
 
-        If an index occurs several times, the last of its rows stays. On a CPU each row costs 8 row_bytes writes of one
-        bit.
+        index: int64 (n,). rows: uint8 (n, row_bytes). If an index occurs several times, the last of its rows stays. On
+        a CPU each row costs 8 row_bytes writes of one bit. InputError for anything else.
         """
         where = "kernels.rows.Table.update"
         self._check_rows(rows, f"{where}(rows)")
@@ -267,25 +274,26 @@ class Table:
         self._store.replace(index.contiguous(), rows.contiguous())
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError for checked keys, or a width, that this table's device cannot answer.
+        """Raise InputError if this table's device cannot answer these keys, or not with this width.
 
-        width: bits of the words that are summed; 0: XOR.
+        keys: checked by `check` before. width: bits of the words that are summed; 0: the rows are combined by XOR.
         """
         self._store.accept(keys, width)
 
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
-        """XOR, for each key, the rows that it selects: uint8 (B, row_bytes).
+        """XOR, for each key, the rows that it selects; returns uint8 (B, row_bytes).
 
-        keys: uint8 (B, key_bytes), from `dpf.generate`. first_leaf: None if the keys are for this table; else this
-        table is a part of the keys' table, from leaf `first_leaf` on, 1024 rows each. The table is read once for the
-        batch, on torch.get_num_threads() threads.
+        keys: uint8 (B, key_bytes), from `generate`. first_leaf: None if the keys were made for exactly this table. If
+        this table is only a part of the table that they were made for, it is the number of the leaf with which the part
+        begins; a leaf is 1024 rows. The table is read once for all keys, on torch.get_num_threads() threads.
         """
         return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
 
     def answer_sum(self, keys: Tensor, width: int, first_leaf: int | None = None) -> Tensor:
-        """Sum the rows that each key selects, as words of `width` bits, mod 2^width; the rest as in `answer`.
+        """Sum, for each key, the rows that it selects, as words of `width` bits mod 2^width; returns uint8 (B,
+        row_bytes).
 
-        width: 8, 16, 32 or 64.
+        keys, first_leaf: as in `answer`. width: 8, 16, 32 or 64.
         """
         self._check_width(width, "kernels.rows.Table.answer_sum(width)")
         return self._answer(keys, width, first_leaf, "kernels.rows.Table.answer_sum")
@@ -315,7 +323,7 @@ class Table:
 
 
 def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Make the empty rows of a table on a device; InputError if the device is not there."""
+    """Make the memory for a table's rows, all zeros, on a device; InputError if the device is not there."""
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:
@@ -327,10 +335,11 @@ def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
 
 
 def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
-    """Answer keys from several small tables of one shape, in one call.
+    """Answer keys from several small tables of one shape in one call; returns uint8 (T, B, row_bytes).
 
-    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: as for `answer_sum`; 0: XOR. Returns uint8
-    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes or devices.
+    keys: uint8 (T, B, key_bytes), B for each of the T tables. width: bits of the words that are summed, 8, 16, 32 or
+    64; 0: the rows are combined by XOR. InputError as `Table.answer` and `Table.answer_sum`, and for tables of several
+    shapes or devices.
     """
     where, first = "kernels.rows.answer_each", tables[0]
     kind = (first.rows, first.row_bytes, type(first._store))
@@ -347,7 +356,7 @@ def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
 
 
 def select_xor(bits: Tensor, table: Table) -> Tensor:
-    """XOR, for each query, the rows that its bits select: uint8 (B, row_bytes).
+    """XOR, for each query, the rows that its bits select; returns uint8 (B, row_bytes).
 
     bits: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored.
     """
@@ -356,9 +365,10 @@ def select_xor(bits: Tensor, table: Table) -> Tensor:
 
 
 def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
-    """Sum, for each query, the rows that its bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+    """Sum, for each query, the rows that its bits select, as words of `width` bits mod 2^width; returns uint8 (B,
+    row_bytes).
 
-    bits: as for `select_xor`. width: as for `Table.answer_sum`.
+    bits: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored. width: 8, 16, 32 or 64.
     """
     _check_bits(bits, table, "kernels.rows.select_sum(bits)")
     table._check_width(width, "kernels.rows.select_sum(width)")

@@ -49,10 +49,10 @@ _KERNELS: dict[tuple[_Any, str], _Kernel | None] = {}  # None: searched for and 
 def implements(
     operation: _Any, backend: str, takes: Callable[..., bool] | None = None
 ) -> Callable[[_Function], _Function]:
-    """Register the decorated function or class as an operation's implementation on "reference", "cpu" or "gpu".
+    """Return a decorator that registers a function or class as an implementation of `operation`.
 
-    takes: says for the tensors that `best` receives whether the implementation accepts them; None: it accepts all
-    tensors of its backend.
+    backend: "reference", "cpu" or "gpu". takes: a function that is called with the tensors that `best` receives, and
+    returns whether the implementation accepts them; None: it accepts all tensors of its backend.
     """
 
     def register(function: _Function) -> _Function:
@@ -63,9 +63,9 @@ def implements(
 
 
 def best(operation: _Any, *tensors: Tensor) -> _Any:
-    """Find the fastest implementation of an operation that accepts these tensors.
+    """Return the fastest implementation of an operation that accepts these tensors.
 
-    The choice depends on the tensors' device and layout.
+    It is a function that is called in place of the operation. The choice depends on the tensors' device and layout.
     """
     if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
         backend = "cpu"
@@ -75,7 +75,7 @@ def best(operation: _Any, *tensors: Tensor) -> _Any:
 
 
 def best_on(operation: _Any, device: torch.device) -> _Any:
-    """Find the fastest implementation, on a device, of an operation that takes no tensors."""
+    """Return the fastest implementation on a device of an operation that takes no tensors."""
     names = {"cuda": "gpu", "cpu": "cpu" if library.available() else "reference"}
     return _find(operation, names.get(device.type, "reference"), ())
 
@@ -89,7 +89,8 @@ def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:
-    """Import the module in which a backend implements an operation, and return the implementation, or None.
+    """Import the module in which `backend` may implement an operation; returns the implementation, or None if there is
+    none.
 
     An operation of `kernels.shares` or of a module below it is implemented in `kernels.<backend>.shares`.
     """

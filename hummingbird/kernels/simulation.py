@@ -37,8 +37,9 @@ class Cut(NamedTuple):
     """The numbers that define a simulated comparison: its result is the bit [(r + u - minus) mod 2^k < below].
 
     r: the compared value times 2^16, rounded. u: the sum of `draws` uniform random numbers below 2^m. wraps: whether a
-    value outside the window is changed by the multiple of 2^k that brings it inside. q: how many low bits of the value
-    are cut, with u as the random rounding; 0: none. The module head has the equations.
+    value outside of the window [-2^(k-1), 2^(k-1)), in units of 2^-16, is changed by the multiple of 2^k that brings it
+    inside. q: how many low bits of the value are cut, with u as the random rounding; 0: none. The module head has the
+    equations.
     1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and q <=
     min(m, 16); without: draws <= 4095 and q = 0.
     """
@@ -53,12 +54,12 @@ class Cut(NamedTuple):
 
 
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Simulate a private ReLU of v, and return y = bit z; with `both`, also z, else None (equations: module head).
+    """Simulate a private ReLU of v: returns y = bit z and, with `both`, also z, else None (equations: module head).
 
-    bit: the result of the comparison `cut` of v. z: v as the protocol would return it, cut and wrapped. Both results
-    have v's type. v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. InputError for anything
-    else. One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes in other
-    cases.
+    bit: the result of the comparison `cut` of v. z: v as the protocol would return it, with low bits cut, and wrapped.
+    v: floating point (n,). key: seed of the random numbers, 0 <= key < 2^64. Both results have v's type and shape.
+    InputError for anything else. Contiguous float32 and bfloat16 on the CPU take one pass over memory, on one thread;
+    other tensors take several passes.
 
         twin_relu(torch.tensor([-1.0, 2.0]), 0, Cut(20, 0, 0, 1, 2**19 - 1, True, 0))[0].tolist() == [0.0, 2.0]
     """
@@ -81,7 +82,9 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor
 
 
 def word(key: int, index: int) -> int:
-    """Compute output number `index`, from 0, of the random generator SplitMix64 with the state `key`, as an integer."""
+    """Compute number `index`, from 0, of the 64-bit numbers that the random generator SplitMix64 draws from the seed
+    `key`.
+    """
     x = (key + (index + 1) * STEP) & WORD
     x = (x ^ x >> 30) * FIRST & WORD
     x = (x ^ x >> 27) * SECOND & WORD

@@ -35,7 +35,8 @@ def chacha20_key(key: bytes, device: torch.device) -> Tensor:
 
 
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks `first` to `first + blocks - 1` of the key stream of ChaCha20: uint8 (64 * blocks,).
+    """Compute blocks `first` to `first + blocks - 1`, 64 bytes each, of the key stream of ChaCha20: uint8 (64 *
+    blocks,).
 
     The result is on the key's device. The nonce is 0. key: from `chacha20_key`. first + blocks <= 2^32, the end of the
     counter. InputError for anything else.
@@ -55,12 +56,13 @@ def aes128_key(key: bytes) -> Tensor:
 
 
 def is_aes128(key: Tensor) -> bool:
-    """Whether a key is from `aes128_key`, and not from `chacha20_key`."""
+    """Return whether a key is for AES-128 (from `aes128_key`); else it is for ChaCha20 (from `chacha20_key`)."""
     return len(key) == AES128_KEY_BYTES // 4
 
 
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Compute blocks `first` to `first + blocks - 1` of the key stream of AES-128: uint8 (64 * blocks,).
+    """Compute blocks `first` to `first + blocks - 1`, 64 bytes each, of the key stream of AES-128: uint8 (64 *
+    blocks,).
 
     key: from `aes128_key`. first + blocks <= 2^56. InputError for anything else.
     """
@@ -81,13 +83,13 @@ def blocks_of(count: int) -> int:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor that is not stored, but a part of a key stream, and is computed where it is read.
+    """A tensor of random numbers that is not stored: it is a part of a key stream, and computed where it is read.
 
-    Kernels that take one (`shares.opening`) never store it; `octets` does.
+    Kernels of `shares.opening` read it without storing it; `octets` stores it.
 
     key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
     byte the tensor begins.
-    width: bits of a word, if the stream holds packed words; None: the stream holds whole elements of `dtype`.
+    width: bits of a word, if the stream holds packed words; None: the stream holds full elements of `dtype`.
     """
 
     key: Tensor = field(repr=False)
@@ -112,11 +114,11 @@ class Drawn:
         return replace(self, key=self.key.to(device))
 
     def octets(self) -> Tensor:
-        """Compute the tensor's part of the stream: uint8 (nbytes,)."""
+        """Compute the bytes of the key stream that are this tensor: uint8 (nbytes,)."""
         cipher = aes128 if is_aes128(self.key) else chacha20
         return cipher(self.key, self.first, blocks_of(self.nbytes))[: self.nbytes]
 
     def tensor(self) -> Tensor:
-        """Compute the tensor itself; only if the stream holds whole elements, not packed words."""
+        """Compute the tensor, of type `dtype`; only if `width` is None, so that the stream holds full elements."""
         assert self.width is None
         return self.octets().view(self.dtype).view(self.shape)

@@ -32,22 +32,22 @@ _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class Client:
-    """Private lookups in a table that two servers hold.
+    """A client for private lookups in a table that two servers hold.
 
     TRUST: the two servers must not collude: together their operators can read every index. Each server alone, and an
     eavesdropper, learns only how many lookups are made and when.
 
-    servers: parties 0 and 1: addresses (HOST:PORT, unix:PATH) or servers in this process.
-    tls: mutual TLS, needed for other hosts.
-    tokens: one from each server's operator, in place of a client certificate; then `Tls(ca=...)` is enough.
-    decoder: how servers combine the selected rows, `xor` or `sum`; the client gets the same rows either way.
-    prf: the pseudo-random function by which servers expand keys, `aes` or `chacha12`.
+    servers: party 0 and party 1, each as an address (HOST:PORT, unix:PATH) or as a server in this process. tls: mutual
+    TLS, needed for other hosts.
+    tokens: one from each server's operator, in place of a client certificate; then `Tls(ca=...)` is enough. decoder:
+    how servers combine the selected rows, `xor` or `sum`; the client gets the same rows either way. prf: the
+    pseudo-random function by which servers expand keys, `aes` or `chacha12`.
     timeout: seconds for each message; a lookup is also repeated, with new keys, for this time while a server is away or
     full.
     owner: the table owner's public key; then every row must carry the owner's signature.
-    identities: the public keys of party 0 and party 1; then every answer must carry its server's signature.
-    Raises PeerError for a server that is down or late, AgreementError if the servers differ, and TrustError if both are
-    the same server; all name the server. Raises InputError for invalid keys.
+    identities: the public keys of party 0 and party 1; then every answer must carry its server's signature. Raises
+    PeerError for a server that is down or late, AgreementError if the servers differ, and TrustError if both are the
+    same server; all name the server. Raises InputError for invalid keys.
 
         client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
         rows = client.rows(torch.tensor([3, 14, 15]))
@@ -76,7 +76,7 @@ class Client:
 
     @property
     def links(self) -> list[TableServer]:
-        """The connections to the two servers, in order."""
+        """The connections to the two servers: party 0's, then party 1's."""
         return self._pair.links
 
     @property
@@ -95,20 +95,21 @@ class Client:
         return self._owner is not None
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Look up the rows with these indices, int32 or int64 (n,), on the device of the indices.
+        """Look up the rows with these indices, int32 or int64 (n,).
 
-        Returns (n, dim) of the table's type. This takes one round trip for every few thousand indices; for each index
-        about 370 bytes go to each server, and a record comes back. Raises InputError for an index outside of the table,
-        before anything is sent; PeerError, AgreementError, and IntegrityError if a server lied.
+        Returns (n, dim) of the table's type, on the device of the indices. This takes one round trip for every few
+        thousand indices; for each index about 370 bytes go to each server, and a record comes back. Raises InputError
+        for an index outside of the table, before anything is sent; PeerError if a server fails, AgreementError if the
+        servers differ, and IntegrityError if a server lied.
         """
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
-        """Look up rows as `rows` does, and also return the state of the table, which is the same for all rows.
+        """Look up rows as `rows` does; returns the state of the table, which is the same for all rows, and the rows.
 
-        numbers: the numbers under which the owner signed the looked-up rows, int64 (n, rows in a record), -1 where a
-            record has zeros in place of a row; default: `indices`. Only tables made by a plan for many lookups
-            (`pir.batching`) have several rows in a record.
+        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 where
+        a record has zeros in place of a row; default: `indices`. Only the tables of a plan (`pir.batching`) have
+        several rows in a record.
         together: how many consecutive indices must be in one message: those of one inference.
         Raises as `rows`, and AgreementError if the table is updated during every attempt.
         """
@@ -125,13 +126,17 @@ class Client:
         raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
 
     def _numbers(self, records: list[Tensor]) -> Tensor:
-        """Convert records to rows (n, dim) of the table's type, and drop the owner's signatures."""
+        """Convert records (bytes) to rows: (n, dim) of the table's type, without the owner's signatures.
+
+        records: tensors uint8 (*, record_bytes), n records in all.
+        """
         facts, whole = self.facts, torch.cat(records)
         rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
         return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
 
     def update(self, message: bytes) -> State:
-        """Send an owner's signed update (`Owner.update`) to both servers; returns the new state.
+        """Send an update that the owner has signed (`Owner.update`) to both servers; returns the new state of the
+        table.
 
         Raises PeerError or AgreementError if a server refuses the update or does not answer. Then send the update
         again; a server that has applied it already accepts it.
@@ -146,10 +151,10 @@ class Client:
     # Lookups ----------------------------------------------------------------------------------------------------------
 
     def _checked(self, indices: Tensor) -> Tensor:
-        """Check row indices, and return them as int64 (n,) on the CPU.
+        """Check indices, and return them as int64 (n,) on the CPU.
 
-        Raises InputError unless they are int32 or int64 (n,), and rows of the table. The error names no index, because
-        its text may appear in a log.
+        Raises InputError unless they are int32 or int64 (n,), and numbers of rows of the table. The error names no
+        index, because its text may appear in a log.
         """
         where = "pir.Client(indices)"
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
@@ -164,10 +169,11 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up records with one message each way to each server, and check all signatures.
+        """Look up records by one query to each server, again if a server is busy or the table is updated; check all
+        signatures.
 
-        places: the numbers of the rows in the servers' table, int64 (n,). numbers: as for `read`. Returns the state of
-        the table, and the records, uint8 (n, record_bytes).
+        places: numbers of rows in the servers' table, int64 (n,). numbers: as for `read`. Returns the state of the
+        table, and the records, uint8 (n, record_bytes).
         """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:

@@ -22,13 +22,14 @@ from hummingbird.prg import Stream, new_seed
 
 
 def generate(alphas: Tensor, rows: int, prf: str = "aes") -> tuple[Tensor, Tensor, Tensor]:
-    """Make pairs of keys that select the rows `alphas`, uint8 (B, key_bytes) for party 0 and for party 1, with signs.
+    """Make a pair of keys for each row to look up; with them, two servers select the row without learning which.
 
-    alphas: int64 (B,) on the CPU, 0 <= alpha < rows.
+    alphas: numbers of the rows, int64 (B,) on the CPU, 0 <= alpha < rows.
     rows: number of rows in the table, 1 to 2^40.
     prf: "aes", the fastest on CPUs, or "chacha12", which GPU servers need; servers see the choice.
-    The sign of a pair, +1 or -1, is the difference of the two servers' bits for row alpha; the signs, int64 (B,), are
-    for the client only. A key has 176 bytes, and 17 more for each level of its tree: 346 bytes for 2^20 rows.
+    Returns the keys for party 0 and the keys for party 1, uint8 (B, key_bytes) each, and the signs, int64 (B,). A sign
+    is +1 or -1: the difference of the two servers' bits for row alpha; it is for the client only. A key has 176 bytes,
+    and 17 more for each level of its tree: 346 bytes for 2^20 rows.
     Raises InputError for other arguments, before any key is made; the error names no index. Sends nothing.
 
         first, second, signs = generate(torch.tensor([3, 70_000]), rows=1 << 20)

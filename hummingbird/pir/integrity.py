@@ -40,9 +40,10 @@ _ROW, _UPDATE, _ANSWER = (f"hummingbird pir {name} 1".encode().ljust(32) for nam
 
 @dataclass(frozen=True)
 class Statement:
-    """One server's statement for `audit`: the query that it received, with one party's keys, and its answer.
+    """One server's statement for `audit`: the query that it received, which holds keys for this server only, and its
+    answer.
 
-    A single statement reveals nothing about the rows that were looked up.
+    party: the server's party, 0 or 1. A single statement reveals nothing about the rows that were looked up.
     """
 
     party: int
@@ -52,7 +53,7 @@ class Statement:
 
 
 class IntegrityError(PeerError):
-    """A server lied: a record is not signed by the owner, or an answer is not signed by its server.
+    """Error for a server that lied: a record is not signed by the owner, or an answer is not signed by its server.
 
     statements: one of each server, for `audit`. Give only one of them to the table's owner: both together reveal the
     rows that were looked up.
@@ -64,7 +65,7 @@ class IntegrityError(PeerError):
 
 
 class Owner:
-    """The table's owner, who signs rows and updates. key: 32 secret bytes; default: a new key.
+    """The table's owner, who signs rows and updates. key: the owner's secret key, 32 bytes; default: a new key.
 
     owner = Owner()
     owner.sign(Source.of(embedding)).save("table.safetensors")     # for both servers
@@ -80,10 +81,10 @@ class Owner:
     def sign(
         self, source: Source, table_id: bytes | None = None, progress: Callable[[int], object] = lambda rows: None
     ) -> Source:
-        """Sign all rows; returns the signed table in memory. Each row costs 72 bytes and one signature (about 0.1 ms).
+        """Sign all rows of a plain table; returns the signed table, in memory.
 
-        table_id: 16 bytes, random by default; must differ between the tables of one owner. progress: called with the
-        number of newly signed rows.
+        Each row then has 72 bytes more, and takes about 0.1 ms. table_id: 16 bytes, random by default; must differ
+        between the tables of one owner. progress: called with the number of newly signed rows.
         """
         if source.facts.table_id:
             raise InputError("only a plain table's rows are signed", where="pir.Owner.sign")
@@ -96,10 +97,11 @@ class Owner:
         return Source(facts, source.version, records)
 
     def update(self, facts: Facts, state: State, indices: Tensor, rows: Tensor) -> bytes:
-        """Make a signed update of some rows, for both servers.
+        """Make a signed update of some rows; returns it as the message to send to both servers.
 
-        The update applies to this state only, so it cannot be replayed. indices: int64 (n,), distinct. rows: (n, dim)
-        of the table's type. Raises InputError for more rows than fit into one message of 4 MiB.
+        facts, state: of the servers' table; the update applies only while the table has this state, so it cannot be
+        replayed. indices: the numbers of the rows, int64 (n,), distinct. rows: their new values, (n, dim) of the
+        table's type. Raises InputError for more rows than fit into one message of 4 MiB.
         """
         if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
             hint = "rows as in the table"
@@ -136,9 +138,9 @@ def read_key(path: Path) -> bytes:
 
 
 def rows_in_an_update(facts: Facts) -> int:
-    """Return how many rows fit into one update, which is one message of at most 4 MiB.
+    """Return how many rows fit into one update of a table; an update is one message of at most 4 MiB.
 
-    1 KiB of the message is left free for its headers and its signature.
+    facts: of the table. 1 KiB of the message is left free for its headers and its signature.
     """
     return (MAX_MESSAGE - 1024) // (facts.record_bytes + 8)
 
@@ -150,7 +152,7 @@ def _private(key: bytes, where: str) -> Ed25519PrivateKey:
 
 
 def public_key(data: bytes, where: str) -> Ed25519PublicKey:
-    """Read a public key from 32 bytes. Raises InputError, naming `where`, for anything else."""
+    """Make a key object of the 32 bytes of a public key. Raises InputError, naming `where`, for anything else."""
     try:
         return Ed25519PublicKey.from_public_bytes(data)
     except (ValueError, TypeError):
@@ -158,9 +160,10 @@ def public_key(data: bytes, where: str) -> Ed25519PublicKey:
 
 
 def public_keys(keys: Sequence[bytes], where: str) -> list[Ed25519PublicKey]:
-    """Read the public keys of both servers.
+    """Read the public keys of party 0's and party 1's server, 32 bytes each.
 
-    Raises InputError unless there are two: with one key the other server's answers would be unchecked.
+    Raises InputError, naming `where`, unless there are two keys: with only one, the other server's answers would be
+    unchecked.
     """
     if isinstance(keys, bytes) or len(keys) != 2:
         hint = "give party 0's and party 1's, in this order"
@@ -184,10 +187,12 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
 
 
 def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
-    """Count the rows in `records` without the owner's signature for a version up to `newest`; takes 0.1 ms a row.
+    """Count the rows in `records` that the owner has not signed for a version up to `newest`; takes 0.1 ms for each
+    row.
 
-    numbers: int64 (n, parts), the numbers of the rows in each record, -1 for zeros in place of a row. All rows are
-    checked, and only the count is returned, because the positions would reveal which rows fail.
+    key: the owner's public key. facts: of the table. numbers: the numbers of the rows that each record holds, int64 (n,
+    parts), -1 for zeros in place of a row. All rows are checked, and only the count is returned, because the positions
+    would reveal which rows are wrong.
     """
     one = replace(facts, dim=facts.dim // facts.parts, parts=1)
     bad, at = 0, one.row_bytes
@@ -206,7 +211,8 @@ def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tenso
 def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tensor, Tensor, bytes]) -> None:
     """Raise InputError unless the owner signed the update and, if the table's records are signed, each new record.
 
-    update: state, indices, records and signature.
+    key: the owner's public key. facts: of the table. update: the state to which it applies, numbers of rows, their new
+    records, and the signature of the update.
     """
     state, indices, records, signature = update
     good = _verified(key, signature, _UPDATE + pack_update(state, indices, records))
@@ -224,7 +230,11 @@ class Identity:
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign(self, party: int, query: bytes, state: State, records: Tensor) -> bytes:
-        """Return the signature of the answer `records` that `party` gives to `query` while the table has this state."""
+        """Return a server's signature of one answer.
+
+        party: the server's party, 0 or 1. query: the client's message. state: of the table at this time. records: the
+        answer.
+        """
         return self._private.sign(_answer_text(party, query, state, records))
 
 
@@ -236,9 +246,9 @@ def _answer_text(party: int, query: bytes, state: State, records: Tensor) -> byt
 def answer_signed(
     key: Ed25519PublicKey, party: int, query: bytes, state: State, records: Tensor, signature: bytes | None
 ) -> bool:
-    """Return whether `signature` is that of `party` for this answer: the server with the public key `key` signed it.
+    """Return whether an answer is signed by the server with the public key `key`.
 
-    query: the client's message. state: that of the table when it was asked. records: the answer. A missing signature is
-    not valid.
+    party: the server's party. query: the client's message. state: of the table when it answered. records: the answer.
+    signature: the answer's signature; a missing one is not valid.
     """
     return signature is not None and _verified(key, signature, _answer_text(party, query, state, records))

@@ -38,8 +38,9 @@ _OVERHEAD = 1024  # bytes, an upper bound on the headers of a frame
 
 @dataclass(frozen=True)
 class TableDescription:
-    """A server's description of itself: its party (0 or 1), its release of this package, its table, and whether it
-    signs answers.
+    """The description that a server gives of itself to clients.
+
+    party: 0 or 1. facts, state: of its table. signs: whether the server signs its answers. release: of this package.
     """
 
     party: int = field(records.whole(0, 1))
@@ -68,19 +69,23 @@ def as_bytes(data: bytes) -> Tensor:
 
 
 def keys_in_a_query(facts: Facts) -> int:
-    """Return the largest number of keys in a query for which the query and its answer each fit into one message."""
+    """Return the most keys that a query may have, so that the query and its answer each fit into one message.
+
+    facts: of the table.
+    """
     return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(lookups.key_bytes(facts.rows), facts.record_bytes))
 
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
-    """Pack a query. decoder: `xor` or `sum`. keys: uint8 (B, key_bytes), all of one party."""
+    """Pack a query for one server. decoder: `xor` or `sum`. keys: uint8 (B, key_bytes), all for this server's party."""
     return pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys])
 
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
-    """Read a query: decoder and keys, checked for this table and party.
+    """Unpack a query; returns the decoder, `xor` or `sum`, and the keys, uint8 (B, key_bytes).
 
-    Raises InputError for a malformed query; the error reveals nothing about the keys.
+    facts, party: the table and the party for which the keys must be. Raises InputError for a malformed query; the error
+    reveals nothing about the keys.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
@@ -124,18 +129,18 @@ def _unpack_state(part: Tensor) -> State:
 
 
 def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
-    """Pack an answer to a query. records: uint8 (B, record_bytes).
+    """Pack a server's answer to a query. state: of the table. records: uint8 (B, record_bytes), one for each key.
 
-    signature: the server's, or None for no signature.
+    signature: of the answer, by the server; None for no signature.
     """
     tail = [] if signature is None else [as_bytes(signature)]
     return pack_tensors([_pack_state(state), records, *tail])
 
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
-    """Read an answer to `count` keys: state, records and signature. Raises InputError for anything else.
+    """Unpack an answer to `count` keys; returns the state of the table, the records, and the signature or None.
 
-    signed: whether the answer must carry a signature.
+    facts: of the table. signed: whether the answer must carry a signature. Raises InputError for a malformed answer.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
     shapes = [(STATE_BYTES,), (count, facts.record_bytes), *([(SIGNATURE_BYTES,)] if signed else [])]
@@ -145,18 +150,20 @@ def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[
 
 
 def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes = b"") -> bytes:
-    """Pack an update that applies to this state; without a signature, the result is the text that the owner signs.
+    """Pack an update: new records for some rows. Without a signature, the result is the text that the owner signs.
 
-    indices: int64 (n,). records: uint8 (n, record_bytes).
+    state: the state of the table to which the update applies. indices: numbers of the rows, int64 (n,). records: uint8
+    (n, record_bytes). signature: of the update, by the owner.
     """
     tail = [as_bytes(signature)] if signature else []
     return pack_tensors([_pack_state(state), indices, records, *tail])
 
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
-    """Read an update: state, indices, records and signature.
+    """Unpack an update; returns the state to which it applies, numbers of rows, their new records, and the signature.
 
-    Raises InputError unless the indices are distinct rows of the table.
+    facts: of the table. The signature is not checked here. Raises InputError for a malformed update, and unless the
+    numbers are distinct rows of the table.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=4)
     kinds = [(part.dtype, part.dim()) for part in parts]

@@ -24,10 +24,11 @@ _PAUSE = 0.05
 
 
 class Pair:
-    """Both servers of a table, as one client sees them, after they have reported the same facts and state.
+    """A client's connections to both servers of a table, which report the same facts and the same state of it.
 
     servers, tls, timeout, tokens: as in `Client`. identified: whether servers must sign answers. owned: whether the
-    owner must sign rows. `signs` says for each server whether it signs. Raises the errors of `Client`.
+    table's owner must have signed its rows. `facts` and `state` are those of the table; `signs` says for each server
+    whether it signs answers. Raises the errors of `Client`.
     """
 
     def __init__(
@@ -50,16 +51,19 @@ class Pair:
             raise
 
     def ask(self, messages: Sequence[bytes], method: str = "Answer") -> list[bytes]:
-        """Send a message to each server at the same time; returns both answers.
+        """Send one message to each server at the same time; returns the answers of party 0 and party 1.
 
-        messages: one for each server. Raises PeerError, naming every server that failed.
+        messages: for party 0 and party 1. method: the call of the servers (`TableServer.begin`). Raises PeerError,
+        naming every server that failed.
         """
         return ask(self.links, messages, method, "pir.Client")
 
     def unpacked(self, answers: Sequence[bytes], count: int) -> list[tuple[State, Tensor, bytes | None]]:
-        """Read both servers' answers to `count` keys; returns state, records and signature of each.
+        """Unpack both servers' answers to `count` keys; returns for each the state of the table, the records, and the
+        signature.
 
-        Raises PeerError if an answer is malformed.
+        answers: of party 0 and party 1. A signature is None if the server signs no answers. Raises PeerError if an
+        answer is malformed.
         """
         parts = []
         for link, answer, signs in zip(self.links, answers, self.signs, strict=True):
@@ -70,18 +74,19 @@ class Pair:
         return parts
 
     def update(self, message: bytes) -> None:
-        """Send an owner's signed update to both servers, and set `state` to the new state.
+        """Send an update that the owner has signed to both servers, and set `state` to the state that they report
+        afterwards.
 
-        Raises AgreementError if the two servers report different states afterwards.
+        Raises AgreementError if the two servers report different states.
         """
         zero, one = updated(self.links, message, "pir.Client")
         self.check_states(zero.state, one.state)
         self.state = zero.state
 
     def renew(self) -> None:
-        """Ask both servers for the state of their table again, and keep it in `state`.
+        """Ask both servers again for the state of their table, and set `state` to it.
 
-        Raises AgreementError if they hold another table than before.
+        Raises AgreementError if the servers now have another table, with other facts, than before.
         """
         facts, self.state = self._agree()
         if facts != self.facts:
@@ -89,18 +94,24 @@ class Pair:
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """Return a new time limit for `wait`: until then, differing states may mean that an update is in progress."""
+        """Make a new time limit for `wait`: the time for which the two servers' states may differ because
+        of an update.
+        """
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))
 
     def wait(self, settling: Retry, zero: State, one: State) -> None:
-        """Wait briefly for an update to reach both servers, whose states differ. Raises AgreementError at the deadline.
+        """Wait a short time after both servers have reported different states, because an update may have reached only
+        one.
 
-        settling: result of `settling`. zero, one: the states of party 0 and party 1.
+        settling: a time limit, from the method `settling`; once it is over, AgreementError is raised. zero, one: the
+        states of party 0 and party 1.
         """
         time.sleep(settling.failed(disagreement(self.links, "contents", zero, one)))
 
     def check_states(self, zero: State, one: State) -> None:
-        """Raise AgreementError unless both states are equal."""
+        """Raise AgreementError unless both states are equal. zero, one: the states that party 0 and party 1 have
+        reported.
+        """
         if zero != one:
             raise disagreement(self.links, "contents", zero, one)
 
@@ -109,9 +120,11 @@ class Pair:
         disconnect(self.links)
 
     def _agree(self) -> tuple[Facts, State]:
-        """Ask both servers for the facts and the state of their table, and wait until the states agree.
+        """Ask both servers for the facts and the state of their table, until the states are equal; returns facts and
+        state.
 
-        Raises AgreementError if the states still differ after the time of `settling`, or the facts differ.
+        Raises AgreementError if the states still differ at the end of a time limit (`settling`), if the facts differ,
+        or if answers or rows are not signed that must be.
         """
         settling = self.settling()
         while True:
@@ -132,10 +145,10 @@ class Pair:
 
 
 def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescription]:
-    """Ask both servers for their descriptions (party, release, table), and return them.
+    """Ask both servers for their descriptions (party, release, table); returns them.
 
-    Raises AgreementError unless both are of this release, are parties 0 and 1 in this order, and hold tables with the
-    same facts; PeerError for a server that does not answer.
+    where: location in errors. Raises AgreementError unless both are of this release, are parties 0 and 1 in this order,
+    and hold tables with the same facts; PeerError for a server that does not answer.
     """
     found = described(links, [b"", b""], "Describe", where)
     for party, (link, description) in enumerate(zip(links, found, strict=True)):
@@ -154,9 +167,10 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """Send a message to each server, and read the description that each sends back; returns both descriptions.
+    """Send one message to each server; each answers with its description. Returns both descriptions.
 
-    messages: one for each server. method: the call of the servers (`TableServer.begin`). where: location in errors.
+    messages: for party 0 and party 1. method: the call of the servers (`TableServer.begin`). where: location in errors.
+    Raises PeerError, naming every server that failed.
     """
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
@@ -174,11 +188,12 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
     """Update both servers' tables: first both receive the update, then party 0 changes its table, then party 1.
 
-    Returns the descriptions of both servers. So the tables differ only for the time of one short message, however long
-    the update takes to arrive. If a server refuses the update, neither table changes. A server may have lost the update
-    when it shall apply it, because another one was offered or it was started again; then the update is sent again.
-    If two programs with the owner's key send different updates for one version, party 0 applies one of them, and the
-    other program stops there; if both parties switched at the same time, each could apply a different one.
+    message: the update, signed by the owner. where: location in errors. Returns the descriptions of both servers. So
+    the tables differ only for the time of one short message, however long the update takes to arrive. If a server
+    refuses the update, neither table changes. A server may no longer hold the update when it is told to apply it,
+    because another one was offered or the server was started again; then the update is sent again. If two programs with
+    the owner's key send different updates for one version, party 0 applies one of them, and the other program stops
+    there; if both parties changed their tables at the same time, each could apply a different update.
     """
     described(links, [message, message], "Offer", where)
     digest = hashlib.sha256(message).digest()
@@ -186,9 +201,10 @@ def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[Ta
 
 
 def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State) -> AgreementError:
-    """Return the AgreementError for two servers that differ, which names both.
+    """Return the AgreementError for two servers whose tables differ; its text names both servers.
 
-    what: a word for what differs, such as "contents". sides: the facts or states of party 0 and party 1.
+    what: a word for what differs, such as "contents". sides: the facts, or the states, of party 0's and party 1's
+    table.
     """
     texts = [
         side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
@@ -202,5 +218,7 @@ def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State)
 
 
 def malformed(link: TableServer, error: InputError) -> PeerError:
-    """Return a PeerError for a server that sent a malformed message, in place of the parser's `error`."""
+    """Return the PeerError for a server that sent a malformed message. error: the error of the function
+    that read it.
+    """
     return PeerError(error.what, where=link.name, hint=error.hint)

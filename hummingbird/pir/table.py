@@ -56,7 +56,7 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 
 @dataclass(frozen=True)
 class Facts:
-    """The fixed facts of a served table, which both servers must share.
+    """The facts of a served table that updates do not change; both servers must have the same.
 
     rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
     digits for a table of signed records, else "". parts: number of rows in a record, each with its own signature if
@@ -96,11 +96,13 @@ class Facts:
 
     @property
     def word_bits(self) -> int:
-        """Bits of the words that the `sum` decoder adds: the size of one value."""
+        """Number of bits of one value of the table; with the decoder `sum`, servers add records as words of so many
+        bits.
+        """
         return 8 * DTYPES[self.dtype].itemsize
 
     def text(self) -> str:
-        """Describe the table for errors: `1,000 rows of 64 float32`."""
+        """Return a text about the table for errors, such as `1,000 rows of 64 float32`."""
         extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
         extra += " signed" if self.table_id else ""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
@@ -115,20 +117,24 @@ def _is_hex(text: str) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a table: the number of updates applied so far, and a digest of table and updates."""
+    """The state of a table, which every update changes.
+
+    version: the number of updates so far. digest: of the table as it was loaded, and of all updates since.
+    """
 
     version: int = field(records.whole())
     digest: bytes = field(records.hexadecimal(_DIGEST))
 
     def after(self, digest: bytes) -> State:
-        """Return the state after one more update. digest: SHA-256 of the update's message."""
+        """Return the state that follows this one by an update. digest: SHA-256 of the update's message."""
         return State(self.version + 1, _hash(self.digest, digest))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes),
-    in memory or a mapped file.
+    """A table to serve, in memory or as a mapped file.
+
+    facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes).
     """
 
     facts: Facts
@@ -137,8 +143,8 @@ class Source:
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
-        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag;
-        on the CPU it shares their memory.
+        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag, without copying what is on the
+        CPU.
         """
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
@@ -151,7 +157,7 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], tensor: str | None = None) -> Source:
-        """Map the table in a .npy or .safetensors file into memory.
+        """Open the table in a .npy or .safetensors file, which is mapped into memory; returns its Source.
 
         tensor: the table's name, if the file holds several. Raises InputError for a file that cannot be read or is no
         table.
@@ -183,10 +189,11 @@ class Source:
         disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield pairs (number of a row, records of the rows from there on) that together hold rows first to last - 1.
+        """Yield rows `first` to `last` - 1 in pieces, as pairs: the number of a piece's first row, and the records of
+        its rows.
 
-        The records of a pair are uint8 (n, record_bytes), of about `size` bytes; n is a multiple of 1024, the rows of a
-        leaf, but for the last pair.
+        size: bytes of a piece, about. The records are uint8 (n, record_bytes); n is a multiple of 1024, the rows of a
+        leaf, except in the last piece.
         """
         step = max(1, size // self.facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(first, last, step):
@@ -194,12 +201,18 @@ class Source:
 
 
 def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """Compute a digest of each leaf, a block of 1024 rows' records; `records` must begin where a leaf begins."""
+    """Compute a digest of each leaf of a table; a leaf is the records of a block of 1024 rows.
+
+    records: uint8 (n, record_bytes), from the beginning of a leaf on.
+    """
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """Compute the state of a freshly loaded table. digests: of all its leaves, in order (`leaf_digests`)."""
+    """Compute the state of a table that was loaded from a file.
+
+    version: that of the file. digests: of all leaves of the table, in order (`leaf_digests`).
+    """
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 
 
@@ -227,7 +240,10 @@ def _open_npy(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """An entry for one tensor in the header of a safetensors file: type, shape, and where its data begin and end."""
+    """The entry for one tensor in the header of a safetensors file.
+
+    dtype: its type, by the file format's name. shape: its shape. data_offsets: where its bytes begin and end.
+    """
 
     dtype: str = field(records.text(16))
     shape: tuple[int, ...] = field(records.many(records.whole(), 64))

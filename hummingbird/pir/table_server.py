@@ -26,21 +26,24 @@ _GRACE = 5.0  # seconds; a call ends by its own deadline
 
 
 class TableServer(Protocol):
-    """Interface of one of the two servers to its clients; `Remote` and `Server` implement it."""
+    """Interface by which a client uses one of the two servers: `Remote` for a server at an address, `Server` in this
+    process.
+    """
 
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message; returns a function that waits for the answer.
+        """Send a message without waiting; returns a function that waits for the answer and returns it.
 
-        method: Describe, Answer, Offer, Switch, Update or PastUpdate.
+        method: the call of the server: Describe, Answer, Offer, Switch, Update or PastUpdate.
         """
 
 
 class Remote:
-    """A connection to a server at an address. timeout: seconds, to connect and for each message. token: of the caller.
+    """A client's connection to one server at an address.
 
-    Raises the errors of `rpc.client.connect`; its methods raise PeerError, naming the server.
+    name: of the server, for errors. timeout: seconds, to connect and for each message. token: of the caller, in place
+    of a client certificate. Raises the errors of `rpc.client.connect`; its methods raise PeerError, naming the server.
     """
 
     def __init__(self, name: str, address: str, tls: Tls | None, timeout: float, token: str | None = None) -> None:
@@ -52,9 +55,9 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message, as `TableServer.begin` does.
+        """Send a message without waiting; returns a function that waits for the answer and returns it.
 
-        The method may also be Metrics, which asks for the server's counters.
+        method: as for `TableServer.begin`, or Metrics, which asks for the server's counters.
         """
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)
@@ -89,10 +92,11 @@ def connected(
     where: str,
     tokens: Sequence[str] | None = None,
 ) -> list[TableServer]:
-    """Connect to both servers, parties 0 and 1, within `timeout` seconds; servers in this process stay as they are.
+    """Connect to the servers of party 0 and party 1 within `timeout` seconds; returns both connections.
 
-    tokens: of the caller, one for each server. where: location in errors. Raises ConfigError unless there are two
-    servers and, if any, two tokens; TrustError if both servers or both tokens are the same; and the errors of `Remote`.
+    servers: each an address, or a server in this process, which is returned unchanged. tokens: of the caller, one for
+    each server. where: location in errors. Raises ConfigError unless there are two servers and, if any, two tokens;
+    TrustError if both servers or both tokens are the same; and the errors of `Remote`.
     """
     both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
     if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
@@ -130,9 +134,10 @@ def disconnect(links: Sequence[TableServer]) -> None:
 
 
 def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
-    """Send a message to each server at the same time; returns their answers.
+    """Send one message to each server at the same time; returns the answers of party 0 and party 1.
 
-    where: location in the error if both fail. Raises PeerError, naming every server that failed.
+    links: the connections to both. messages: for party 0 and party 1. method: as for `TableServer.begin`. where:
+    location in the error if both fail. Raises PeerError, naming every server that failed.
     """
     waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
     answers: list[bytes] = []

@@ -24,10 +24,11 @@ Progress = Callable[[int], object]
 
 
 class Updater:
-    """The owner's connection to both servers of its table, through which it sends new rows.
+    """The owner's connection to both servers of a table, through which the owner sends new rows.
 
-    servers, tls, tokens, timeout: as in `Client`; for a plan, the servers of its full table. table: maps a server's
-    facts to those of the whole table (`Plan.table`); default: the same facts. Raises the errors of `Client`.
+    owner: has the key that signs updates. servers, tls, tokens, timeout: as in `Client`; for a plan, the servers of its
+    full table. table: a function from the facts that a server reports to the facts of the owner's table, as
+    `Plan.table`; default: the same facts. Raises the errors of `Client`.
 
         with Updater(owner, ("pir0.example:7000", "pir1.example:7000"), tls=tls) as updater:
             updater.bring_up()
@@ -59,11 +60,13 @@ class Updater:
         self.close()
 
     def describe(self) -> list[TableDescription]:
-        """Ask both servers for their current descriptions."""
+        """Ask both servers for their descriptions (`TableDescription`) of now, and return them. Raises as
+        `descriptions`.
+        """
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:
-        """Send to a server that is behind the updates that it missed, from the other server; returns their number.
+        """Find which server lacks updates that the other has applied, and send it these updates; returns their number.
 
         progress: called with 1 after each update. Raises AgreementError, naming both, if the servers hold different
         tables or applied different updates; PeerError if a server does not answer, or no longer keeps an update.
@@ -90,8 +93,9 @@ class Updater:
         return last - first
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
-        """Raise InputError unless rows, (n, dim), are of the table's type, and indices, int64 (n,),
-        are distinct rows of it.
+        """Raise InputError unless `rows` can replace the table's rows with the numbers `indices`.
+
+        indices: must be int64 (n,), distinct, and in the table. rows: must be (n, dim) of the table's type.
         """
         where, facts = "pir.Updater(rows)", self.facts
         flat = indices.dtype == torch.int64 and indices.dim() == 1 and bool(indices.numel())
@@ -106,11 +110,11 @@ class Updater:
             raise InputError("an index is outside of the table, or a duplicate", where=where, hint=hint)
 
     def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
-        """Send new rows to both servers, in updates of one message each; returns the table's new state.
+        """Send new rows to both servers, in as many updates as they need; returns the table's new state.
 
-        indices: int64 (n,), distinct. rows: (n, dim) of the table's type. progress: called with the number of newly
-        updated rows. Raises as `check`, before anything is sent; and PeerError, naming the version that both servers
-        have: then call `bring_up`, and send all rows again.
+        indices: numbers of the rows, int64 (n,), distinct. rows: (n, dim) of the table's type. progress: called with
+        the number of newly updated rows. Raises as `check`, before anything is sent; and PeerError if an update fails,
+        naming the version that both servers have: then call `bring_up`, and send all rows again.
         """
         self.check(indices, rows)
         zero, one = (description.state for description in self.describe())

@@ -89,9 +89,9 @@ def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) ->
 
 
 def _check_exact(ring: Ring, weights: Tensor) -> int:
-    """Return a number that no sum of a linear layer exceeds in absolute value.
+    """Return a bound on the absolute values of the sums that `linear` computes with these weights, before reduction.
 
-    InputError for weights that are not integers, and if float64 cannot hold such sums exactly.
+    Raises InputError for weights that are not integers, and if float64 cannot hold such sums exactly.
     """
     if not weights.numel():
         return 0
@@ -113,10 +113,10 @@ def _check_exact(ring: Ring, weights: Tensor) -> int:
 
 
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
-    """Add ciphertexts, x + factor y mod q, for each residue.
+    """Add ciphertexts x and y, of which y is multiplied by the integer `factor`: x + factor y modulo each prime q.
 
-    x, y: int32 (..., L, N) of one shape, L primes and N coefficients. factor: an int, |factor| <= 2^24. Returns int32
-    of that shape. InputError for anything else.
+    x, y: int32 (..., L, N) of one shape, L primes and N coefficients. factor: |factor| <= 2^24. Returns int32 of that
+    shape. InputError for anything else.
     """
     ring.check(x, "kernels.add(x)")
     ring.check(y, "kernels.add(y)")
@@ -130,11 +130,11 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 
 
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
-    """Add a constant to every `step`-th residue of the first element of each ciphertext, modulo each prime, in place.
+    """Add a public constant to every `step`-th residue of the first ring element of each ciphertext, in place.
 
-    x: int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions may be strided.
-    constants: int32 (rows, L), centred: for each row, the constant that is added at all places. step: 1 .. N.
-    InputError for anything else.
+    x: the ciphertexts, int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions
+    may be strided. constants: int32 (rows, L), centred: the constant of each row modulo each prime; it is added at all
+    places of the row. step: 1 .. N. InputError for anything else.
     """
     where, primes = "kernels.shift", len(ring.primes)
     ring.check(x, f"{where}(x)", 5)
@@ -152,10 +152,11 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
 
 
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """Multiply ciphertexts pairwise: element k of a product is sum_i x_i y_{k-i} mod q.
+    """Multiply ciphertexts pairwise, as polynomials in the secret: element k of a product is sum_i x_i y_{k-i} mod q.
 
-    x: int32 (n, a, L, N), y: int32 (n, b, L, N), with a and b ring elements, L primes and N NTT values; 1 <= a, b and
-    min(a, b) <= 8. Returns int32 (n, a + b - 1, L, N). InputError for anything else.
+    x: n ciphertexts of a ring elements, int32 (n, a, L, N). y: n ciphertexts of b ring elements, int32 (n, b, L, N).
+    Both are NTT values modulo L primes; 1 <= a, b and min(a, b) <= 8. Returns int32 (n, a + b - 1, L, N). InputError
+    for anything else.
     """
     ring.check(x, "kernels.multiply(x)", 4)
     ring.check(y, "kernels.multiply(y)", 4)
@@ -169,18 +170,21 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def square(ring: Ring, x: Tensor) -> Tensor:
-    """Multiply each ciphertext by itself: int32 (n, size, L, N), NTT values, to (n, 2 size - 1, L, N)."""
+    """Multiply each ciphertext by itself, as polynomials in the secret.
+
+    x: int32 (n, size, L, N), NTT values modulo L primes. Returns int32 (n, 2 size - 1, L, N). InputError as `multiply`.
+    """
     return multiply(ring, x, x)
 
 
 def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     """Divide ciphertexts by the last prime p, rounded to the nearest integer, and drop this prime (modulus switching).
 
-    The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p.
-    x: int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values, "mixed" if element 0 is coefficients.
-    Returns int32 (n, size, L - 1, N) in the same form, over the ring `ring.take(L - 1)`. The rounding error is at most
-    1/2 in each coefficient of each element. An element that is NTT values costs L transforms. InputError for anything
-    else.
+    The result is (x - [x]_p) / p modulo each other prime, with [x]_p the centred residue modulo p. x: n ciphertexts of
+    `size` ring elements modulo L primes, int32 (n, size, L, N), L >= 2. form: "ntt" if all elements are NTT values,
+    "mixed" if element 0 is coefficients and the others are NTT values. Returns int32 (n, size, L - 1, N) in the same
+    form, over the ring `ring.take(L - 1)`. The rounding error is at most 1/2 in each coefficient of each element. An
+    element that is NTT values costs L transforms. InputError for anything else.
     """
     ring.check(x, "kernels.switch(x)", 4)
     if form not in ("mixed", "ntt"):
@@ -208,10 +212,10 @@ MOST_TERMS = 1 << 12  # products in one sum: below 2^12 2^50 = 2^62
 
 
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor) -> Tensor:
-    """Encode ring elements mod 2^k for encryption: round(Q x / 2^k) + error mod q, Q the product of all primes.
+    """Encode ring elements mod 2^k for encryption, as round(Q x / 2^k) + error, with Q the product of all L primes.
 
     x: int64 (n, N), of which only the low k bits are used. 1 <= k <= 32. error: int32 (n, N), |error| < 2^30. Returns
-    coefficients, int32 (n, L, N). Constant time. InputError for anything else.
+    the residues modulo each prime, as coefficients: int32 (n, L, N). Constant time. InputError for anything else.
     """
     where = "kernels.encode"
     check_range(f"{where}(k)", k, 1, MOST_BITS)
@@ -236,12 +240,13 @@ def centred_inverse(x: int, q: int) -> int:
 
 
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Sum products of weights and ciphertexts: out[o] = sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o).
+    """Sum products of weights and ciphertexts: output o is the sum of weights[p] x[i] mod q over all p with pairs[p] =
+    (i, o).
 
-    Products are taken value by value. weights: int32 (P, L, N), x: int32 (inputs, size, L, N), both NTT values,
-    |residue| <= 2^25. pairs: int64 (P, 2), input and output of each weight, in any order; at most 4,096 for each
-    output. Returns int32 (outputs, size, L, N), centred, 0 for an output without pair. Uses torch.get_num_threads().
-    InputError for anything else.
+    weights: int32 (P, L, N). x: the inputs, int32 (inputs, size, L, N). Both are NTT values with |residue| <= 2^25,
+    which are multiplied one by one. pairs: int64 (P, 2), for each weight the number of its input i and of its output o,
+    in any order; at most 4,096 for one output. outputs: how many outputs there are. Returns int32 (outputs, size, L,
+    N), centred; 0 for an output without weights. Uses torch.get_num_threads(). InputError for anything else.
     """
     where = "kernels.accumulate"
     ring.check(weights, f"{where}(weights)", 3)
@@ -282,13 +287,13 @@ def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: i
 
 
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Sum ciphertexts times monomials c X^e; output o sums the terms first[o] .. first[o + 1] - 1.
+    """Sum ciphertexts multiplied by monomials c X^e: output o is the sum of the terms first[o] .. first[o + 1] - 1.
 
     x: int32 (n, size, L, N), centred coefficients. inputs, shifts, factors: int64 (T,), for each term the index of a
-    ciphertext of x, an exponent 0 .. 2N - 1 and an integer. first: int64 (outputs + 1,), ascending from 0 to T. Returns
-    int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads(). InputError for
-    anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its |factors|, plus q,
-    must not exceed 2^53.
+    ciphertext of x, the exponent e, 0 .. 2N - 1, and the integer c. first: int64 (outputs + 1,), ascending from 0 to T.
+    Returns int32 (outputs, size, L, N), centred, 0 for an output without terms. Uses torch.get_num_threads().
+    InputError for anything else, and for an output whose sums could be inexact: (q - 1) / 2 times the sum of its
+    |factors|, plus q, must not exceed 2^53.
 
         taps(ring, x, torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([3]), torch.tensor([-2]))  # -2 X^3 x[4]
     """
@@ -317,7 +322,7 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 
 def _check_between(where: str, tensor: Tensor, end: int) -> None:
-    """Raise InputError for values outside 0 .. end - 1. where: the argument's name."""
+    """Raise InputError unless all values of `tensor` are from 0 to end - 1. where: the argument's name."""
     if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
         what = f"values from {int(tensor.min())} to {int(tensor.max())}"
         raise InputError(what, where=where, hint=f"0 to {end - 1}")

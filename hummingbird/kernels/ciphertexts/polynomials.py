@@ -33,11 +33,11 @@ def _check_count(n: int, where: str) -> None:
 
 
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
-    """Draw uniform centred residues modulo each of the ring's L primes q: int32 (n, L, N).
+    """Draw n random polynomials: uniform centred residues modulo each of the ring's L primes q, int32 (n, L, N).
 
-    First each residue takes the low 26 bits r of a 32-bit word; a value r >= q is drawn again, and r > q/2 stands for
-    r - q. Residues to draw again take words in the order of their indices, until none is left. Not for secrets: the
-    time depends on how many were drawn again, and which.
+    First each residue takes the low 26 bits of a 32-bit word, a number r. If r >= q, it is drawn again; if r > q/2, it
+    stands for r - q. Residues to draw again take words in the order of their indices, until none is left. Not for
+    secrets: the time depends on how many were drawn again, and which.
     """
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)
@@ -54,10 +54,10 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 
 def ternary(stream: Stream, degree: int) -> Tensor:
-    """Draw uniform numbers from -1, 0 and 1: int32 (degree,).
+    """Draw uniform numbers from -1, 0 and 1, for one polynomial of `degree` coefficients: int32 (degree,).
 
-    Each is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their indices,
-    until none is left.
+    A number is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their
+    indices, until none is left.
     """
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)
@@ -69,9 +69,10 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw errors with a binomial distribution: int32 (n, degree).
+    """Draw random errors from a centred binomial distribution, for n polynomials of `degree` coefficients: int32 (n,
+    degree).
 
-    Each is the number of ones among the low 42 bits of a random word, less 21.
+    An error is the number of ones among the low 42 bits of a random word, less 21.
     """
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
@@ -80,10 +81,12 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw uniform integers of `bits` bits with sign, and return their centred residues: int32 (n, L, N).
+    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; returns their centred
+    residues.
 
-    The integers go from -2^(bits-1) to 2^(bits-1) - 1; bits: 1 or more. Each takes ceil(bits / 32) words of 32 bits;
-    the stream has the highest words, which are signed, of all integers first. Constant time.
+    n: number of polynomials of N integers. The result is int32 (n, L, N), for L primes. bits: 1 or more. Each integer
+    takes ceil(bits / 32) words of 32 bits from the stream, which has the highest words, with the sign, of all integers
+    first. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")
@@ -104,18 +107,18 @@ FORMS = ("mixed", "ntt")
 
 
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s, as coefficients.
+    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s modulo each prime, as coefficients.
 
-    message, noise: m and e, int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both NTT values;
-    never use an `a` twice. Returns int32 (n, L, N), the first element of ciphertexts of form "mixed" (module head); the
-    second is `a`. InputError for other types, shapes or devices.
+    message, noise: m and e, int32 (n, N), |m + e| < 2^30. a: random polynomials, int32 (n, L, N), of which none may be
+    used twice; secret: s, int32 (L, N); both are NTT values. Returns c_0, int32 (n, L, N). The ciphertext is (c_0, a),
+    of the form "mixed": c_0 is coefficients, a is NTT values. InputError for other types, shapes or devices.
     """
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt")
     return best(encrypt, *inputs)(ring, *inputs)
 
 
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt as `encrypt`, with c_0 as NTT values: the first element of ciphertexts of form "ntt"."""
+    """Encrypt as `encrypt` does, but return c_0 as NTT values; (c_0, a) is then a ciphertext of the form "ntt"."""
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt_ntt")
     return best(encrypt_ntt, *inputs)(ring, *inputs)
 
@@ -128,9 +131,10 @@ def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
 
 
 def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
-    """Raise InputError unless message, noise, a and secret are as `encrypt` documents them; return them contiguous.
+    """Raise InputError unless the tensors are as `encrypt` documents them; returns message, noise, a and secret,
+    contiguous.
 
-    where: the function's name.
+    where: the name of the function that was called, for the error.
     """
     ring.check(a, f"{where}(a)", 3)
     ring.check(secret, f"{where}(secret)", 2)
@@ -144,10 +148,11 @@ def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """Decrypt ciphertexts to the message plus its error, as coefficients: int32 (n, L, N).
+    """Decrypt ciphertexts: returns c_0 + c_1 s + c_2 s^2 + ..., which is the message plus its error, as coefficients.
 
-    c: int32 (n, size, L, N), of form "mixed" (two elements) or "ntt" (module head). secret: int32 (L, N), NTT values.
-    InputError for another form, type, shape or device.
+    c: n ciphertexts of `size` ring elements, int32 (n, size, L, N). form: "mixed": two elements, c_0 is coefficients
+    and c_1 is NTT values; or "ntt": all elements are NTT values. secret: s, int32 (L, N), NTT values. Returns int32 (n,
+    L, N). InputError for another form, type, shape or device.
     """
     where = "kernels.phase"
     ring.check(c, f"{where}(c)", 4)
@@ -196,9 +201,10 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
-    """Unpack what `pack` packed: uint8 (bytes,) to centred residues, int32 of this shape, (..., L, N).
+    """Unpack residues that `pack` has packed: returns centred residues, int32 of the shape `shape`, (..., L, N).
 
-    The data may come from anybody: InputError for another number of bytes, and for a value that is not below its prime.
+    data: uint8 (bytes,); it may come from anybody. InputError for a number of bytes that does not fit the shape, and
+    for a residue that is not below its prime.
     """
     where = "kernels.unpack"
     ends = tuple(shape[-2:]) == (len(ring.primes), ring.degree)

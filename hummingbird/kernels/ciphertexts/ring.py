@@ -36,10 +36,11 @@ def root(degree: int, q: int) -> int:
 
 
 def exponents(degree: int, parts: int) -> Tensor:
-    """Compute the exponents e_i of the factors X^{N/parts} - zeta^e_i of X^N + 1: int64 (parts,).
+    """Compute the exponents e_i for which X^N + 1 is the product of the `parts` factors X^{N/parts} - zeta^e_i: int64
+    (parts,).
 
-    degree: N. zeta: the 2N-th root of one that the function `root` returns. Splitting X^m - zeta^e in two gives the
-    exponents e/2 and e/2 + N.
+    degree: N. zeta: the 2N-th root of one that the function `root` returns. X^m - zeta^e is the product of two such
+    factors with exponents e/2 and e/2 + N.
     """
     e = torch.tensor([degree])
     while e.numel() < parts:
@@ -60,7 +61,7 @@ def powers(degree: int, q: int) -> Tensor:
 
 
 def centred(x: Tensor, q: int) -> Tensor:
-    """Reduce integers modulo q to residues between -q/2 and q/2, in the same type."""
+    """Reduce integers modulo q to residues between -q/2 and q/2; returns a tensor of the same type."""
     half = q // 2
     return torch.remainder(x + half, q) - half
 
@@ -103,33 +104,35 @@ class Ring:
 
     @property
     def order(self) -> Tensor:
-        """Return the order of a transform's values: value p is the polynomial at zeta^order[p]; int64 (N,).
+        """Return at which root of X^N + 1 each NTT value is the polynomial's value: value p belongs to the root
+        zeta^order[p].
 
-        zeta: the 2N-th root of one that the function `root` returns.
+        The result is int64 (N,). zeta: the 2N-th root of one that the function `root` returns.
         """
         return exponents(self.degree, self.degree)
 
     def ntt(self, x: Tensor) -> Tensor:
-        """Evaluate polynomials by the number-theoretic transform, modulo each of the L primes.
+        """Compute the NTT values of polynomials (number-theoretic transform), modulo each of the ring's L primes.
 
-        x: int32 (..., L, N), |coefficients| <= 2^25. Returns centred values of the same shape. InputError for another
-            type or shape.
+        x: coefficients, int32 (..., L, N), of absolute value <= 2^25. Returns centred values of the same shape.
+        InputError for another type or shape.
         """
         self.check(x, "kernels.Ring.ntt(x)")
         return transform(self, x, False)
 
     def intt(self, x: Tensor) -> Tensor:
-        """Interpolate polynomials, the inverse of `ntt`: values of absolute value <= 2^25 to centred coefficients.
+        """Compute the coefficients of polynomials from their NTT values: the inverse of `ntt`, modulo each prime.
 
-        Raises as `ntt`.
+        x: values of absolute value <= 2^25, int32 (..., L, N). Returns centred coefficients of the same shape. Raises
+        as `ntt`.
         """
         self.check(x, "kernels.Ring.intt(x)")
         return transform(self, x, True)
 
     def check(self, x: Tensor, where: str, dims: int | None = None) -> None:
-        """Raise InputError unless x is int32 (..., L, N) for this ring, with `dims` dimensions in all, if given.
+        """Raise InputError unless x is int32 (..., L, N), with L the number of this ring's primes and N its degree.
 
-        where: the argument's name.
+        dims: how many dimensions x must have; None: any number. where: the argument's name.
         """
         shape = (len(self.primes), self.degree)
         right = isinstance(x, Tensor) and x.dtype == torch.int32 and x.shape[-2:] == shape
@@ -177,6 +180,9 @@ def largest_primes(degree: int, count: int) -> tuple[int, ...]:
 
 
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Evaluate the polynomials x, or interpolate them if `inverse`: `Ring.ntt` and `Ring.intt` after their checks."""
+    """Compute the NTT values of the polynomials x, or with `inverse` the coefficients of polynomials with the values x.
+
+    It is what `Ring.ntt` and `Ring.intt` call once they have checked x.
+    """
     x = x.contiguous()
     return best(transform, x)(ring, x, inverse)

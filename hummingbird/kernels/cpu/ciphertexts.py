@@ -30,9 +30,11 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _factors(degree: int, q: int, inverse: bool) -> Tensor:
-    """Compute the numbers w of all splits X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w) of X^N + 1 mod q: (N,).
+    """Compute the factors of a transform modulo q: the numbers w for which X^m - w^2 is (X^{m/2} - w)(X^{m/2} + w):
+    (N,).
 
-    They have the layout of csrc/ntt.h. inverse: return 1/w mod q.
+    X^N + 1 is split so until all parts are linear. The numbers have the layout of csrc/ntt.h. degree: N. inverse:
+    return 1/w mod q in place of w.
     """
     table = powers(degree, q)
 
@@ -49,9 +51,9 @@ def _factors(degree: int, q: int, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _table(ring: Ring) -> Tensor:
-    """Make the table that csrc/ntt.cpp reads: float64 (L, 8 + 2 N).
+    """Make the table of constants that the transform in csrc/ntt.cpp reads: float64 (L, 8 + 2 N), for L primes.
 
-    For each prime it has the prime, the factors of the transform (`_factors`), and those of the inverse transform.
+    A row has the prime, the factors of the transform (`_factors`), and the factors of the inverse transform.
     """
     rows = []
     for q in ring.primes:
@@ -85,9 +87,10 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
 
 
 def _combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int]) -> Tensor:
-    """Compute a x + b y mod q for each residue, with numbers a and b for each prime: int32 (..., L, N).
+    """Compute a x + b y modulo each prime: int32 (..., L, N), for L primes and N residues of each ring element.
 
-    |a x + b y| must be below 2^51. x may have further primes, whose residues are ignored.
+    a, b: one integer for each prime. |a x + b y| must be below 2^51. x may have further primes, whose residues are
+    ignored.
     """
     out, count = torch.empty_like(y), len(ring.primes)
     sizes = y.shape[:-2].numel(), count, x.shape[-2], ring.degree
@@ -129,9 +132,12 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
+    """Convert integers, given by their centred residues modulo the last prime, to residues modulo each of the other
+    primes.
 
-    plain: how many of a ciphertext's first elements are coefficients; the others are NTT values, before and after.
+    x: ciphertexts, int32 (n, size, L, N), of which only the residues modulo the last prime are read. plain: how many of
+    a ciphertext's first elements are coefficients; the others are NTT values, in x and in the result. Returns int32 (n,
+    size, L - 1, N).
     """
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()
@@ -215,9 +221,9 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
 @implements(polynomials.uniform, "cpu")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert random words to residues in place, and return where a residue must be drawn again.
+    """Convert random words to centred residues in place; returns which of them must be drawn again.
 
-    x: int32 (n, L, N). moduli: the primes, int32 (L,). The result has the indices into the flattened x, int64.
+    x: the words, int32 (n, L, N). moduli: the primes, int32 (L,). The result is int64: indices into the flattened x.
     """
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
     count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
@@ -258,9 +264,10 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
 
 @implements(arithmetic.accumulate, "cpu")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.accumulate` in C++, with the pairs in order of their outputs.
+    """Implement `kernels.ciphertexts.arithmetic.accumulate` in C++, with the weights sorted by their outputs.
 
-    Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
+    order, inputs: for each term, the number of its weight and of its input. first: for each output, the number of its
+    first term. So output o is the sum of weights[order[t]] x[inputs[t]] over first[o] <= t < first[o + 1].
     """
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct Sizes of csrc/bfv.cpp

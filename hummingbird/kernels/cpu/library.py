@@ -121,7 +121,7 @@ def isa() -> str:
 
 
 def set_isa(name: str) -> bool:
-    """Let the whole process use `name`, an instruction set of `ISAS`, from now on.
+    """Choose the instruction set, one of `ISAS`, that this process uses from now on.
 
     Returns False, and changes nothing, if the processor lacks it.
     """
@@ -129,12 +129,14 @@ def set_isa(name: str) -> bool:
 
 
 def gfni() -> bool:
-    """Whether products of bit matrices use the processor's instruction for them (GFNI), with AVX2 or AVX-512."""
+    """Return whether the C++ kernels use GFNI, the processor's instruction for products of bit matrices, with AVX2 or
+    AVX-512.
+    """
     return bool(_library.hb_gfni())
 
 
 def set_gfni(on: bool) -> bool:
-    """Let the whole process use the instruction set GFNI from now on, or not.
+    """Choose whether this process uses the instruction set GFNI from now on.
 
     Returns False, and changes nothing, if the processor lacks it.
     """
@@ -147,7 +149,10 @@ def aes() -> bool:
 
 
 def xor_path() -> str:
-    """Name the implementation of an XOR of table rows: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch"."""
+    """Return the name of the implementation that XORs a table's rows here.
+
+    It is "avx512+gfni", "avx2+gfni", "avx2" or "portable" in the C++ library, or "torch".
+    """
     if not available():
         return "torch"
     return isa() if isa() == "portable" else f"{isa()}+gfni" if gfni() else "avx2"

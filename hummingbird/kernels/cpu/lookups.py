@@ -54,9 +54,10 @@ def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tenso
 
 @implements(RowStore, "cpu")
 class SlicedRows(RowStore):
-    """The rows of a lookup table on a CPU, stored bit by bit (csrc/slices.h has the layout).
+    """The rows of a lookup table on a CPU, with the bits of eight rows next to each other (csrc/slices.h has the
+    layout).
 
-    8 rows of 8 bytes are a group of 64 bytes; the number of groups is even.
+    8 bytes of 8 rows are a group of 64 bytes; the table has an even number of such groups.
     """
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
@@ -85,8 +86,8 @@ def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tenso
     """Answer queries to several tables of one shape in C++: combine the rows that each query selects.
 
     stores: the T tables. data: uint8 (T, B, size), B queries for each table. leaf: -1 if the queries are selection
-    bits; else they are keys, and the table's row 0 is the first row of this leaf of the keys' tree. width: bits of the
-    words that are summed; 0: XOR.
+    bits; else the queries are keys, each with a tree of leaves, and row 0 of the table is the first row of leaf number
+    `leaf`. width: bits of the words that are summed; 0: the rows are combined by XOR. Returns uint8 (T, B, row_bytes).
     """
     rows, row_bytes = stores[0]._shape
     data = data.contiguous()

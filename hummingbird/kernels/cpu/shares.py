@@ -142,7 +142,10 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Return the tensor in which words are stored, and how many bits a word has there: -32 for int32, for its sign."""
+    """Return the tensor in which words are stored, and the number of bits of a word in it; for int32 words it is -32.
+
+    The minus says that the words have a sign.
+    """
     found = stored(words)
     if isinstance(found, Packed):
         return found.data, found.width
@@ -187,7 +190,7 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
     """Implement `kernels.shares.products.matmul` in C++, as a 1 x 1 convolution.
 
-    The factor is the image, with a pixel for each of its columns; the rows of `a` are the filters.
+    The factor is treated as the image, with a pixel for each of its columns; the rows of `a` are the filters.
     """
     b = factor.code
     shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)

@@ -49,9 +49,10 @@ def _chacha12(k0, k1, k2, k3, counter, public, inside):
 
 @triton.jit
 def _node(at, inside):
-    """Load a node of a key's tree: the four words of its seed, and a word whose bits all equal its control bit.
+    """Load nodes of a key's tree: returns the four words of the seed, and a word whose bits all equal the node's
+    control bit.
 
-    at: the node's address. inside: whether the node exists; zeros are loaded if not.
+    at: the nodes' addresses. inside: whether each node exists; for others zeros are loaded.
     """
     k0, k1 = _word(at + 0, inside), _word(at + 1, inside)
     k2, k3 = _word(at + 2, inside), _word(at + 3, inside)
@@ -67,7 +68,12 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 # Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Compute the children of `total` nodes of the keys' trees, n nodes of each key (kernels/lookups.py)."""
+    """Store the children of `total` nodes of the trees of keys; each key has n of these nodes (kernels/lookups.py).
+
+    nodes: their memory, with `stride` words for each key. public: the public keys of the PRF. corrections: of this
+    level of the trees, with `correction_stride` words for each key. out: memory for the children. size: nodes of one
+    program.
+    """
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -87,9 +93,11 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """Compute the leaves below `total` nodes of the keys' trees, n nodes of each key (kernels/lookups.py).
+    """Store the leaves below `total` nodes of the trees of keys; each key has n of these nodes (kernels/lookups.py).
 
-    The second dimension of the grid of programs says which half of a leaf a program computes.
+    nodes: their memory, with `stride` words for each key. public: the public keys of the PRF. finals: the corrections
+    of leaves. out: memory for the leaves. size: nodes of one program. The grid of programs has a second dimension of
+    size 2: each program computes one half of its leaves.
     """
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
     inside, key = index < total, index // n
@@ -117,9 +125,11 @@ def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
 
 
 def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
-    """Compute selection bits as `kernels.lookups.expand`, uint8 (B, 128 * leaves) on a GPU, from keys on the CPU.
+    """Compute the selection bits of leaves first .. first + leaves - 1 from keys: uint8 (B, 128 * leaves), packed, on a
+    GPU.
 
-    InputError for keys of another PRF than chacha12. Needs 16 bytes of memory a leaf besides the result.
+    keys: uint8 (B, key_bytes), on the CPU; InputError for keys of another PRF than chacha12. Takes 16 bytes of memory
+    for each leaf, besides the result. See `kernels.lookups.expand`.
     """
     rows = lookups.check(keys, "kernels.gpu.expand(keys)")
     if not (keys[:, lookups.NUMBER] == CHACHA12).all():
@@ -166,7 +176,10 @@ _PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to 
 
 
 def prepare(data: Tensor) -> Tensor:
-    """Convert rows for `select_sum`: uint8 (rows, row_bytes) to int8, each byte less 128, on the rows' device."""
+    """Convert a table's rows to the form that `select_sum` reads: uint8 (rows, row_bytes) to int8, each byte less 128.
+
+    The result is on the device of the rows.
+    """
     return (data ^ 0x80).view(torch.int8)
 
 
@@ -191,10 +204,11 @@ def _sums(
 
 
 def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
-    """Sum, for each query, the rows that its bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+    """Sum, for each query, the rows that its bits select, as words of `width` bits mod 2^width; returns uint8 (B,
+    row_bytes).
 
-    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: from `prepare`, on the same device.
-    width: 8, 16, 32 or 64; a row is a whole number of words. InputError for anything else.
+    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: the result of `prepare`, on the same
+    device as the bits. width: 8, 16, 32 or 64; a row must be an integer number of words. InputError for anything else.
     """
     where = "kernels.gpu.select_sum"
     if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:
@@ -225,7 +239,10 @@ _ROOM = 3 * _MOST_BITS  # bytes of GPU memory for answering, besides the table
 
 @implements(RowStore, "gpu")
 class SignedRows(RowStore):
-    """The rows of a lookup table on a GPU, as signed bytes; keys, rows to write and answers are on the CPU."""
+    """The rows of a lookup table on a GPU, stored as signed bytes.
+
+    Keys, rows to write and answers are on the CPU.
+    """
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         _check_room(rows * row_bytes + _ROOM, device)

@@ -30,10 +30,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def limb_count(bits: int, weight_bits: int, terms: int) -> int:
-    """Return the least number of limbs into which shares must be split for sums of products to be exact in float64.
+    """Return into how few limbs shares can be split so that sums of products of limbs and weights are exact in float64.
 
-    0 if 8 limbs do not suffice. bits: how many low bits of the result are read. weight_bits: bits of a weight. terms:
-    products in a sum.
+    The result is 0 if not even 8 limbs suffice. bits: how many low bits of the result are read. weight_bits: bits of a
+    weight. terms: number of products in a sum.
     """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
@@ -42,9 +42,10 @@ def limb_count(bits: int, weight_bits: int, terms: int) -> int:
 
 
 def balanced(x: Tensor, width: int, limbs: int) -> list[Tensor]:
-    """Split x into limbs d_i, numbers of `width` bits with sign: x = sum_i d_i 2^(width i) mod 2^(width limbs).
+    """Split int64 numbers x into limbs d_i, numbers of `width` bits with sign: x = sum_i d_i 2^(width i) mod 2^(width
+    limbs).
 
-    limbs: how many. Each limb has the type and shape of x, int64.
+    limbs: how many. Returns a list of limbs, the lowest first; each is int64 of the shape of x.
     """
     out = []
     for _ in range(limbs):
@@ -64,7 +65,7 @@ def conv2d_by_limbs(
 ) -> Tensor:
     """Implement `kernels.shares.products.conv2d` by float64 products of limbs, in plain torch.
 
-    To be called only where `count` finds a number of limbs whose sums are exact. size: height and width of the result.
+    To be called only where `limb_count` is not 0, so that sums are exact. size: height and width of the result.
     """
     outputs, inputs, *kernel = factor.code.shape
     terms, places = factor.code[0].numel(), size[0] * size[1]
@@ -102,9 +103,10 @@ _FEW = 6  # digits of a result, at most, whose sums fit the registers in tiles o
 
 
 def digits_exact(bits: int, weight_bits: int, terms: int) -> bool:
-    """Whether all sums of products of digits stay within int32, beyond which tensor cores may saturate.
+    """Return whether all sums of products of digits (signed bytes) fit int32, so that a product by digits is exact.
 
-    bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: products in a sum.
+    Beyond int32 tensor cores may saturate. bits: how many low bits of the result are read. weight_bits: bits of a
+    weight. terms: number of products in a sum.
     """
     pairs = min(_of_weight(weight_bits), _of_result(bits))  # products of digits in one S_s, each at most 2^14
     return terms * pairs << 14 < 2**31
@@ -115,9 +117,9 @@ def _of_result(bits: int) -> int:
 
 
 def _of_weight(bits: int) -> int:
-    """Return how many signed bytes hold a weight w, |w| <= 2^(bits-1).
+    """Return how many signed bytes (digits) a weight w needs, if |w| <= 2^(bits-1).
 
-    n digits hold up to 127 (256^n - 1) / 255 < 2^(8n-1); 8 hold all.
+    n digits hold numbers up to 127 (256^n - 1) / 255 < 2^(8n-1); 8 digits hold every weight.
     """
     return min(8, bits // 8 + 1)
 
@@ -140,9 +142,10 @@ def _cut(
     PLACES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Split x, (images, channels, plane) with any strides, into signed bytes, and store them in `out`.
+    """Split the integers x into signed bytes (digits), and store the digits in `out`; one program of a Triton kernel.
 
-    out: (DIGITS, images, plane, channels). plane: height times width.
+    x: (images, channels, plane), of any strides, with plane = height times width. out: memory for (DIGITS, images,
+    plane, channels).
     """
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
@@ -198,10 +201,11 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     TERMS: tl.constexpr,
 ):
-    """Multiply the digits (signed bytes) of inputs and weights, and sum them to a convolution's result.
+    """Multiply inputs and weights that are split into signed bytes (digits), and store a convolution's result in `out`.
 
-    x: the digits of the inputs, (DIGITS, images, plane, channels). w: those of the weights, (WEIGHT_DIGITS, .., terms).
-    out: memory for the result, (images, groups * outputs, length). length: positions of an output image.
+    x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS,
+    outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of positions of an
+    output image.
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
@@ -257,7 +261,10 @@ def conv2d_by_digits(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """Implement `kernels.shares.products.conv2d` in Triton on tensor cores, where `exact` allows it."""
+    """Implement `kernels.shares.products.conv2d` in Triton on tensor cores, by products of signed bytes (digits).
+
+    To be called only where `digits_exact` is true. size: height and width of the result.
+    """
     images, channels, height, width = x.shape
     outputs, inputs, kernel_h, kernel_w = factor.code.shape
     count = _of_result(bits)
@@ -298,9 +305,10 @@ def conv2d_by_digits(
 
 
 def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
-    """Split shares (B, C, H, W), contiguous, into signed bytes, channels last: int8 (count, B, H, W, groups * padded).
+    """Split shares (B, C, H, W), contiguous, into `count` signed bytes (digits), with the channels last.
 
-    padded: the channels of a group, filled up with zeros to a multiple of _UNIT.
+    Returns int8 (count, B, H, W, groups * padded); padded: the number of channels in a group, rounded up to a multiple
+    of _UNIT; the added channels are zeros.
     """
     images, channels, height, width = x.shape
     inputs = channels // groups
@@ -324,9 +332,10 @@ def _padding(inputs: int) -> int:
 
 
 def _weight_digits(factor: Factor) -> Tensor:
-    """Split weights (O, C // groups, kh, kw) into signed bytes, channels last: int8 (digits, O, kh, kw, padded).
+    """Split a convolution's weights into signed bytes (digits), with the channels last.
 
-    padded: the channels, filled up with zeros to a multiple of _UNIT.
+    factor: has the weights, (O, C // groups, kh, kw). Returns int8 (digits, O, kh, kw, padded); padded: the number of
+    channels, rounded up to a multiple of _UNIT; the added channels are zeros.
     """
     last = F.pad(factor.code.permute(0, 2, 3, 1), (0, _padding(factor.code.shape[1])))
     return torch.stack([part.to(torch.int8) for part in balanced(last, 8, _of_weight(factor.bits))])
@@ -348,7 +357,8 @@ TENSOR_CORES = (8, 0)  # the least compute capability with products of bytes in 
 
 
 def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
-    """Choose a method of WAYS ("digits", "limbs" or "reference") that computes sums of products exactly.
+    """Choose the method by which a GPU computes sums of products exactly: "digits", "limbs" or "reference", a key of
+    WAYS.
 
     bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: products in a sum. capability:
     the GPU's compute capability.
@@ -359,7 +369,10 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Whether each group of a convolution has several input channels; with one, a matrix product does not pay."""
+    """Return whether each group of a convolution has several input channels.
+
+    With only one, computing the convolution as a matrix product does not pay.
+    """
     return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
 
 
@@ -388,12 +401,14 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 @implements(products.matmul, "gpu", takes=_one_product)
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """Implement `kernels.shares.products.matmul` on a GPU, as a 1 x 1 convolution with a's rows as images."""
+    """Implement `kernels.shares.products.matmul` on a GPU, as a 1 x 1 convolution whose images are the rows of `a`."""
     terms, columns = factor.code.shape
     out = conv2d(a.view(-1, terms, 1, 1), factor.made(_turned), (1, 1), (1, 1), 1, (1, 1), bits)
     return out.view(*a.shape[:-1], columns)
 
 
 def _turned(factor: Factor) -> Factor:
-    """Convert a matrix to the weight of a convolution, whose outputs are the matrix's columns."""
+    """Convert the matrix `factor` to the weight of a 1 x 1 convolution, with an output channel for each column of the
+    matrix.
+    """
     return Factor(factor.code.t()[:, :, None, None], factor.bits)

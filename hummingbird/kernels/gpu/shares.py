@@ -68,7 +68,10 @@ def _mask_words(
 
 @triton.jit
 def _sum(frames, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Compute a tile of opened words: the sum of all parties' packed words `frames` mod 2^WIDTH, uint64."""
+    """Compute this program's tile of opened words: the sum of all parties' words mod 2^WIDTH, uint64 (LANES, 16).
+
+    frames: addresses of the parties' packed words. n: how many words there are.
+    """
     total = tl.zeros((LANES, 16), tl.uint64)
     for party in tl.static_range(len(frames)):
         total += unpacked(frames[party], n, WIDTH, LANES)
@@ -84,10 +87,10 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
-    """Read two entries, `v` and `other`, of each element's step table of 2^C bits.
+    """Read two entries, numbers `v` and `other`, of each element's step table of 2^C bits; returns them as two planes.
 
-    The table is a share, which is drawn from the key stream of `key` from block `first` on. Returns two planes of a
-    tile, 16 bits of each lane in uint32 (gpu/tiles.py).
+    The tables are a share that is drawn from the key stream of `key`, from block `first` on. A plane has one bit of
+    each element of a tile: 16 bits of each lane, in uint32 (gpu/tiles.py).
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
@@ -223,7 +226,11 @@ def _lift(
 
 
 def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """Return how `tiles.read` shall read these words: the tensor or key, number of the first block, form and width."""
+    """Return the arguments by which the kernel function `tiles.read` reads these words.
+
+    They are the tensor of words or the key from which words are drawn, the number of the first block of drawn words,
+    the form (stored, drawn or packed), and the bits of a word.
+    """
     if isinstance(words, Drawn):
         return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
     if isinstance(words, Packed):
@@ -232,7 +239,9 @@ def operand(words: Words) -> tuple[Tensor, int, int, int]:
 
 
 def aligned(data: Tensor) -> Tensor:
-    """Return a packed stream at an address that is a multiple of 8, as `tiles.unpacked` needs: itself or a copy."""
+    """Return packed data at an address that is a multiple of 8, as `tiles.unpacked` needs it: `data`
+    itself, or a copy.
+    """
     return data.clone() if data.data_ptr() % 8 else data
 
 
@@ -327,10 +336,10 @@ def lift(
 
 @triton.jit
 def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
-    """Subtract the other parties' shares from a tile of values, and store the difference, the correction, packed.
+    """Store one tile of the dealer's corrections: values, less the shares that all parties but the receiver draw.
 
-    A tile is LANES lanes of 16 elements (gpu/tiles.py). first: number of the first block of the shares in the parties'
-    key streams. WIDTH: bits of a correction.
+    value: the values, uint64 (lanes, 16). keys: of all parties' key streams, the receiver's first. first: number of the
+    block in these streams where the shares begin. out: memory for packed words. WIDTH: bits of a correction.
     """
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):
@@ -340,7 +349,10 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
 
 @triton.jit
 def _others(keys, parties, block):
-    """Compute the XOR of the other parties' key streams at these blocks: (n, 16) uint32."""
+    """Compute the XOR of some blocks of the key streams of all parties but the receiver: (n, 16) uint32.
+
+    keys: of all parties, the receiver's first. block: numbers of the n blocks.
+    """
     words = tl.broadcast_to((block ^ block).to(tl.uint32)[:, None], (block.shape[0], 16))
     for party in range(1, parties):
         words ^= chacha_blocks(keys + 8 * party, block)
@@ -349,7 +361,11 @@ def _others(keys, parties, block):
 
 @triton.jit
 def _steps(place, first):
-    """Compute 32 entries of step tables, from entry `first` on: ones from entry `place` on, zeros before."""
+    """Compute 32 entries of step tables as one word each: entries `first` to `first + 31`, of which bit i is entry
+    first + i.
+
+    An entry is 1 from number `place` on, and 0 before.
+    """
     ahead = place - first
     full = tl.full((), 0xFFFFFFFF, tl.uint32)
     some = full << (ahead & 31).to(tl.uint32)
@@ -358,9 +374,11 @@ def _steps(place, first):
 
 @triton.jit
 def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
-    """Store corrections of a tile's step tables of 2^C bits, whose ones begin at `place`.
+    """Store one tile of the dealer's corrections for step tables of 2^C bits, whose entries are 1 from number `place`
+    on.
 
-    out: int32, with memory for whole lanes.
+    keys: of all parties' key streams, the receiver's first. first: number of the block in these streams where the
+    shares of the tables begin. out: int32, with memory for full lanes.
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word holds several tables, a block those of several lanes

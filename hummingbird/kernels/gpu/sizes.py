@@ -58,14 +58,14 @@ _tried: dict[str, Sizes] = {}  # the sizes that `tune` is trying
 
 @functools.cache
 def stored() -> dict[str, dict[str, Sizes]]:
-    """Read the tile sizes in sizes.json, by GPU and kernel."""
+    """Return the tile sizes in the file sizes.json: GPU -> kernel -> name of a size -> its value."""
     found: dict[str, dict[str, Sizes]] = records.read(FILE.read_bytes(), _CARDS, name="sizes", where=str(FILE))
     return found
 
 
 @functools.cache
 def card(index: int) -> str:
-    """Return the name that CUDA has for GPU number `index`."""
+    """Return the name that CUDA gives to GPU number `index`."""
     return torch.cuda.get_device_name(index)
 
 
@@ -79,7 +79,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def sizes(kernel: str, device: torch.device) -> Sizes:
-    """Return a kernel's tile sizes on a device: those in sizes.json, else the defaults."""
+    """Return the tile sizes of the kernel named `kernel` on a device: those in sizes.json, else the defaults."""
     if kernel in _tried:
         return _tried[kernel]
     found: Any = stored().get(_card_of(device), {}) if device.type == "cuda" else {}
@@ -89,7 +89,7 @@ def sizes(kernel: str, device: torch.device) -> Sizes:
 
 @contextlib.contextmanager
 def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
-    """Use these tile sizes for a kernel inside a `with` block."""
+    """Make `sizes` return the tile sizes `candidate` for a kernel, inside a `with` block."""
     _tried[kernel] = candidate
     try:
         yield
@@ -98,7 +98,7 @@ def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
 
 
 def candidates(kernel: str) -> Iterator[Sizes]:
-    """Yield all tile sizes that `tune` tries for a kernel."""
+    """Yield all combinations of tile sizes that `tune` tries for the kernel named `kernel`."""
     names = DEFAULTS[kernel]
     for values in itertools.product(*(_CHOICES[name] for name in names)):
         candidate = dict(zip(names, values, strict=True))
@@ -111,8 +111,8 @@ def tune(
 ) -> dict[str, Sizes]:
     """Search for the fastest tile sizes of kernels, and return them by kernel; takes minutes on a GPU.
 
-    runs: kernel -> a function that launches it once or a few times. seconds: measures the time of such a function.
-    Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
+    runs: kernel -> a function that launches it once or a few times. seconds: a function that runs such a function and
+    returns its time in seconds. Sizes that do not fit the GPU are skipped. InputError for a kernel without sizes.
     """
     if unknown := set(runs) - set(DEFAULTS):
         hint = f"those that have: {', '.join(DEFAULTS)}"
@@ -134,7 +134,10 @@ def _too_large() -> tuple[type[Exception], ...]:
 
 
 def keep(name: str, found: Mapping[str, Sizes]) -> None:
-    """Write the tile sizes that `tune` found for the GPU `name` to sizes.json; those of other GPUs and kernels stay."""
+    """Write to sizes.json the tile sizes that `tune` found on the GPU named `name`.
+
+    found: tile sizes by kernel. The sizes of other GPUs and other kernels stay in the file.
+    """
     cards = {**stored(), name: {**stored().get(name, {}), **found}}
     disk.save(FILE, [f"{json.dumps(cards, indent=1, sort_keys=True)}\n".encode()])
     stored.cache_clear()

@@ -22,7 +22,7 @@ TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def tile(LANES: tl.constexpr):
-    """Return the numbers of the lanes, of 16 elements each, that this program computes."""
+    """Return the numbers of the lanes (groups of 16 elements) that this program computes: (LANES,) int64."""
     return tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
 
 
@@ -60,7 +60,10 @@ def columns(row):
 
 @triton.jit
 def chacha_blocks(key, block):
-    """Compute blocks of a ChaCha20 key stream by their numbers, (n,) int64: (n, 16) uint32, each row in one thread."""
+    """Compute blocks of a ChaCha20 key stream: (n, 16) uint32, a row for each block, each row in one thread.
+
+    key: address of its eight words. block: the numbers of the blocks, (n,) int64.
+    """
     zero = (block ^ block).to(tl.uint32)
     counter = block.to(tl.uint32)
     k0, k1 = zero + tl.load(key + 0).to(tl.uint32, bitcast=True), zero + tl.load(key + 1).to(tl.uint32, bitcast=True)
@@ -87,7 +90,10 @@ def low_bits(WIDTH: tl.constexpr):
 
 @triton.jit
 def _behind(data, size, BYTES: tl.constexpr):
-    """Load the last bytes of a stream of `size` bytes, those after its last whole word of BYTES bytes: uint64."""
+    """Load the last bytes of a stream: those after its last full word of BYTES bytes; as one number, uint64.
+
+    data: the address of the stream. size: its bytes.
+    """
     rest = tl.full((), 0, tl.uint64)
     for byte in tl.static_range(BYTES - 1):
         found = tl.load(data + size // BYTES * BYTES + byte, mask=byte < size % BYTES, other=0)
@@ -97,7 +103,11 @@ def _behind(data, size, BYTES: tl.constexpr):
 
 @triton.jit
 def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Load a tile of a stream of n packed words: the 16 WIDTH bits of each lane, in several words uint64 (LANES,)."""
+    """Load this program's tile of a stream of n packed words of WIDTH bits, without unpacking.
+
+    data: the address of the stream. Returns a tuple of uint64 (LANES,): together they have the 16 WIDTH bits of each
+    lane, the lowest first.
+    """
     BYTES: tl.constexpr = 4 if WIDTH % 4 else 8
     kind: tl.constexpr = tl.uint32 if WIDTH % 4 else tl.uint64
     size: tl.constexpr = 2 * LANES * WIDTH // BYTES  # of the tile, in loads
@@ -130,12 +140,12 @@ def _stream(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def unpacked(data, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Unpack a tile of n unsigned words of WIDTH bits: uint64 (LANES, 16); elements after the last are undefined.
+    """Unpack this program's tile of a stream of n packed words of WIDTH bits: uint64 (LANES, 16), without sign.
 
-    `data` begins at a multiple of 8 bytes. A lane's bits begin at a multiple of 8 bytes if 4 divides WIDTH, else of 2.
-    They are loaded 8 or 4 bytes at a time, each once. If each element loaded its own bytes, `lift` would have three
-    times the loads and 1.4 times the instructions; if each loaded two or three words of 4 bytes, 1.25 times the
-    instructions, and registers would be spilled.
+    The values of elements after the last are undefined. data: address of the stream, a multiple of 8 bytes. A lane's
+    bits begin at a multiple of 8 bytes if 4 divides WIDTH, else of 2. They are loaded 8 or 4 bytes at a time, each
+    once. If each element loaded its own bytes, `lift` would have three times the loads and 1.4 times the instructions;
+    if each loaded two or three words of 4 bytes, 1.25 times the instructions, and registers would be spilled.
     """
     if WIDTH == 0:
         word = tl.zeros((LANES, 16), tl.uint64)
@@ -169,9 +179,11 @@ def _drawn(key, first, lane, WIDTH: tl.constexpr):
 
 @triton.jit
 def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
-    """Read a tile of an operand, which is stored, drawn or packed (FORM, module head): uint64 (lanes, 16).
+    """Read a tile of an operand as uint64 (lanes, 16), in whichever form the operand is.
 
-    WIDTH: the bits of a packed word; for a drawn word 32 or 64. first: number of the first block of a drawn operand.
+    source: address of the operand's words, or of the key from which they are drawn. FORM: TENSOR, DRAWN or PACKED
+    (module head). first: number of the first block of a drawn operand. lane: numbers of the tile's lanes. n: elements
+    in all tiles. WIDTH: bits of a packed word; of a drawn word 32 or 64.
     """
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = element < n
@@ -186,7 +198,10 @@ def read(source, first, lane, n, FORM: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def halves(data, lane, n):
-    """Load a tile of n packed bits: 16 bits of each lane, in uint32."""
+    """Load a tile of packed bits: uint32 (lanes,), with the 16 bits of each lane.
+
+    data: address of all packed bits. lane: numbers of the tile's lanes. n: how many bits there are in all.
+    """
     byte = lane * 2
     size = (n + 7) // 8
     low = tl.load(data + byte, mask=byte < size, other=0).to(tl.uint32)
@@ -196,21 +211,27 @@ def halves(data, lane, n):
 
 @triton.jit
 def spread(bits):
-    """Spread the low 16 bits of each lane to its elements: uint32 (lanes,) to uint64 (lanes, 16)."""
+    """Spread the low 16 bits of each lane's word to the lane's elements: uint32 (lanes,) to uint64 (lanes, 16), each 0
+    or 1.
+    """
     return (bits[:, None] >> tl.arange(0, 16)[None, :].to(tl.uint32) & 1).to(tl.uint64)
 
 
 @triton.jit
 def gathered(bits):
-    """Gather one bit, 0 or 1, of each element: uint32 (lanes, 16) to uint32 (lanes,), with 16 bits of each lane."""
+    """Gather the bits of each lane in one word: uint32 (lanes, 16), each 0 or 1, to uint32 (lanes,).
+
+    Bit j of a lane's word is the bit of the lane's element j.
+    """
     return tl.sum(bits << tl.arange(0, 16)[None, :].to(tl.uint32), axis=1)
 
 
 @triton.jit
 def drawn_planes(key, first, second, lane):
-    """Draw a tile of two planes of random bits, which begin at blocks `first` and `second` of a key stream.
+    """Draw two planes of random bits for a tile, one from block `first` and one from block `second` of a key stream on.
 
-    Returns 16 bits of each lane in uint32, twice; the number of lanes is a multiple of 32.
+    Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). lane: numbers of the
+    tile's lanes, a multiple of 32.
     """
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32
@@ -224,7 +245,11 @@ def drawn_planes(key, first, second, lane):
 
 @triton.jit
 def keep_plane(out, lane, bits, n):
-    """Store a tile of packed bits, 16 bits of each lane in uint32. n: elements in all tiles."""
+    """Store a tile of bits, packed.
+
+    bits: uint32 (lanes,), with the 16 bits of each lane. out: memory for the bits of all tiles. lane: numbers of the
+    tile's lanes. n: elements in all tiles.
+    """
     byte = lane * 2
     size = (n + 7) // 8
     tl.store(out + byte, bits.to(tl.uint8), mask=byte < size)
@@ -233,10 +258,11 @@ def keep_plane(out, lane, bits, n):
 
 @triton.jit
 def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
-    """Store the low WIDTH bits of each element of a tile, uint64 (lanes, 16), as one packed stream.
+    """Store the low WIDTH bits of each element of a tile, as packed words.
 
-    out: int16, with memory for whole lanes. n: elements in all tiles. A lane's 16 WIDTH bits are stored in pieces of
-    64, 32 or 16 bits: the largest that divides them.
+    x: the tile, uint64 (lanes, 16). out: int16, memory for the words of all tiles, filled up to full lanes. lane:
+    numbers of the tile's lanes. n: elements in all tiles. The 16 WIDTH bits of a lane are stored in pieces of 64, 32 or
+    16 bits: the largest that divides them.
     """
     if WIDTH > 0:
         BITS: tl.constexpr = 16 if WIDTH % 2 else 32 if WIDTH % 4 else 64
@@ -255,15 +281,23 @@ def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
 
 
 def grid(n: int, lanes: int) -> tuple[int]:
-    """Return the grid of programs, each of which computes `lanes` x 16 elements, for n elements."""
+    """Return how many programs of a Triton kernel compute n elements, as a tuple, if each computes `lanes` x 16
+    elements.
+    """
     return (triton.cdiv(n, 16 * lanes),)
 
 
 def room(n: int, width: int, device: torch.device) -> Tensor:
-    """Allocate memory for n packed words, filled up to a whole number of lanes: int16; see `packed_part`."""
+    """Allocate memory for n packed words of `width` bits, rounded up to a multiple of 16 words: int16.
+
+    `packed_part` returns the part of it that has the n words.
+    """
     return torch.empty(triton.cdiv(n, 16) * width, dtype=torch.int16, device=device)
 
 
 def packed_part(room: Tensor, n: int, width: int) -> Tensor:
-    """Return the part of the memory `room` that n packed words take: uint8 (ceil(n width / 8),)."""
+    """Return the first bytes of the memory `room`, in which n packed words are: uint8 (ceil(n width / 8),).
+
+    room: from the function `room`.
+    """
     return room.view(torch.uint8)[: bytes_of(n * width)]

@@ -36,7 +36,11 @@ def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
 
 
 def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
-    """Compute the key stream of AES under every leaf, from block number `block` on: uint8 (32, 16, 16 blocks)."""
+    """Compute a part of the AES key stream of every leaf, `blocks` blocks from number `block` on: uint8 (32, 16, 16
+    blocks).
+
+    leaves: the keys, uint8 (32, 16, 16): trees, leaves, bytes.
+    """
     counters = torch.stack([torch.arange(block, block + blocks), torch.zeros(blocks, dtype=torch.int64)], 1)
     data, out = counters.numpy().tobytes(), torch.empty((TREES * LEAVES, 16 * blocks), dtype=torch.uint8)
     for key, stream in zip(leaves.reshape(-1, 16).numpy(), out.numpy(), strict=True):
@@ -45,9 +49,9 @@ def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
 
 
 def _columns(streams: Tensor) -> Tensor:
-    """XOR, for each bit b of a leaf's number, the key streams of the leaves in whose number this bit is 1.
+    """Compute, for each bit b of a leaf's number, the XOR of the key streams of all leaves in whose number bit b is 1.
 
-    Returns uint8 (32, 4, 16 blocks): trees, bits b, bytes.
+    streams: from `_streams`. Returns uint8 (32, 4, 16 blocks): trees, bits b, bytes of a stream.
     """
     return torch.stack([_sum([streams[:, x] for x in range(LEAVES) if x >> b & 1]) for b in range(4)], 1)
 
@@ -57,7 +61,10 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 def _rows(columns: Tensor) -> Tensor:
-    """Transpose bits, so that row i has bit i of every column: int64 (128 blocks, 2)."""
+    """Transpose a matrix of bits: row i of the result has bit i of every column; int64 (128 blocks, 2).
+
+    columns: uint8 (32, 4, 16 blocks), 128 columns of packed bits.
+    """
     places = torch.arange(8, dtype=torch.uint8)
     bits = (columns.reshape(BLOCK, -1, 1) >> places & 1).view(BLOCK, -1)  # by column, then by transfer
     return (bits.T.reshape(-1, 16, 8) << places).sum(2, dtype=torch.uint8).view(torch.int64)

@@ -16,12 +16,18 @@ from hummingbird.kernels.registry import implements
 
 
 def sigma(x: Tensor) -> Tensor:
-    """Map blocks with the halves (l|r) to (l ^ r|l), as the hash needs it: int64 (..., 2), the low word r first."""
+    """Compute sigma(x), a permutation of blocks that the hash needs: the halves (l|r) become (l ^ r|l).
+
+    x: int64 (..., 2), the low word r first. The result has the same form.
+    """
     return torch.stack([x[..., 1], x[..., 0] ^ x[..., 1]], dim=-1)
 
 
 class Hash:
-    """The hash H of one tile: maps the number of a hash, and labels, int64 (..., 2), to blocks of the labels' shape."""
+    """The hash H of one tile of garbled circuits, as a callable object: (number of the hash, labels) -> blocks.
+
+    key: 16 public bytes. tile: the tile's number. Labels and blocks are int64 (..., 2) of one shape.
+    """
 
     def __init__(self, key: bytes, tile: int) -> None:
         self._key, self._tile = int.from_bytes(key, "little"), tile
@@ -39,9 +45,9 @@ def colour(x: Tensor) -> Tensor:
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """List the number that each sum bit x_i adds to the result if it is 1, such as 2^i (kernels/garble.py).
+    """List for each bit x_i of the sum of both shares the number that it adds to the result if it is 1, such as 2^i.
 
-    For "relu" this is without the sign's bit, which adds nothing.
+    For "relu" the sign's bit is left out, which adds nothing; for "lift" it adds a negative number.
     """
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
@@ -51,11 +57,13 @@ def _weights(circuit: Circuit) -> list[int]:
 def _garble(
     circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Garble one tile of m instances: return the gates' blocks, the rows' words, and the offsets of the results.
+    """Garble one tile of m instances of a circuit: returns the gates' blocks, the rows' words, and the results'
+    offsets.
 
-    Rows convert wires to numbers (kernels/garble.py). hash_of: the tile's hash. delta: the XOR of a wire's two labels.
-    labels, own: int64 (m, w, 2), labels of 0 of the evaluator's and of the garbler's bits. first: bit 0 of the
-    garbler's shares, int64 (m, 1); None for the garbler "model".
+    Rows convert labels of bits to numbers (kernels/garble.py). hash_of: the tile's hash. delta: the XOR of a wire's two
+    labels. labels, own: int64 (m, w, 2), the labels of 0 of the evaluator's bits, and of the garbler's. first: bit 0 of
+    the garbler's shares, int64 (m, 1); None for the garbler "model", which does not know it. The offsets are int64
+    (m,).
     """
     blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
     for i in range(circuit.width):
@@ -77,10 +85,11 @@ def _garble(
 
 
 def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Compute the words of the rows, which convert wires to numbers, and the results' offsets (kernels/garble.py).
+    """Compute the words of the rows, which convert labels of bits to numbers, and the results' offsets
+    (kernels/garble.py).
 
-    hash_of: the tile's hash. delta: the XOR of a wire's two labels. wires: labels of 0 of each sum bit x_i, int64 (m,
-    2).
+    hash_of: the tile's hash. delta: the XOR of a wire's two labels. wires: for each bit x_i of the sum of both shares
+    its labels of 0, int64 (m, 2). Returns a list of words, int64 (m,) each, and the offsets, int64 (m,).
     """
     words, offset, positive = [], torch.zeros(len(wires[0]), dtype=torch.int64), wires[-1] ^ delta
     for i, weight in enumerate(_weights(circuit)):
@@ -127,7 +136,7 @@ def _evaluate(
 
 
 def _spans(n: int) -> list[slice]:
-    """List, for each tile, the range of its instances among all n, as a Python slice."""
+    """List, for each tile of n instances, the range of its instances, as a Python slice."""
     return [slice(TILE * i, min(TILE * (i + 1), n)) for i in range(tiles(n))]
 
 
@@ -137,10 +146,10 @@ def _joined(circuit: Circuit, blocks: list[Tensor], words: list[Tensor]) -> Tens
 
 
 def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Tensor]:
-    """Split a tile's tables into the gates' blocks, yielded in order, and the words of the rows.
+    """Split the garbled tables of one tile into the gates' blocks and the words of the rows.
 
-    Rows convert wires to numbers (kernels/garble.py). m: instances in the tile. Each block is int64 (m, 2); the words
-    are int64 (circuit.words, m).
+    Rows convert labels of bits to numbers (kernels/garble.py). m: number of instances in the tile. Returns an iterator
+    over the blocks, int64 (m, 2) each, and the words, int64 (circuit.words, m).
     """
     size = LABEL_BYTES * circuit.blocks * m
     blocks = tables[:size].clone().view(torch.int64).view(circuit.blocks, m, 2)

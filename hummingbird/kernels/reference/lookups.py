@@ -59,16 +59,19 @@ _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 
 
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute the two children, H(0) and H(1), of every seed: uint8 (B, n, 32).
+    """Compute the two children, 16 bytes each, of nodes of the keys' trees: uint8 (B, n, 32).
 
-    prf: the number of the PRF in a key's header. public: the keys' public part, uint8 (B, 16). seeds: uint8 (B, n, 16).
-    H: the PRF (module head).
+    prf: the number of the PRF in a key's header. public: the PRF's public keys, uint8 (B, 16). seeds: of n nodes for
+    each key, uint8 (B, n, 16). The children are the blocks H(0) and H(1) of the PRF (module head), without corrections.
     """
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 
 
 def leaf(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute the leaf, H(2) .. H(9), of every seed: uint8 (B, n, 128). Arguments as in `children`."""
+    """Compute the leaf below each of these nodes of the keys' trees: uint8 (B, n, 128), 1024 bits each.
+
+    The leaves are the blocks H(2) .. H(9) of the PRF, without corrections. The arguments are those of `children`.
+    """
     if prf == AES:
         return _aes(public, seeds, 2, 8)
     return torch.cat([_chacha12(public, seeds, counter) for counter in (1, 2)], dim=2)
@@ -93,7 +96,7 @@ def _chacha12(public: Tensor, seeds: Tensor, counter: int) -> Tensor:
 
 
 def _words(octets: Tensor) -> Tensor:
-    """Copy bytes, and return the copy as int32 words.
+    """Copy bytes, uint8 (..., n), to contiguous memory, and return the copy as int32 words (..., n / 4).
 
     A view would not do: a batch of one may have strides that are no multiple of a word.
     """
@@ -172,7 +175,10 @@ def _seeds(nodes: Tensor) -> Tensor:
 
 
 def _masks(nodes: Tensor) -> Tensor:
-    """Return 255 where the control bit of a node is set, else 0: uint8 (..., 1)."""
+    """Return for each node of a tree 255 if its control bit is set, else 0: uint8 (..., 1).
+
+    nodes: uint8 (..., 16).
+    """
     return (nodes[..., :1] & 1) * 255
 
 
@@ -247,10 +253,11 @@ class PlainRows(RowStore):
 
 
 def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
-    """Combine, for each query, the rows that its bits select: their XOR for width 0, else their sum.
+    """Combine, for each query, the rows that its bits select: by XOR if `width` is 0, else by sums of words of `width`
+    bits.
 
-    A sum is of words of `width` bits. bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: uint8 (rows, row_bytes).
-    Returns uint8 (B, row_bytes).
+    bits: uint8 (B, n), packed, n >= ceil(rows / 8). data: the rows, uint8 (rows, row_bytes). Returns uint8 (B,
+    row_bytes).
     """
     total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
     for start in range(0, len(data), _PIECE):
@@ -270,9 +277,9 @@ def _unpack(data: Tensor) -> Tensor:
 
 
 def zeros(size: int) -> Tensor:
-    """Allocate zeros, uint8 (size,), at an address that is a multiple of 64.
+    """Allocate `size` bytes of zeros, uint8 (size,), at an address that is a multiple of 64.
 
-    The memory is on large pages if there are any, which halve the cache misses.
+    They are on large pages if the system has any, which halves the number of cache misses.
     """
     try:
         if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):

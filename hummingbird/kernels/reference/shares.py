@@ -80,9 +80,10 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 
 
 def _overlaps(width: int) -> list[tuple[int, int, int]]:
-    """List the triples (word, byte, shift) that unpack eight words from `width` bytes.
+    """List the triples (word, byte, shift) by which eight words of `width` bits are unpacked from `width` bytes.
 
-    Byte `byte` holds bits of word number `word` of the eight, from bit `shift` of this word on.
+    A triple says that byte number `byte` has bits of word number `word`: the byte, shifted left by `shift`, is added to
+    the word; a negative shift is one to the right.
     """
     return [
         (lane, byte, 8 * byte - lane * width)
@@ -169,8 +170,8 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
     """Implement `kernels.shares.opening.lookup` in plain torch.
 
-    With T the step table of L, and v bits low..low+bits-1 of an opened word, row 0 is [L < v] = T[v - 1], row 1
-    [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
+    T is the step table of a number L: T[i] = [L <= i]. v is the number in bits low .. low + bits - 1 of an opened word.
+    Row 0 is [L < v] = T[v - 1], row 1 is [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
     """
     v = (opened >> low) & low_bits(bits)
     start = torch.arange(opened.numel(), device=opened.device) << bits
@@ -301,9 +302,10 @@ def conv2d(
 def columns(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
 ) -> Tensor:
-    """Unfold x for a convolution: the inputs of each output position are a column, (groups, terms, images * positions).
+    """Unfold x for a convolution: make a column of the inputs that each output position reads.
 
-    size: height and width of the result.
+    size: height and width of the result. Returns (groups, terms, images * positions), with terms = input channels of a
+    group times positions of the kernel.
     """
     images, channels = x.shape[:2]
     sb, sc, sh, sw = x.stride()
@@ -315,7 +317,7 @@ def columns(
 
 
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
-    """Compute a convolution with one input channel per group, as a sum of shifted, scaled copies of x.
+    """Compute a convolution whose groups have one input channel each, as a sum of shifted and scaled copies of x.
 
     oh, ow: height and width of the result.
     """

@@ -38,9 +38,9 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor
 
 
 def drawn(count: int, key: int, m: int, draws: int, device: torch.device) -> Tensor:
-    """Draw the noise u of elements 0 .. count - 1, each a sum of `draws` uniform numbers below 2^m: int64 (count,).
+    """Draw the random number u of each element, a sum of `draws` uniform numbers below 2^m, mod 2^64: int64 (count,).
 
-    Sums are mod 2^64. kernels/simulation.py says how the numbers follow from `key`.
+    kernels/simulation.py says how the numbers follow from `key`.
     """
     bits = 16 if m <= 16 else 32
     u = torch.zeros(count, dtype=torch.int64, device=device)

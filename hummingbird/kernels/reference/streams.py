@@ -31,9 +31,11 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def rounds(start: list[Tensor], count: int) -> list[Tensor]:
-    """Apply ChaCha's block function to many states: `count` rounds on `start`, then add `start` itself.
+    """Apply ChaCha's block function to many states at once: `count` rounds, after which the states before them are
+    added.
 
-    start: the 16 words of many states, int32 of one shape. count: even; 20 for ChaCha20, 12 for ChaCha12.
+    start: the 16 words of the states, int32 of one shape. count: even; 20 for ChaCha20, 12 for ChaCha12. Returns the 16
+    words of the results.
     """
     x = list(start)
 
@@ -59,7 +61,10 @@ def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
 
 
 def encrypted_zeros(encrypt: CipherContext, size: int) -> Tensor:
-    """Compute the first `size` bytes, a multiple of 64, of the key stream of a cipher: uint8 (size,)."""
+    """Compute the first `size` bytes of a cipher's key stream, by encrypting zeros: uint8 (size,).
+
+    encrypt: the cipher at its start. size: a multiple of 64.
+    """
     out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
     view = out.numpy().data
     for start in range(0, size, _PIECE):

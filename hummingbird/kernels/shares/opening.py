@@ -45,11 +45,13 @@ def _size(x: Tensor) -> int:
 
 
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Shift an opened value right and subtract the shifted mask: int64 (n,), this party's share of the result.
+    """Compute this party's share of a value, shifted right by `shift` bits, from the opened sum of the value and a
+    mask.
 
-    opened: int64 (n,), public. mask_high, mask_low: int64 (n,), this party's shares of the shifted mask, for a set and
-    a clear top bit of `opened`. 0 <= shift <= 62. first: True at exactly one party. offset: the public number that was
-    added before the opening, 0 <= offset < 2^63.
+    opened: int64 (n,), public, value + offset + mask. offset: a public number, 0 <= offset < 2^63. mask_high, mask_low:
+    int64 (n,), this party's shares of the shifted mask, of which one is used for words of `opened` whose top bit is
+    set, the other for words whose top bit is clear. 0 <= shift <= 62. first: True at exactly one party. Returns int64
+    (n,).
     """
     function, n = "kernels.rescale", _size(opened)
     for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):
@@ -71,12 +73,13 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of z and of y = b z, from an opened value and the masked bit c = b xor r.
+    """Compute this party's shares of z, a value shifted right, and of y = b z, with b the bit that a ReLU multiplies
+    by.
 
-    b: the bit by which a ReLU keeps z or makes it 0. r: a random bit that no party knows.
-    opened, mask_high, mask_low, shift, first, offset: as for `rescale`, whose result is z. choice: uint8 (ceil(n/8),),
-    public, packed c. bit: int64 (n,), a share of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask,
-    for a set and a clear top bit of `opened`. Returns (y, z): int64 (n,) each.
+    opened, mask_high, mask_low, shift, first, offset: as for `rescale`, whose result is the share of z. choice: uint8
+    (ceil(n/8),), public, packed c = b xor r, with r a random bit that no party knows. bit: int64 (n,), this party's
+    share of r. bit_high, bit_low: int64 (n,), its shares of r times the shifted mask, for words of `opened` whose top
+    bit is set, and for words whose top bit is clear. Returns (y, z): int64 (n,) each.
     """
     function, n = "kernels.select", _size(opened)
     words = {"opened": opened, "bit": bit, "mask_high": mask_high, "mask_low": mask_low}
@@ -90,10 +93,10 @@ def select(
 
 
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Make the message by which a party opens a masked share: round it to a coarser scale, add the mask, and pack it.
+    """Make the message by which a party opens a share under a mask: round(share / 2^shift) + mask mod 2^width, packed.
 
-    share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns
-    round(share / 2^shift) + mask mod 2^width, packed: uint8 (ceil(n width / 8),).
+    share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns uint8
+    (ceil(n width / 8),).
     """
     function = "kernels.mask_words"
     check_tensor(f"{function}(share)", share, torch.int64, share)
@@ -104,7 +107,10 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Sum all parties' packed words mod 2^width: a list of uint8 (ceil(n width / 8),) to int64 (n,), unsigned."""
+    """Open words: sum the messages of all parties, mod 2^width, to n unsigned numbers, int64 (n,).
+
+    frames: the messages, each of n packed words, uint8 (ceil(n width / 8),).
+    """
     check_range("kernels.open_words(width)", width, 0, 64)
     check_range("kernels.open_words(n)", n, 0, 2**56)
     if not frames:
@@ -115,9 +121,10 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Compute a step table for each element x_i: bit v of table i says whether x_i mod 2^bits <= v.
+    """Compute a step table for each element of x: entry v of the table of x_i is 1 if x_i mod 2^bits <= v, else 0.
 
-    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), the tables of 2^bits bits one after the other.
+    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),): the tables, 2^bits bits each, one after the
+    other.
 
         step_table(torch.tensor([1, 3]), 2).tolist() == [0b1000_1110]
     """
@@ -127,11 +134,13 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Read step tables, or XOR shares of them, at v, the bits low .. low + bits - 1 of opened words.
+    """Compare numbers L, given as step tables or as XOR shares of them, with v: bits low .. low + bits - 1 of opened
+    words.
 
-    opened: int64 (n,), public. table: uint8 (ceil(n 2^bits / 8),), a result of `step_table` for numbers L, or an XOR
-    share of one. 1 <= bits <= 8, low + bits <= 64. rows: which results to return, ascending: 0 is [L < v], 1 is
-    [L <= v], and 2 and 3 are the same for v with its top bit flipped. Returns uint8 (len(rows), ceil(n/8)), packed.
+    opened: int64 (n,), public. table: the result of `step_table` for the numbers L, or an XOR share of it, uint8
+    (ceil(n 2^bits / 8),). 1 <= bits <= 8, low + bits <= 64. rows: which results to return, ascending: 0 is [L < v], 1
+    is [L <= v], and 2 and 3 are the same for v with its top bit flipped. Returns bits, or XOR shares of them: uint8
+    (len(rows), ceil(n/8)), packed.
     """
     function = "kernels.lookup"
     check_tensor(f"{function}(opened)", opened, torch.int64, opened)
@@ -154,14 +163,14 @@ def compare_opened(
     m: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Open masked words, and compare them with the mask by one step table (mpc/protocols/masked.py has the equations).
+    """Open masked words, and compare them with their mask by a step table (equations: mpc/protocols/masked.py).
 
-    frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: this party's XOR share of the step tables of
-    lambda >> m, uint8 (ceil(n 2^(k - m) / 8),), lambda being the mask. choice_bits, wrap_bits: its XOR shares of the
-    random bits r_b and r_s, uint8 (ceil(n/8),). 1 <= k - m <= 8, k <= 64. first: True at exactly one party. Returns the
-    opened words, as `open_words`, and this party's XOR shares of two results, each masked by a random bit: c_b = b xor
-    r_b for the comparison's bit b, and c_s = s xor r_s for the bit s by which `lift` undoes the wrap; uint8 (2,
-    ceil(n/8)), packed.
+    The mask of a word is lambda, the sum of all parties' masks mod 2^k. frames: all parties' packed words, uint8
+    (ceil(n k / 8),) each. table: this party's XOR share of the step tables of lambda >> m, uint8 (ceil(n 2^(k - m) /
+    8),). choice_bits, wrap_bits: its XOR shares of the random bits r_b and r_s, uint8 (ceil(n/8),). n: how many words.
+    k: bits of a word, at most 64; 1 <= k - m <= 8. first: True at exactly one party. Returns the opened words, as
+    `open_words`, and this party's XOR shares of two results, each masked by a random bit: c_b = b xor r_b for the
+    comparison's bit b, and c_s = s xor r_s for the bit s by which `lift` undoes the wrap; uint8 (2, ceil(n/8)), packed.
     """
     function = "kernels.compare_opened"
     check_range(f"{function}(k)", k, 1, 64)
@@ -189,14 +198,16 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k and the comparison's bit b.
+    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k under a mask, and from a bit
+    b.
 
-    opened: int64 (n,), public, z + lambda mod 2^k, unsigned, lambda being the mask. choice: uint8 (2, ceil(n/8)),
-    public, packed: c_b = b xor r_b, and c_s = s xor r_s of the wrap's bit s; `compare_opened` returns shares of both.
-    mask: (n,), this party's mask, a summand of lambda; only the low k bits are used. carry, bit, wrap, product: (n,),
-    this party's shares of the masks' carry, of r_b, r_s and r_b lambda. All are int64 or int32; with int32 the low 32
-    bits of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k
-    <= 32. first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
+    b is the result of a comparison. opened: int64 (n,), public, z + lambda mod 2^k, unsigned; lambda is the sum of all
+    parties' masks. choice: uint8 (2, ceil(n/8)), public, packed: c_b = b xor r_b, and c_s = s xor r_s, with random bits
+    r_b and r_s, and s the bit by which the wrap of z + lambda is undone; `compare_opened` returns shares of both. mask:
+    (n,), this party's mask; only the low k bits are used. carry, bit, wrap, product: (n,), this party's shares of the
+    carry in the sum of the masks, of r_b, of r_s, and of r_b lambda. All are int64 or int32; with int32 the low 32 bits
+    of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
+    first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
     If `carry` is None, `mask` is this party's share of z itself, int64, and is returned as z. Then, for z outside of
     [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z'), where z' is the number in this range that equals z mod 2^k.
     mpc/protocols/masked.py has the equations.
@@ -236,13 +247,14 @@ def mask_values(
     sizes: Sequence[int],
     whole: bool = False,
 ) -> list[Tensor]:
-    """Compute the values that follow from masks: the carry (unless `whole`), r_b, r_s, r_b lambda, and step tables.
+    """Compute the values that a dealer derives from the parties' masks: the carry, r_b, r_s, r_b lambda, and step
+    tables.
 
-    lambda is the sum of the masks mod 2^k, the carry is (sum - lambda) / 2^k, r_b and r_s are random bits (module
-    head). The first four values are int64 (n,); the low 64 - k bits of the carry are right. mask: the parties' masks,
-    (n,); only the low k bits are used. choice, wrap: r_b and r_s, packed, uint8 (ceil(n/8),), or J rows of them, for
-    results (J, n). sizes: the number of bits c of each table, from bit m of lambda on. A table is uint8 (ceil(n 2^c /
-    8),).
+    mask: the parties' masks, (n,) each, of which only the low k bits are used. lambda is their sum mod 2^k, the carry
+    is (sum - lambda) / 2^k; of the carry the low 64 - k bits are right, and with `whole` it is left out. choice, wrap:
+    the random bits r_b and r_s, packed, uint8 (ceil(n/8),), or J rows of them, for results (J, n). sizes: for each
+    table its number of bits c of lambda; the first table has bits m to m + c - 1, and the next follows. Returns a list:
+    the numbers are int64 (n,), a table is uint8 (ceil(n 2^c / 8),).
     """
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
@@ -257,12 +269,16 @@ def mask_values(
 
 
 def widths(k: int, ring: int, whole: bool) -> list[int]:
-    """Return how many bits each dealt number of an element has: the carry (unless `whole`), r_b, r_s, r_b lambda."""
+    """Return the bits of each number that the dealer deals for an element: the carry (unless `whole`), r_b, r_s, r_b
+    lambda.
+
+    k: bits of lambda, the mask. ring: bits of results.
+    """
     return [*([] if whole else [ring - k]), ring, ring - k, ring]
 
 
 def _numbers(bits: Tensor, n: int) -> Tensor:
-    """Unpack bits to numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
+    """Unpack packed bits to the numbers 0 and 1: uint8 (..., ceil(n/8)) to int64 (..., n)."""
     rows = [from_bits(row, n) for row in bits.reshape(math.prod(bits.shape[:-1]), bits.shape[-1])]
     return torch.stack(rows).view(*bits.shape[:-1], n)
 
@@ -270,13 +286,15 @@ def _numbers(bits: Tensor, n: int) -> Tensor:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool = False
 ) -> list[Tensor]:
-    """Compute the dealer's corrections for n masked openings, in the order of `mask_values`: packed uint8.
+    """Compute the corrections that the dealer sends to the receiver for n masked openings: a list of packed uint8
+    tensors.
 
-    fields: all parties' shares of lambda (the sum of their masks) and of the random bits r_b and r_s, the receiver's
-    first; then, for each value of `mask_values`, the shares of all parties but the receiver. A party's shares are parts
-    of one key stream, at the same blocks as the others'. k: bits of lambda. ring: bits of results; 1 <= k <= ring <=
-    64. m: the lowest bit of lambda in a table, 0 <= m. sizes: bits of lambda that each table is for, 1 to 8; m +
-    sum(sizes) <= k. whole: deal no carry; for values whose shares are right in all bits that are read later.
+    They are in the order of the values of `mask_values`. fields: three lists with the shares of all parties, the
+    receiver's first: of lambda (the sum of the parties' masks), and of the random bits r_b and r_s; then for each value
+    of `mask_values` a list with the shares of all parties but the receiver. Each party draws its shares from one key
+    stream, at the same blocks as the others. k: bits of lambda. ring: bits of results; 1 <= k <= ring <= 64. m: the
+    lowest bit of lambda in a table, 0 <= m. sizes: the number of bits of lambda in each table, 1 to 8; m + sum(sizes)
+    <= k. whole: deal no carry; for values whose shares are right in all bits that are read later.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)

@@ -28,7 +28,7 @@ def bytes_of(bits: int) -> int:
 
 
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Extract bits low .. low + count - 1 of every element: row j holds bit low + j of all elements.
+    """Extract bits low .. low + count - 1 of every element of x into rows: row j has bit low + j of all elements.
 
     x: int64 (n,), ring elements. 0 <= low, 0 <= count, low + count <= 64. Returns uint8 (count, ceil(n/8)), packed.
 
@@ -41,7 +41,7 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Unpack bits to int64 numbers 0 and 1; the spare bits of the last byte are not read.
+    """Unpack n packed bits to int64 numbers 0 and 1; the spare bits of the last byte are not read.
 
     plane: uint8 (ceil(n/8),), packed. Returns int64 (n,).
 
@@ -76,7 +76,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """Unpack what `pack_words` packed, as unsigned numbers: uint8 (ceil(n width / 8),) to int64 (n,)."""
+    """Unpack n words of `width` bits that `pack_words` packed: uint8 (ceil(n width / 8),) to int64 (n,), unsigned."""
     check_range("kernels.unpack_words(width)", width, 0, 64)
     check_range("kernels.unpack_words(n)", n, 0, 2**56)
     check_tensor("kernels.unpack_words(data)", data, torch.uint8, data, bytes_of(n * width))
@@ -97,7 +97,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 class Packed:
     """Unsigned words of `width` bits, packed as `pack_words` packs them: one of the forms in which kernels take words.
 
-    data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the unpacked tensor.
+    data: uint8 (ceil(n width / 8),) for n words. shape, dtype: of the tensor that `tensor` returns.
     """
 
     data: Tensor
@@ -128,25 +128,31 @@ Words: TypeAlias = Tensor | Drawn | Packed
 
 
 def stored(words: Words) -> Tensor | Packed:
-    """Store words in memory: drawn words are computed, and stay packed if their key stream holds packed words."""
+    """Convert drawn words to stored ones; other words are returned unchanged.
+
+    The result is a tensor, or `Packed` if the key stream holds packed words.
+    """
     if not isinstance(words, Drawn):
         return words
     return words.tensor() if words.width is None else Packed(words.octets(), words.shape, words.width)
 
 
 def plain(words: Words) -> Tensor:
-    """Return words, in whatever form they are, as a tensor."""
+    """Convert words, whether stored, packed or drawn, to a tensor of numbers."""
     found = stored(words)
     return found if isinstance(found, Tensor) else found.tensor()
 
 
 def anchor(words: Words) -> Tensor:
-    """Return the tensor by which `registry.best` chooses: the one that stores the words, or the key of drawn words."""
+    """Return the tensor whose device and layout decide which kernel runs (`registry.best`).
+
+    It is the tensor that stores the words or, for drawn words, the key.
+    """
     return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
 
 
 def check_words(where: str, words: Words, like: Tensor, n: int, octets: bool = False) -> None:
-    """Raise InputError unless `words` are n words, int64 or int32, or n bytes if `octets`, on the device of `like`.
+    """Raise InputError unless `words` are n numbers, int64 or int32, on the device of `like`; with `octets`, n bytes.
 
     where: the argument's name.
     """

@@ -23,11 +23,10 @@ _Made = TypeVar("_Made")
 
 
 class Factor:
-    """A public factor of many products, which keeps what backends compute from it.
+    """A public weight that is a factor of many products, together with what kernels have computed from it.
 
-    code: int64, a weight in the layout of `matmul` or `conv2d`; it must not change any more. bits: the range of the
-    weight, -2^(bits-1) <= code < 2^(bits-1); 64 is always enough; None: the least such number, found by a pass over
-    `code`.
+    code: int64, the weight, as `matmul` or `conv2d` takes it; it must not change any more. bits: the least number known
+    with -2^(bits-1) <= code < 2^(bits-1); 64 is always right; None: it is computed, by a pass over `code`.
     """
 
     def __init__(self, code: Tensor, bits: int | None = None) -> None:
@@ -35,7 +34,10 @@ class Factor:
         self._made: dict[Any, Any] = {}
 
     def made(self, make: Callable[[Factor], _Made]) -> _Made:
-        """Return make(self), computed at the first call and kept; `make` must be a function of a module, no lambda."""
+        """Return make(self), which is computed at the first call only.
+
+        make: a function at the top of a module, no lambda, because the result is stored under this function.
+        """
         if make not in self._made:
             self._made[make] = make(self)
         made: _Made = self._made[make]
@@ -64,7 +66,7 @@ def _checked(where: str, a: Tensor, b: Tensor | Factor, bits: int) -> Factor:
 
 
 def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
-    """Multiply matrices mod 2^bits, in torch's shapes: int64 (..., n, k) x (..., k, m).
+    """Multiply matrices mod 2^bits: a, int64 (..., n, k), times b, int64 (..., k, m), as torch's matmul does.
 
     The low `bits` bits of the result are those of the product; the bits above are undefined and must not be read.
     InputError for other types or devices. On CUDA k is at most 2^21.
@@ -82,10 +84,11 @@ def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
 def conv2d(
     x: Tensor, weight: Tensor | Factor, stride: Sequence[int], dilation: Sequence[int], groups: int, bits: int = 64
 ) -> Tensor:
-    """Convolve without padding, mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
+    """Convolve x with a weight, without padding, mod 2^bits.
 
-    Returns int64 (B, O, oh, ow), whose low `bits` bits are those of the convolution; the bits above are undefined.
-    InputError for other types or devices, for channels that do not fit, and for a kernel larger than the input.
+    x: int64 (B, C, H, W). weight: int64 (O, C // groups, kh, kw). stride, dilation: two numbers each. Returns int64 (B,
+    O, oh, ow), of which the low `bits` bits are those of the convolution; the bits above are undefined. InputError for
+    other types or devices, for channels that do not fit, and for a kernel larger than the input.
     """
     where = "kernels.conv2d"
     factor = _checked(where, x, weight, bits)

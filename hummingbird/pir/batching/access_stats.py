@@ -19,7 +19,7 @@ _PAIRS = 1 << 23  # pairs counted at a time, 64 MiB
 
 
 def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
-    """Count the inferences that want each row, int64 (rows,).
+    """Count for each row the inferences that want it; returns int64 (rows,).
 
     accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: number of rows in the table.
     """
@@ -30,9 +30,10 @@ def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
 
 
 def hottest(counts: Tensor, share: float) -> Tensor:
-    """Return the numbers of the rows with the highest counts, hottest first, int64; ties are ordered by number.
+    """Return the numbers of the rows with the highest counts, int64, the hottest first; equal counts are ordered by
+    number.
 
-    share: the fraction of all rows to return, from 0 to below 1.
+    counts: one for each row of the table. share: how many rows to return, as a fraction of all rows, 0 to below 1.
     """
     if not 0 <= share < 1:
         raise InputError(f"a hot share of {share}", where="share", hint="from 0, no hot table, to less than 1")
@@ -40,11 +41,12 @@ def hottest(counts: Tensor, share: float) -> Tensor:
 
 
 def companions(accesses: Sequence[Tensor], rows: int, count: int) -> Tensor:
-    """Return for each row the rows most often wanted together with it, int64 (rows, count), the most frequent first.
+    """Find for each row the rows that are most often wanted in the same inference: its companions.
 
     accesses: for each inference, the numbers of the rows that it wants, int64 (n,). rows: number of rows in the table.
-    Equally frequent companions are ordered by number; a row with fewer than `count` companions has -1 for the others.
-    Time and memory grow with the number of different pairs.
+    count: number of companions of a row. Returns int64 (rows, count), the most frequent companion first; equally
+    frequent ones are ordered by number, and -1 fills the place of missing ones. Time and memory grow with the number of
+    different pairs.
     """
     pairs, weights = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     waiting: list[Tensor] = []

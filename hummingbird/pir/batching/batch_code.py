@@ -36,10 +36,10 @@ _SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 
 
 class Schedule(NamedTuple):
-    """The keys that a client sends for its wanted rows.
+    """The keys that a client sends for its wanted rows, by the rule of a `BatchCode`.
 
-    inside: int64 (keys,), the position in its bucket that each key selects, 0 for a dummy, a key for no row. key: int64
-    (N,), the number of the key for each wanted row, -1 for a dropped row, which gets no key.
+    inside: for each key the position in its bucket that it selects, int64 (keys,); 0 for a dummy, which is a key for no
+    row. key: for each wanted row the number of its key, int64 (N,); -1 for a dropped row, which gets no key.
     """
 
     inside: Tensor
@@ -48,11 +48,12 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchCode:
-    """A public, fixed rule that stores each row of a table in several of its buckets, and assigns keys to wanted rows.
+    """A public, fixed rule that stores each row of a table in several buckets, and assigns keys to wanted rows.
 
-    rows: rows of the table. buckets: number of small tables, a multiple of `choices`. choices: number of buckets that
-    hold each row. rounds: keys for every bucket. seed: of the permutations that distribute the rows, not secret. Key n
-    goes to bucket n div rounds. Raises ConfigError for numbers that do not fit each other.
+    A bucket is a small table, to which every inference sends `rounds` keys. rows: number of rows in the table. buckets:
+    number of buckets, a multiple of `choices`. choices: in how many buckets each row is stored. seed: of the
+    permutations that distribute the rows; not secret. Key n goes to bucket n div rounds. Raises ConfigError for numbers
+    that do not fit each other.
 
         code = BatchCode.cuckoo(rows=2**20, wanted=64)          # 96 buckets of 2^15 rows: 96 keys for 64 rows
         tables = [table[rows] for rows in code.layout()]        # at the servers (-1: a row of zeros)
@@ -80,9 +81,10 @@ class BatchCode:
 
     @classmethod
     def cuckoo(cls, rows: int, wanted: int, expansion: float = 1.5, seed: bytes = _SEED) -> BatchCode:
-        """Make the code with 3 choices for up to `wanted` rows.
+        """Make a code that stores each row in 3 buckets, for inferences that want up to `wanted` rows.
 
-        expansion: buckets for each wanted row; the number of all buckets is rounded up to a multiple of 3.
+        rows: number of rows in the table. expansion: number of buckets for each wanted row; the number of all buckets
+        is rounded up to a multiple of 3. seed: as for `BatchCode`.
         """
         groups = math.ceil(expansion * wanted / 3)
         return cls(rows, 3 * max(1, min(groups, rows)), seed=seed)
@@ -94,20 +96,22 @@ class BatchCode:
 
     @property
     def bucket_rows(self) -> int:
-        """Number of positions in every bucket, empty ones included."""
+        """Number of positions for rows in every bucket; some positions may be empty."""
         return -(-self.rows // (self.buckets // self.choices))
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where rows, int64 (N,), are stored: their buckets, and their positions inside them.
+        """Return where rows are stored: the numbers of their buckets, and their positions in these buckets.
 
-        Both are int64 (N, choices), with a column for each of a row's buckets.
+        rows: numbers of rows, int64 (N,). Both results are int64 (N, choices), with a column for each bucket of a row.
         """
         group = self.buckets // self.choices
         spread = torch.stack([self._permuted(rows, choice) for choice in range(self.choices)], 1)
         return spread % group + group * torch.arange(self.choices), spread // group
 
     def layout(self) -> Tensor:
-        """Return the row at each position of each bucket, int64 (buckets, bucket_rows), -1 for an empty position."""
+        """Return the number of the row at each position of each bucket, int64 (buckets, bucket_rows); -1: an empty
+        position.
+        """
         group = self.buckets // self.choices
         parts = []
         for choice in range(self.choices):
@@ -117,9 +121,11 @@ class BatchCode:
         return torch.cat(parts)
 
     def schedule(self, wanted: Tensor) -> Schedule:
-        """Assign keys to the wanted rows, int64 (N,), in buckets that store them; equal rows share a key.
+        """Assign keys to the wanted rows, so that each key goes to a bucket in which its row is stored; returns a
+        `Schedule`.
 
-        As many rows as possible get a key, earlier rows first. Raises InputError for a row that is not in the table.
+        wanted: numbers of rows, int64 (N,); equal rows share a key. As many rows as possible get a key, earlier rows
+        first. Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.rows)))
         assignment = Assignment(self, distinct)
@@ -135,11 +141,12 @@ class BatchCode:
 
 
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
-    """Apply the pseudo-random permutation of one group of buckets to row numbers x.
+    """Apply a pseudo-random permutation of the numbers 0 to rows - 1 to row numbers x, int64 (N,); returns the new
+    numbers.
 
-    rows: number of rows in the table. choice: number of the group. The functions x -> a x + c and x -> x ^ (x >> half)
-    are applied in turn; they are bijections modulo the smallest power of two that holds all rows; all are repeated
-    while the result is not the number of a row (Black and Rogaway, CT-RSA 2002).
+    choice: number of the permutation; a code has one for each bucket of a row. The functions x -> a x + c and x -> x ^
+    (x >> half) are applied in turn; they are bijections modulo the smallest power of two that holds all rows. All are
+    repeated while the result is not the number of a row (Black and Rogaway, CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -159,22 +166,21 @@ def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
-    """Return `_permute` of all row numbers of a table, int64 (rows,); results are cached.
+    """Return a pseudo-random permutation of all row numbers of a table, int64 (rows,): `_permute`, with cached results.
 
-    Only small tables are given here: for 30 rows a cached call takes 17 us, computing the permutation 690 us.
+    For small tables only: with 30 rows a cached call takes 17 us, computing the permutation 690 us.
     """
     return _permute(torch.arange(rows), rows, seed, choice)
 
 
 class Assignment:
-    """Assigns rows to the keys of a code, one by one, by augmenting paths (Kuhn, 1955).
+    """An assignment of wanted rows to the keys of a code, made row by row with augmenting paths (Kuhn, 1955).
 
-    A placed row may move to another of its buckets, but never loses its key. The sets of rows that can be placed
-    together are the independent sets of a transversal matroid, so placing rows by decreasing importance finds the most
-    important set. The search for one row visits every key at most once.
-
-    rows: the numbers of the rows in the table. The methods name a row by its index in this list. keys: for each row of
-    the list, the number of its key, -1 if it has none.
+    rows: the wanted rows, by their numbers in the table; methods name a row by its index in this list. keys: for each
+    row of the list the number of its key, -1 if it has none.
+    A row that has a key may later get another key instead, of another of its buckets, but it never ends without one.
+    The sets of rows that can have keys together are the independent sets of a transversal matroid; so placing the most
+    important rows first finds the most important set. The search for one row visits every key at most once.
     """
 
     def __init__(self, code: BatchCode, rows: Sequence[int]) -> None:
@@ -184,7 +190,10 @@ class Assignment:
         self.keys = [-1] * len(rows)
 
     def place(self, number: int) -> bool:
-        """Find a key for row `number`; returns False if there is none, even by moving other rows."""
+        """Find a key for row `number` (its index in `rows`), if need be by giving other rows other keys.
+
+        Returns False, and changes nothing, if there is no key for it.
+        """
         rounds, reached = self.code.rounds, dict[int, int]()  # key: number of the row that would move to it
         queue = [number]
         for row in queue:
@@ -200,11 +209,11 @@ class Assignment:
         return False
 
     def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
-        """Move rows along the path that the search for row `number` found, which ends at the free `key`.
+        """Give row `number` a key: it takes the key of another row, this row takes the next one's, and the last takes a
+        free key.
 
-        The last row of the path takes the free key, and each earlier row takes the key that the row behind it has left;
-        so in the end row `number` has a key. reached: for each key that the search visited, the number of the row that
-        takes it.
+        key: the free key that the search for row `number` found. reached: for each key that the search visited, the
+        number of the row that takes it.
         """
         row = -1
         while row != number:
@@ -213,7 +222,7 @@ class Assignment:
             key = before
 
     def inside(self) -> Tensor:
-        """Return the position in its bucket that each key selects, int64 (keys,).
+        """Return for each key the position in its bucket that it selects, int64 (keys,).
 
         A key without a row is a dummy and selects position 0; servers cannot distinguish it from other keys.
         """
@@ -225,9 +234,9 @@ class Assignment:
 
 
 def checked(wanted: Tensor, rows: int) -> list[int]:
-    """Convert the wanted rows to a list. Raises InputError, which names no row, for a row that is not in the table.
+    """Convert the numbers of the wanted rows, int64 (N,), to a list.
 
-    rows: number of rows in the table.
+    rows: number of rows in the table. Raises InputError for a row that is not in the table; the error names no row.
     """
     if wanted.dtype != torch.int64 or wanted.ndim != 1:
         what = f"wanted rows {wanted.dtype} {tuple(wanted.shape)}"

@@ -34,9 +34,10 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 class Price:
     """The work and traffic of one inference's lookups, as counts.
 
-    messages, keys: how many are sent to each server. buckets: number of buckets. held: bytes that the buckets hold. up:
-    bytes from the client to both servers; down: bytes back. rows, read, blocks: the rows that each server works
-    through, their bytes, and its PRF blocks (AES).
+    messages, keys: how many are sent to each server. buckets: number of buckets. held: bytes of the rows in all
+    buckets. up: bytes that the client sends to both servers together; down: bytes that both send back. rows, read: how
+    many rows each server works through for all keys, and their bytes. blocks: PRF blocks (AES) that each server
+    computes.
     """
 
     messages: int
@@ -54,19 +55,19 @@ class Price:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the client sends and receives."""
+        """Bytes that the client sends and receives for one inference, to and from both servers together."""
         return self.up + self.down
 
     @property
     def work(self) -> dict[str, float]:
-        """Map each kind of a server's work, by the field names of `Speed`, to its amount."""
+        """Return the amount of each kind of a server's work, by the names of the fields of `Speed`."""
         return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
     """Count the PRF blocks (AES) that a server computes to expand one key for a table of `rows` rows.
 
-    The key is a tree whose leaves stand for 1024 rows each; the count is of the leaves and of the nodes above them.
+    A key has the root of a tree with a leaf for every 1024 rows; the result counts the blocks of all nodes and leaves.
     """
     leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
@@ -74,9 +75,10 @@ def blocks(rows: int) -> int:
 
 
 def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
-    """Compute the price of one inference's lookups with a plan's codes.
+    """Compute the price of one inference's lookups by a plan.
 
-    record_bytes: bytes that are stored and sent for one row, its companions included.
+    codes: the codes of the plan's tables (`Plan.codes`). record_bytes: bytes that are stored and sent for one row,
+    together with its companions.
     """
     parts = [_price(code, record_bytes) for code in codes]
     return sum(parts[1:], parts[0])
@@ -91,9 +93,10 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds that one server core takes for each message, bucket, byte held, key, PRF block, byte read and byte sent.
+    """Seconds that one core of a server takes for one unit of each kind of work.
 
-    These seconds are right only if one pass over the table answers as many inferences as it did in the measurements.
+    The units are a message, a bucket, a byte held in buckets, a key, a PRF block, a byte read, and a byte sent. The
+    seconds are right only if one pass over the table answers as many inferences as it did in the measurements.
     """
 
     message: float
@@ -106,9 +109,11 @@ class Speed:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
-        """Fit nonnegative seconds of each kind of work to measured pairs (price, seconds), by relative errors.
+        """Find the seconds of each kind of work from measurements, by a fit of nonnegative numbers with small relative
+        errors.
 
-        Raises InputError for fewer than seven measurements, or for a measurement of 0 s.
+        measured: pairs (price of an inference, seconds of one core). Raises InputError for fewer than seven
+        measurements, or for a measurement of 0 s.
         """
         if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
             raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
@@ -116,19 +121,22 @@ class Speed:
         return cls(*nonnegative(rows).tolist())
 
     def seconds(self, price: Price) -> float:
-        """Predict the seconds that one core of each server takes for one inference of this price."""
+        """Predict the seconds that one core of each server takes for one inference. price: of the
+        inference's lookups.
+        """
         return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
 
 
 def _work(price: Price) -> tuple[float, ...]:
-    """Return the amounts of a server's work, in the order of the fields of `Speed`."""
+    """Return the amounts of a server's work for lookups of this price, in the order of the fields of `Speed`."""
     return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[int]:
-    """Return the indices of the Pareto-optimal points: no other point is as small everywhere and smaller somewhere.
+    """Return the indices of the Pareto-optimal points, where smaller numbers are better.
 
-    Of equal points only the first is returned.
+    A point is Pareto-optimal if no other point is as small in all coordinates and smaller in one. Of equal points only
+    the first is returned.
     """
     order = sorted(range(len(points)), key=lambda number: tuple(points[number]))
     kept: list[int] = []

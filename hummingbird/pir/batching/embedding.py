@@ -26,8 +26,10 @@ Servers = Client | Sequence["str | TableServer"]
 
 
 class _Private(nn.Module):
-    """Base class of `PrivateEmbedding` and `PrivateEmbeddingBag`: the client, and the table's size under torch's
-    attribute names.
+    """Base class of `PrivateEmbedding` and `PrivateEmbeddingBag`.
+
+    It has the client, and the size and type of the servers' table under the names of torch's attributes, such as
+    num_embeddings.
     """
 
     def __init__(self, servers: Servers, options: dict[str, Any]) -> None:
@@ -40,9 +42,10 @@ class _Private(nn.Module):
         self.num_embeddings, self.embedding_dim, self.dtype = facts.rows, facts.dim, DTYPES[facts.dtype]
 
     def _check_padding(self, padding_idx: int | None) -> int | None:
-        """Return the row number of the padding row, None for none. A negative index counts from the end, as in torch.
+        """Check `padding_idx`, the number of the row for padding, and return it as a number from 0 on; None: there is
+        none.
 
-        Raises ConfigError for an index outside of the table.
+        A negative number counts from the end, as in torch. Raises ConfigError for a number outside of the table.
         """
         if padding_idx is None:
             return None
@@ -52,7 +55,7 @@ class _Private(nn.Module):
         return padding_idx % self.num_embeddings
 
     def _check_same(self, module: nn.Embedding | nn.EmbeddingBag) -> None:
-        """Raise AgreementError unless the torch layer and the servers' table have the same size and type."""
+        """Raise AgreementError unless the weight of a torch layer has the size and type of the servers' table."""
         own = tuple(module.weight.shape), module.weight.dtype
         theirs = (self.num_embeddings, self.embedding_dim), self.dtype
         if own != theirs:
@@ -92,8 +95,9 @@ def _check_module(module: nn.Module, kind: type[nn.Module], private: type[nn.Mod
 class PrivateEmbedding(_Private):
     """A layer in place of nn.Embedding whose table is at two servers, which must not collude; without gradients.
 
-    servers: a Client, or two servers as in `Client`, with its options (`tls`, `decoder`, ...). Calls take int32 or
-    int64 of any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
+    servers: a `Client`, or the two servers as `Client` takes them. options: with two servers, further arguments of
+    `Client`, such as `tls`. padding_idx: as in torch, where it concerns gradients only. Calls take int32 or int64 of
+    any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
 
         private = PrivateEmbedding.from_torch(embedding, ("pir0.example:7000", "pir1.example:7000"), tls=tls)
         private(torch.tensor([[3, 14], [15, 9]]))                  # equals embedding(...), shape (2, 2, dim)
@@ -105,10 +109,10 @@ class PrivateEmbedding(_Private):
 
     @classmethod
     def from_torch(cls, embedding: nn.Embedding, servers: Servers, **options: Any) -> PrivateEmbedding:
-        """Make the layer that replaces `embedding`; its weights are not used, so that it may be on the meta device.
+        """Make the layer that replaces `embedding`, whose weights are not used; so it may be on the meta device.
 
-        options: further arguments of `Client`. Raises ConfigError for max_norm, AgreementError if the servers' table is
-        of another size or type.
+        servers: as for PrivateEmbedding. options: further arguments of `Client`. Raises ConfigError for an embedding
+        with max_norm, AgreementError if the servers' table is of another size or type.
         """
         _check_module(embedding, nn.Embedding, cls)
         private = cls(servers, padding_idx=embedding.padding_idx, **options)
@@ -123,9 +127,9 @@ class PrivateEmbedding(_Private):
 class PrivateEmbeddingBag(_Private):
     """A layer in place of nn.EmbeddingBag whose table is at two servers, which must not collude; without gradients.
 
-    servers: as for PrivateEmbedding. mode: sum, mean or max. Calls take the same arguments as torch's: input (B, n), or
-    (n,) with offsets (B,); per_sample_weights with `sum`. They return (B, embedding_dim). Offsets and weights are not
-    sent.
+    servers, options: as for PrivateEmbedding. mode: "sum", "mean" or "max". Calls take the same arguments as torch's:
+    input (B, n), or (n,) with offsets (B,); with "sum" also per_sample_weights. They return (B, embedding_dim). Offsets
+    and weights are not sent. Raises the errors of `Client.rows`.
     """
 
     def __init__(
@@ -147,10 +151,10 @@ class PrivateEmbeddingBag(_Private):
 
     @classmethod
     def from_torch(cls, bag: nn.EmbeddingBag, servers: Servers, **options: Any) -> PrivateEmbeddingBag:
-        """Make the layer that replaces `bag`; its weights are not used, so that it may be on the meta device.
+        """Make the layer that replaces `bag`, whose weights are not used; so it may be on the meta device.
 
-        options: further arguments of `Client`. Raises ConfigError for max_norm, AgreementError if the servers' table is
-        of another size or type.
+        servers: as for PrivateEmbedding. options: further arguments of `Client`. Raises ConfigError for a bag with
+        max_norm, AgreementError if the servers' table is of another size or type.
         """
         _check_module(bag, nn.EmbeddingBag, cls)
         settings: dict[str, Any] = {"padding_idx": bag.padding_idx, "include_last_offset": bag.include_last_offset}
@@ -179,7 +183,10 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Raise InputError, before anything is sent, for arguments of a call that torch's EmbeddingBag would refuse."""
+        """Raise InputError if torch's EmbeddingBag would refuse these arguments of a call; nothing is sent before.
+
+        weights: the call's per_sample_weights.
+        """
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
             raise InputError("input is (B, n) without offsets, or (n,) with offsets", where=where)
@@ -203,12 +210,12 @@ _TRIES = 5
 class BatchedEmbedding(nn.Module):
     """A layer in place of nn.Embedding that looks up rows at two servers by a plan; without gradients.
 
-    Every inference sends the same number of keys. plan: public, the same as the servers'. clients: one `Client` for
-    each of the plan's codes.
+    Every inference sends the same number of keys. plan: public; the servers must have the same. clients: one `Client`
+    for each code of the plan. padding_idx: a row number that is not looked up.
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
-    that gets no key is dropped: its embedding is zeros. Positions of padding_idx are zeros too, and need no key.
-    `dropped` counts the dropped positions of all calls; it is not sent. All rows of a call are of one version of the
-    table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
+    that gets no key is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
+    `dropped` counts the dropped rows of all calls; it is not sent. All rows of a call are of one version of the table.
+    Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
         servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
         net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
@@ -241,10 +248,11 @@ class BatchedEmbedding(nn.Module):
         one: Sequence[str | TableServer],
         **options: Any,
     ) -> BatchedEmbedding:
-        """Make the layer that replaces `embedding`; the embedding's weights are not used.
+        """Make the layer that replaces `embedding`, whose weights are not used.
 
-        zero, one: the servers of party 0 and of party 1, one for each of the plan's codes, as `Client` takes them.
-        options: further arguments of `Client`.
+        plan: public; the servers must have the same. zero, one: the servers of party 0 and of party 1, one for each
+        code of the plan, as `Client` takes them. options: further arguments of `Client`. Raises AgreementError if the
+        servers' table is of another size or type.
         """
         clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
         private = cls(plan, clients, padding_idx=embedding.padding_idx)
@@ -256,7 +264,10 @@ class BatchedEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, input: Tensor) -> Tensor:
-        """Look up the embeddings (*, dim) of row numbers, int32 or int64 (N,) or (B, N)."""
+        """Look up the embeddings of the rows `input`: (N, dim) or (B, N, dim).
+
+        input: numbers of rows, int32 or int64, (N,) for one inference or (B, N) for B inferences.
+        """
         if input.dim() not in (1, 2) or input.dtype not in (torch.int32, torch.int64):
             hint = "(N,) for one inference, (B, N) for B of them"
             raise InputError(f"indices {input.dtype} {tuple(input.shape)}", where="BatchedEmbedding", hint=hint)
@@ -272,9 +283,11 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records for the keys of all inferences: (B, keys, parts, dim), with `parts` rows in a record.
+        """Look up the records that the keys of B inferences select: (B, keys, parts, dim), with `parts` rows in a
+        record.
 
-        inside: for each inference the position that every key selects in its bucket.
+        inside: for each inference the position that every key selects in its bucket, int64 (keys,). Raises
+        AgreementError if the table is updated during every attempt.
         """
         if not inside:
             return torch.empty(0)
@@ -287,10 +300,10 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up the records that the keys of B inferences select in the buckets of one of the plan's codes.
+        """Look up records in the buckets of one code of the plan, for the keys of B inferences.
 
-        number: which of the plan's codes. asked: int64 (B, keys), the position that each key selects in its bucket.
-        Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
+        number: index of the code in `Plan.codes`. asked: the position that each key selects in its bucket, int64 (B,
+        keys). Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)

@@ -35,11 +35,12 @@ _DAMAGED = (ValueError, TypeError, OverflowError, RuntimeError, HummingbirdError
 
 
 class Lookup(NamedTuple):
-    """The keys of one inference, and where the wanted rows are in the answers.
+    """The keys that one inference sends, and where the client finds the wanted rows in the answers.
 
-    inside: the position that every key selects in its bucket, int64 (keys,), the hot table's keys first.
-    key: number of the key for each wanted row, int64 (N,), -1 for a dropped row.
-    part: position of the row in the record that this key yields, int64 (N,): 0 for the row itself, c for companion c.
+    inside: for each key the position that it selects in its bucket, int64 (keys,), the hot table's keys first. key: for
+    each wanted row the number of the key that gets it, int64 (N,); -1 for a dropped row. part: for each wanted row its
+    place in that key's record, int64 (N,): 0 if the record is the row's own, c if the row is companion number c of the
+    record's row.
     """
 
     inside: Tensor
@@ -62,9 +63,9 @@ class PlanFile:
 class Plan:
     """A public plan for the lookups of an inference, which the client and both servers share (module head).
 
-    full: the code of the whole table. hot: the code of the hot table, a small second table of the rows most often
-    wanted; None: there is none. hot_rows: numbers of the rows in it, int64 (H,). companions: for each row the C rows
-    that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
+    full: the code of the table with all rows. hot: the code of the hot table, a small second table with a copy of the
+    rows most often wanted; None: there is no hot table. hot_rows: numbers of the rows in it, int64 (H,). companions:
+    for each row the C other rows that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
     Raises ConfigError if these do not fit each other.
 
         hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
@@ -87,7 +88,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Load a plan from a file with the text of `to_json`. Raises InputError for any other file."""
+        """Load a plan from a file that has the text of `to_json`. Raises InputError for any other file."""
         try:
             found = records.read(path.read_bytes(), PlanFile, name="plan", most=_MOST_TEXT, where=str(path), hint=_HINT)
             rows = found.full.rows
@@ -109,12 +110,15 @@ class Plan:
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
-        """Map the number of each hot row to its row number in the hot table."""
+        """Map from the number of each hot row to its position in the hot table."""
         return {row: place for place, row in enumerate(self.hot_rows.tolist())}
 
     @property
     def codes(self) -> tuple[BatchCode, ...]:
-        """The codes of the plan's tables in the order in which their keys are sent: hot, if there is one, then full."""
+        """The codes of the plan's tables, in the order in which their keys are sent.
+
+        First comes the hot table's code, if there is a hot table, then the code of the table with all rows.
+        """
         return (self.hot, self.full) if self.hot else (self.full,)
 
     @property
@@ -128,14 +132,15 @@ class Plan:
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
     def facts(self, code: BatchCode, table: Facts) -> Facts:
-        """Return the facts (size and type) of one bucket of a code, as the code's server reports them.
+        """Return the facts (size and type) of one bucket of a code; the server of this code reports them as its own.
 
-        table: the facts of the whole table.
+        table: the facts of the table for which the plan is made.
         """
         return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
 
     def table(self, bucket: Facts) -> Facts:
-        """Return the facts (size and type) of the whole table, computed from those of one bucket of any code.
+        """Compute the facts (size and type) of the table for which the plan is made, from those of one bucket of any of
+        its codes.
 
         Raises AgreementError for a bucket of another plan.
         """
@@ -145,17 +150,20 @@ class Plan:
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """Return the row numbers to store in each code's buckets, int64 (buckets, bucket_rows, parts), with companions.
+        """Return for each code which rows to store at each position of its buckets, int64 (buckets, bucket_rows,
+        parts).
 
-        The number -1 stands for zeros in place of a row.
+        A position has the record of one row: the number of this row, and those of its companions. -1 stands for zeros
+        in place of a row.
         """
         return [self._layout(code, code is self.hot) for code in self.codes]
 
     def touched(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """List what changes in each code's table when rows of the whole table, int64 (N,), change.
+        """List which records of each code's table change when some rows of the table change.
 
-        Returns for each code the rows of its table that change, int64 (n,), and the numbers, in the whole table, of the
-        rows in their records, int64 (n, parts), -1 for zeros in place of a row.
+        rows: numbers of these rows, int64 (N,). Returns a pair for each code: the numbers of the records in the code's
+        table, int64 (n,), and the numbers of the rows that each of these records holds, int64 (n, parts), -1 for zeros
+        in place of a row.
         """
         rows = rows.unique()
         if self.companions is not None:  # all records that contain one of the rows
@@ -172,9 +180,11 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Return the numbers of the rows that the records of these rows (*) hold: (*, parts).
+        """Return the numbers of all rows that are stored in the records of these rows: (*, parts), with `parts` rows in
+        a record.
 
-        The first number is the row itself, the others are its companions; -1 stands for zeros in place of a row.
+        rows: numbers of rows, int64 (*). The first number of a record is the row itself, the others are its companions;
+        -1 stands for zeros in place of a row.
         """
         if self.companions is None:
             return rows[..., None]
@@ -182,10 +192,10 @@ class Plan:
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Assign keys of the hot or the full table to the wanted rows, int64 (N,); returns a `Lookup`.
+        """Assign keys of the hot table or of the full table to the wanted rows; returns a `Lookup`.
 
-        Equal rows share a key. If there are too few keys, the earlier rows get them. Raises InputError for a row that
-        is not in the table.
+        wanted: numbers of rows, int64 (N,); equal rows share a key. If there are too few keys, earlier rows get them.
+        Raises InputError for a row that is not in the table.
         """
         distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
         number = {row: place for place, row in enumerate(distinct)}
@@ -210,10 +220,10 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """List, for each wanted row, the other wanted rows that its record holds because they are its companions.
+        """List for each wanted row which other wanted rows its record holds too, as companions.
 
-        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. Each companion is
-        listed as a pair: its position in the record, and its index in `distinct`.
+        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. Returns for each
+        wanted row a list of pairs: the place of a companion in the record, and the companion's index in `distinct`.
         """
         if self.companions is None:
             return [[] for _ in distinct]
@@ -222,9 +232,10 @@ class Plan:
 
 
 def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
-    """Convert lists of row numbers from a file to a tensor of `dim` dimensions; ValueError for numbers out of range.
+    """Convert lists of row numbers from a file to a tensor of `dim` dimensions.
 
-    least: the smallest number allowed. size: number of rows; the largest number allowed is size - 1.
+    least: the smallest number allowed. size: number of rows in the table; the largest number allowed is size - 1.
+    Raises ValueError for other numbers.
     """
     rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
     if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
@@ -235,8 +246,8 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
     """Choose a few wanted rows whose records together hold all wanted rows, by a greedy set cover.
 
-    brought: for each wanted row, the wanted rows that its record brings along (`Plan._brought`). Returns indices of
-    wanted rows, ascending.
+    brought: for each wanted row the other wanted rows in its record (`Plan._brought`). Returns the indices of the
+    chosen rows, ascending.
     """
     covered: set[int] = set()
     chosen = []
@@ -248,7 +259,11 @@ def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
 
 
 class _Placing:
-    """Assigns wanted rows to keys of both tables of a plan: to the hot table's first, then to the full table's."""
+    """An assignment of wanted rows to the keys of both tables of a plan: of the hot table first, then of the full
+    table.
+
+    distinct: the wanted rows, each once; methods name a row by its index in this list.
+    """
 
     def __init__(self, plan: Plan, distinct: list[int]) -> None:
         hot = [(number, plan.where_hot[row]) for number, row in enumerate(distinct) if row in plan.where_hot]
@@ -257,15 +272,19 @@ class _Placing:
         self._full = Assignment(plan.full, distinct)
 
     def place(self, number: int) -> bool:
-        """Find a key for row `number`: in the hot table if it holds the row, otherwise in the full table.
+        """Find a key for wanted row `number`: of the hot table if it holds the row and has a key left, else of the full
+        table.
 
-        Returns False if there is no key for it.
+        Returns False if there is no key for the row.
         """
         hot = self._hot_number.get(number)
         return (hot is not None and self._hot is not None and self._hot.place(hot)) or self._full.place(number)
 
     def keys(self) -> list[int]:
-        """Return the key of every row by the row's number, -1 for a row without a key."""
+        """Return for each wanted row the number of its key, -1 for a row without a key.
+
+        The hot table's keys are numbered first.
+        """
         if self._hot is None:
             return self._full.keys
         before = self._hot.code.keys
@@ -276,5 +295,7 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """Return the position that every key selects in its bucket, the hot table's keys first."""
+        """Return for every key the position that it selects in its bucket, the hot table's keys first:
+        int64 (keys,).
+        """
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

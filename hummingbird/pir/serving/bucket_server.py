@@ -24,9 +24,9 @@ from hummingbird.pir.table import Source, State, leaf_digests
 
 
 class Buckets:
-    """The buckets of a code, ready for queries: a `workers.Shard` that is asked for whole inferences.
+    """The buckets of a code, ready for queries with the keys of complete inferences; in the form of a `workers.Shard`.
 
-    records: the rows in each bucket, uint8 (buckets, bucket_rows, record_bytes).
+    records: the records in each bucket, uint8 (buckets, bucket_rows, record_bytes).
     """
 
     def __init__(self, code: BatchCode, records: Tensor) -> None:
@@ -38,12 +38,13 @@ class Buckets:
             table.fill(0, part)
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Accept any keys and width, because buckets support them all."""
+        """Do nothing: buckets support any keys, and any width of the words that are added."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Answer the keys of whole inferences, in order; `BucketServer` has checked their number.
+        """Combine the records that each key selects in its bucket; returns uint8 (keys, record_bytes).
 
-        width: as for `workers.Shard.answer`.
+        keys: those of one or more inferences, one inference after the other; `BucketServer` has checked their number.
+        width: bits of the words that are added; 0: the records are combined by XOR.
         """
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
@@ -51,7 +52,11 @@ class Buckets:
         return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of rows of the code's table, int64 (n,), in all buckets that hold them."""
+        """Replace records in all buckets that hold them.
+
+        indices: numbers of rows of the code's table, int64 (n,). records: the rows' new records, uint8 (n,
+        record_bytes).
+        """
         buckets, inside = (part.flatten() for part in self._code.places(indices))
         records = records.repeat_interleave(self._code.choices, 0)
         for bucket in buckets.unique().tolist():
@@ -66,10 +71,10 @@ class Buckets:
 
 
 class BucketServer(Server):
-    """A server of one code's buckets, which answers the keys of whole inferences only.
+    """A server of the buckets of one code, which answers the keys of complete inferences only.
 
-    A query with another number of keys is refused before it joins a batch. table: describes one bucket, by its facts.
-    records: the rows in all buckets, as for `Buckets`. options: further arguments of `Server`.
+    A query with another number of keys is refused before it joins a batch. table: has the facts of one bucket. records:
+    the records in all buckets, uint8 (buckets, bucket_rows, record_bytes). options: further arguments of `Server`.
     """
 
     def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:
@@ -77,7 +82,9 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer a query as `Server.handle` does. Raises InputError unless it has the keys of whole inferences."""
+        """Answer a query as `Server.handle` does; raises InputError unless its keys are those of one or more complete
+        inferences.
+        """
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
             if len(keys) % self._code.keys:
@@ -89,22 +96,26 @@ class BucketServer(Server):
 
 
 class BucketRows:
-    """The current rows of the whole table, from which an update's changes to each of the plan's tables are derived.
+    """The rows of a plan's table as they are now, from which the records in all buckets are computed.
 
-    records: uint8 (rows + 1, record_bytes), with a last row of zeros; updates change them.
+    records: the rows, uint8 (rows + 1, record_bytes), and after them a row of zeros; `spread` changes them.
     """
 
     def __init__(self, plan: Plan, records: Tensor) -> None:
         self._plan, self._records = plan, records
 
     def laid_out(self) -> list[Tensor]:
-        """Return the records to store in the buckets of every code: uint8 (buckets, bucket_rows, record_bytes)."""
+        """Return for each code of the plan the records to store in its buckets: uint8 (buckets, bucket_rows,
+        record_bytes).
+        """
         # Row -1, for an empty position, is the last row, of zeros.
         return [self._records[places].flatten(2) for places in self._plan.layouts()]
 
     def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Change rows of the whole table; returns for every code the rows of its table that change,
-        and their new records.
+        """Change rows of the plan's table; returns for each code the records that change with them.
+
+        indices: numbers of the rows, int64 (n,). records: their new contents. The result has a pair for each code: the
+        numbers of the records in the code's table, and the new records.
         """
         self._records[indices] = records
         return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]
@@ -119,13 +130,14 @@ def plan_servers(
     identity: bytes | None = None,
     journal: Path | None = None,
 ) -> list[Server]:
-    """Make the servers of party 0 or 1, one for each of the plan's codes, in order; serve each as any other server.
+    """Make the servers of party 0 or party 1 for a plan: one for the table of each code (`Plan.codes`), in order.
 
-    table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
+    Each is served as any other server. table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or
+    nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; the last server, of the full table, takes updates for all.
-    identity, journal: as in `Server`; one journal for all servers.
-    Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates.
-    Raises InputError if the table has another number of rows than the plan's.
+    identity: as in `Server`. journal: file in which the updates of all these servers are kept; None for no journal.
+    Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates. Raises
+    InputError if the table has another number of rows than the plan's.
     """
     source = table if isinstance(table, Source) else Source.of(table)
     if source.facts.rows != plan.full.rows:

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Run the program `pir-server`: serve a table until SIGTERM or SIGINT; returns 0. args: its options.
 
     Raises the errors of `rpc.programs.run_service`, InputError for a wrong table or key, and PeerError if a worker
     process ends.
@@ -98,7 +98,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
-    """Open the tables of the program's options; returns the methods and figures that `run_service` serves."""
+    """Open the tables that the program's options name; returns what `run_service` serves: methods, figures and
+    functions.
+
+    keys: the owner's public key and this server's secret key, by the option's name, "owner" or "identity"; each may be
+    missing. config: of the service.
+    """
     with ExitStack() as ends:
         servers = _servers(args, keys)
         for server in servers:
@@ -137,7 +142,11 @@ def _check(servers: Sequence[Server]) -> None:
 
 
 def _figures(offered: Sequence[Methods]) -> Figures:
-    """Make the figures of all tables for Prometheus. offered: methods of each table's server, the full table's last."""
+    """Make the figures for Prometheus of the tables that this program serves.
+
+    offered: the methods of each table's server. The last table is the full one, with all rows; a plan may have a hot
+    table before it, a copy of some of these rows.
+    """
     names = ("hot", "full")[-len(offered) :]
     tables = {
         name: (methods.metrics, lambda server=methods.server: server.state.version)
@@ -148,7 +157,11 @@ def _figures(offered: Sequence[Methods]) -> Figures:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """Make the server of the table, or the servers of a plan's tables."""
+    """Open the table that the program's options name; returns its server or, with a plan, the servers of the plan's
+    tables.
+
+    keys: as for `_parts`.
+    """
     journal = _journal(args)
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
@@ -163,9 +176,9 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
 
 
 def _journal(args: argparse.Namespace) -> Path | None:
-    """Return the journal's path: the one in the options, else one beside the table.
+    """Return the path of the journal: the one in the options, else the one beside the table's file.
 
-    None without such an option if neither updates are allowed nor a journal is beside the table.
+    Returns None, for no journal, if the options name none, allow no updates, and there is no journal beside the table.
     """
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)

@@ -50,7 +50,10 @@ _STEP = 1 << 20  # bytes to read at a time
 
 
 class JournalEntry(NamedTuple):
-    """One entry of a journal: the byte where it begins, its kind, its body."""
+    """One entry of a journal.
+
+    at: the position of its first byte in the file. kind: one byte. body: its contents.
+    """
 
     at: int
     kind: bytes
@@ -65,8 +68,8 @@ class JournalEntry(NamedTuple):
 class Entries:
     """A file of entries with digests, created if missing, which only this process has open.
 
-    first: the packed first entry; it is written to a new file, and to one whose creation a crash interrupted. Raises
-    the errors of `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
+    first: the packed first entry of a new file; a file whose creation a crash interrupted counts as new. Raises the
+    errors of `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
     """
 
     def __init__(self, path: Path, first: bytes) -> None:
@@ -112,9 +115,9 @@ class Entries:
             yield self._file.read(min(_STEP, last - at), at)
 
     def append(self, kind: bytes, body: bytes) -> int:
-        """Add an entry, which is on the disk when this returns; returns the position of its first byte.
+        """Add an entry, and return the position of its first byte once the entry is on the disk.
 
-        Raises OSError as `Appended.append`.
+        kind: one byte. Raises OSError as `Appended.append`.
         """
         at = self.size
         self._file.append(packed(kind, body))
@@ -129,7 +132,7 @@ class Entries:
         self._file.close()
 
     def damaged(self, at: int, what: str) -> InputError:
-        """Return an InputError for a file that is damaged at byte `at`. what: the part that is damaged, in words."""
+        """Return the InputError for a file that is damaged at byte `at`. what: a description of the damage."""
         hint = "stop this server, and give it a copy of the other server's journal"
         return InputError(
             f"the journal is damaged at byte {at} of {self.size}: {what}", where=str(self.path), hint=hint
@@ -144,9 +147,11 @@ class Entries:
         return self._parsed(at, head)[1] > self.size - at - _HEAD_BYTES
 
     def _parsed(self, at: int, head: bytes) -> tuple[bytes, int, bytes]:
-        """Parse the head of the entry at byte `at`; returns the kind, length and digest of the entry's body.
+        """Parse the head of an entry; returns the kind of the entry, and the length in bytes and the digest of its
+        body.
 
-        Raises InputError for a damaged head.
+        at: the byte where the entry begins, for errors. head: the bytes of the head. Raises InputError if they are
+        damaged.
         """
         if len(head) < _HEAD_BYTES or _digest(head[: _HEAD.size]) != head[_HEAD.size :]:
             raise self.damaged(at, "the head of an entry")
@@ -157,7 +162,7 @@ class Entries:
 
 
 def packed(kind: bytes, body: bytes) -> bytes:
-    """Pack an entry of the file. kind: one byte. body: at most `MOST` bytes."""
+    """Pack an entry of a journal's file: its head, and its body. kind: one byte. body: at most `MOST` bytes."""
     assert len(body) <= MOST
     head = _HEAD.pack(kind, bytes(7), len(body), _digest(body))
     return head + _digest(head) + body
@@ -186,18 +191,20 @@ _STATES_KIND = records.many(_STATE, 1 << 16)
 
 @dataclass(frozen=True)
 class Header:
-    """The first entry of a journal: the table's facts, and the states of the served tables when they are loaded."""
+    """The first entry of a journal: the table's facts, and the states that the served tables had when they
+    were loaded.
+    """
 
     facts: Facts = field(records.record(Facts))
     states: tuple[State, ...] = field(_STATES_KIND)
 
 
 class Journal:
-    """A table's journal of updates in a file, created if missing; only one process can have it open (module head).
+    """A file with all updates of a table, created if missing; only one process can have it open (module head).
 
-    facts: of the whole table. states: of its served tables (the table itself, or a plan's), as loaded. Raises
-    InputError for a file that is damaged or not a journal, AgreementError for another table's journal,
-    EnvironmentProblem if the file cannot be created, or another process has it.
+    facts: of the table. states: of the tables that are served (the table itself, or those of a plan), as they were
+    loaded from files. Raises InputError for a file that is damaged or not a journal, AgreementError for another table's
+    journal, EnvironmentProblem if the file cannot be created, or another process has it.
     """
 
     def __init__(self, path: Path, facts: Facts, states: Sequence[State]) -> None:
@@ -224,14 +231,15 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """Number of updates in the file that were not merged into rows; they are the newest updates."""
+        """Number of updates in the file that are not merged into rows; these are the newest updates."""
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
         """Yield the file's contents, in order; to be called once.
 
-        First come rows into which updates were merged, as pairs (indices, records), then the states of the tables after
-        the merged updates, then each later update. A torn entry that a crash has left at the end is cut off.
+        If updates were merged, first come the rows that they changed, as pairs (indices, records), and then a list of
+        the states of the served tables after these updates. Then comes each later update, as bytes. An incomplete entry
+        that a crash has left at the end is cut off.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -257,7 +265,10 @@ class Journal:
             self._entries.cut(end)
 
     def append(self, update: bytes) -> None:
-        """Add an owner's update, which is on the disk when this returns. Raises DiskError if it cannot be written."""
+        """Add an update that the owner has signed; when this returns, the update is on the disk.
+
+        Raises DiskError if it cannot be written.
+        """
         try:
             self._name()
             self._updates.append(self._entries.append(_UPDATE, update))
@@ -267,11 +278,15 @@ class Journal:
             raise DiskError(what, where=str(self.path), hint=hint) from None
 
     def update(self, number: int) -> bytes:
-        """Read the unmerged update `number`, from 0 to `count` - 1, as the owner sent it."""
+        """Return update `number` as the owner sent it, counted from 0 among the updates that are not
+        merged into rows.
+        """
         return self._entries.read(self._updates[number]).body
 
     def damaged(self, what: str) -> InputError:
-        """Return an InputError for damage in the update that `replay` yielded last. what: the damage, in words."""
+        """Return the InputError for a damaged update, the last one that `replay` has yielded. what: a description of
+        the damage.
+        """
         return self._entries.damaged(self._updates[-1], what)
 
     def close(self) -> None:
@@ -281,16 +296,17 @@ class Journal:
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def to_merge(self) -> int:
-        """Return how many of the oldest updates to merge into rows now; 0 while the file is small."""
+        """Return how many of the oldest updates should be merged into rows now; 0 while the file is small."""
         size = self.size
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
     def merge(self, count: int, states: Sequence[State]) -> list[int]:
-        """Write a new file in which changed rows replace the first `count` updates.
+        """Write a second file, in which the rows that the first `count` updates have changed stand in place of these
+        updates.
 
-        These are the rows that the updates changed, as they are after the last of these updates. Meanwhile further
-        updates may be added to the old file. states: of the served tables after the replaced updates. Returns the
-        positions of the entries of merged rows in the new file, for `adopt`. Raises OSError.
+        Each row is there once, as it is after the last of them. states: of the served tables after these updates.
+        Meanwhile further updates may be added to the journal. Returns the positions of the entries of rows in the
+        second file, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
@@ -303,9 +319,10 @@ class Journal:
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
-        """Add the updates after the first `count` to the file that `merge` wrote, and make that file the journal.
+        """Make the file that `merge` wrote the journal, after the updates that it lacks were added to it.
 
-        It replaces the old file. rows: result of `merge`. No update may be added during this call. Raises OSError.
+        They are those after the first `count` updates. rows: the result of `merge`. The old file is replaced. No update
+        may be added to the journal during this call. Raises OSError.
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
@@ -322,8 +339,9 @@ class Journal:
         self._grown = max(GROWN, 2 * self.size)
 
     def give_up(self, what: str) -> None:
-        """Keep the file as it is after a failed merge, and log why; merging is tried again when the size has
-        doubled.
+        """Note that a merge failed, and log the reason `what`; the file stays as it is.
+
+        The next merge is tried when the file has doubled in size.
         """
         _log.warning("the journal %s cannot be merged: %s", self.path, what)
         self._grown = 2 * self.size
@@ -331,19 +349,20 @@ class Journal:
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Make sure that the journal's name means the merged file on the disk, too.
+        """Make sure, after a merge, that the new file has the journal's name on the disk too; called before updates are
+        added.
 
-        Until then a crash may bring back the old file, so nothing may be added.
+        Otherwise a crash could bring back the old file, without these updates.
         """
         if self._unnamed:
             disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:
-        """Yield the contents that rows have after these entries, each row once.
+        """Yield the last contents of all rows that some entries change, packed as bodies of entries of merged rows.
 
-        They are packed as bodies of entries of merged rows. entries: positions in the file of entries of merged rows or
-        of updates, in order. Of a row that several entries change only the last contents are yielded.
+        entries: positions in the file of entries of merged rows or of updates, in order. If several of them change a
+        row, only the last contents are yielded.
         """
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):
@@ -392,7 +411,9 @@ class Journal:
 
 
 def _told(header: bytes) -> str:
-    """Describe the table and the states in a journal's header in words, for an error."""
+    """Describe the table and the states in a journal's header, as a text for an error. header: the body of the first
+    entry.
+    """
     try:
         found = records.read(header, Header, name="header", most=MOST)
         states = ", ".join(f"version {state.version} {state.digest.hex()[:8]}" for state in found.states)

@@ -25,7 +25,10 @@ _LEAST = 1e-4  # seconds, upper bound of the first bucket
 
 
 class Metrics:
-    """Thread-safe counters of a server (module head). Latency is the time from a query's arrival to its answer."""
+    """Counters of a server's keys, passes over the table, and latencies; any thread may use them (module head).
+
+    A latency is the time from a query's arrival to its answer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +40,8 @@ class Metrics:
     def add(self, latencies: list[float], counts: list[int], busy: float) -> None:
         """Count one more pass over the table.
 
-        latencies, counts: seconds of latency and number of keys of each query in the pass. busy: seconds of the pass.
+        latencies: of each query in the pass, in seconds. counts: the number of keys of each query. busy: seconds of the
+        pass.
         """
         with self._lock:
             self._busy += busy
@@ -48,8 +52,10 @@ class Metrics:
                 self._waited += latency * count
 
     def read(self) -> dict[str, Any]:
-        """Return all counters, for JSON; `latency_ms` maps upper bounds of latency, in milliseconds,
-        to numbers of keys.
+        """Return all counters by name, ready for JSON.
+
+        `latency_ms` maps the upper bound of an interval of latencies, in milliseconds, to the number of keys in this
+        interval.
         """
         with self._lock:
             queries, passes = sum(self._latency), sum(self._sizes.values())
@@ -69,8 +75,10 @@ class Metrics:
             }
 
     def families(self) -> tuple[int, int, float, list[tuple[str, float]], float]:
-        """Return the numbers for Prometheus: keys answered, passes, seconds spent on passes, keys answered within each
-        latency in seconds, and the sum of all latencies.
+        """Return five numbers for Prometheus, of all time since the start.
+
+        They are the number of keys answered; the number of passes over the table; the seconds spent on passes; pairs
+        (seconds, number of keys answered within this latency); and the sum of the latencies of all keys, in seconds.
         """
         with self._lock:
             below, buckets = 0, list[tuple[str, float]]()
@@ -81,10 +89,10 @@ class Metrics:
             return below, sum(self._sizes.values()), self._busy, [*buckets, ("+Inf", below)], self._waited
 
     def _quantile(self, share: float) -> float:
-        """Return the latency in milliseconds within which a part of all keys was answered.
+        """Return the latency in milliseconds within which the fraction `share` of all keys was answered.
 
-        share: that part, from 0 to 1; 0.99 for the 99th percentile. Latencies are counted in a histogram, and the
-        result is the upper bound of one of its intervals, so up to 19 % too large.
+        share: 0.99 for the 99th percentile. Latencies are counted in a histogram, and the result is the upper bound of
+        one of its intervals, so up to 19 % too large.
         """
         below, wanted = 0, share * sum(self._latency)
         for bucket, count in enumerate(self._latency):
@@ -94,7 +102,9 @@ class Metrics:
         return 0.0
 
     def line(self) -> str:
-        """Return a line of text that sums up keys, passes and latencies, printed at the end of a program."""
+        """Return one line of text with the numbers of keys and passes and the latencies; programs print it when they
+        end.
+        """
         now = self.read()
         return (
             f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
@@ -103,10 +113,10 @@ class Metrics:
 
 
 class Figures(Collector):
-    """Figures of a program's tables for Prometheus.
+    """Figures of all tables that a program serves, for Prometheus.
 
-    tables: maps a table's name to a pair: its server's counters, and a function that returns the table's version.
-    journal_bytes: a function that returns the size of the tables' journal, in bytes.
+    tables: for each table's name a pair: the counters of its server, and a function that returns the table's version.
+    journal_bytes: a function that returns the size in bytes of the tables' journal.
     """
 
     def __init__(
@@ -115,7 +125,7 @@ class Figures(Collector):
         self._tables, self._journal_bytes = tables, journal_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families, when Prometheus asks for them."""
+        """Yield the figures as metric families of Prometheus, which calls this when it asks for them."""
         queries, passes, busy = (
             CounterMetricFamily(f"hummingbird_pir_{name}", text, labels=["table"])
             for name, text in (

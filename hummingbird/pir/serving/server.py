@@ -25,18 +25,20 @@ Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 
 
 class Server:
-    """Party 0 or 1 over a table: `Server(Source.open("table.npy"), 0)`. The two parties must not collude.
+    """The server of party 0 or party 1 for a table; the two parties must not collude.
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; None for nobody.
     identity: the 32 secret bytes of the key that signs answers; None: answers are not signed.
     device: "cpu", or "cuda", which answers only sums with ChaCha12 keys; with several, as in "cuda:0,cuda:1", each
     holds a part of the table.
-    shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device.
-    journal: file in which updates are kept, created if missing; at its start the server applies the updates in it
-    again. Without a journal, updates are lost when the server ends.
+    shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device. journal:
+    file in which updates are kept, created if missing; at its start the server applies the updates in it again. Without
+    a journal, updates are lost when the server ends.
     Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
     too small, and the errors of `updates.Updates.recover`.
+
+        Server(Source.open("table.npy"), 0)
     """
 
     def __init__(
@@ -79,14 +81,15 @@ class Server:
         return self._identity is not None
 
     def describe(self) -> bytes:
-        """Return the server's description, packed (`TableDescription`)."""
+        """Return the server's description of itself, as the bytes of `TableDescription.pack`."""
         return TableDescription(self.party, self.facts, self._state, self.signs).pack()
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
-        """Answer keys that were checked; returns the table's state, and a result (B, record_bytes), uint8, of each key.
+        """Answer keys, which were checked before; returns the table's state, and for each key a result, uint8 (B,
+        record_bytes).
 
-        The result is the XOR of the records that the key selects (decoder `xor`), or the sum of their values' words,
-        mod 2^width (`sum`; width: `Facts.word_bits`).
+        decoder: `xor`: a result is the XOR of the records that the key selects; `sum`: it is the sum of these records,
+        value by value, mod 2^width, with `Facts.word_bits` as the width. keys: uint8 (B, key_bytes).
         """
         with self.lock:
             if self._failed:
@@ -97,9 +100,11 @@ class Server:
         return 0 if decoder == "xor" else self.facts.word_bits
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer a packed query. answer: replaces `Server.answer`, to collect queries (`service.Batcher`).
+        """Answer a query; returns the packed answer.
 
-        Raises InputError for a malformed query; the error's text depends on the table only.
+        query: a packed query. answer: a function to call in place of `Server.answer`, such as one that collects several
+        queries (`service.Batcher`). Raises InputError for a malformed query; the error's text depends on the table
+        only.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
         self._shard.accept(keys, self._width(decoder))  # before it joins a batch, which would fail with it
@@ -108,8 +113,9 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process; returns a function that answers,
-        as `TableServer.begin` says.
+        """Take a message of a `Client` in this process; returns a function that computes and returns the answer.
+
+        method: as for `TableServer.begin`.
         """
         if method == "Describe":
             return self.describe
@@ -124,26 +130,29 @@ class Server:
         return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
-        """Apply an owner's signed update, which is for one state only; returns the new description.
+        """Apply an update that the owner has signed for the table's present state; returns the server's new
+        description, packed.
 
-        Does nothing for an update that is applied already. Raises as `updates.Updates.make`, and then leaves the table
-        unchanged.
+        message: the update. Nothing is done if it is applied already. Raises as `updates.Updates.make`; then the table
+        is unchanged.
         """
         self._updates().make(message)
         return self.describe()
 
     def offer(self, message: bytes) -> bytes:
-        """Check an owner's signed update, and hold it until `switch` names it; returns the unchanged description.
+        """Check an update that the owner has signed, and hold it until `switch` applies it; the table does not change
+        yet.
 
-        Raises as `update`.
+        message: the update. Returns the server's description, packed. Raises as `update`.
         """
         self._updates().offer(message)
         return self.describe()
 
     def switch(self, digest: bytes) -> bytes:
-        """Apply the offered update whose message has this SHA-256; returns the new description.
+        """Apply the update that was offered, if its message has this SHA-256; returns the server's new description,
+        packed.
 
-        Returns b"" if the server does not hold the update: then send it by `update`. Raises as `update`.
+        Returns b"" if the server does not hold this update; then the caller sends it by `update`. Raises as `update`.
         """
         return self.describe() if self._updates().switch(digest) else b""
 
@@ -154,20 +163,24 @@ class Server:
         return self.updates
 
     def past_update(self, message: bytes) -> bytes:
-        """Return the owner's signed update from a version to the next, from the journal.
+        """Return an earlier update from the journal, as the owner signed it.
 
-        message: the version, 8 bytes. Raises InputError if the journal does not keep this update.
+        message: the version of the table to which it was applied, 8 bytes. Raises InputError if the journal does not
+        have it.
         """
         if self.updates is None:
             raise InputError("this server keeps no journal of updates", hint="start it with --owner")
         return self.updates.past(unpack_version(message))
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of these rows. The caller holds `lock`."""
+        """Replace the records of some rows. The caller holds `lock`.
+
+        indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
+        """
         self._shard.write(indices, records)
 
     def advance(self, state: State) -> None:
-        """Set the table's state. The caller holds `lock`."""
+        """Set the state of the table, after an update. The caller holds `lock`."""
         self._state = state
 
     def fail(self) -> None:
@@ -198,7 +211,7 @@ def open_server(
     device: str = "cpu",
     journal: Path | None = None,
 ) -> Server:
-    """Open a server of the table in a file.
+    """Make the server of a party for the table in a file, .npy or .safetensors.
 
     tensor: the table's name, if the file holds several. workers: number of processes that share the rows; 0: all rows
     are in this process, on `device`. Other arguments: as for `Server`.
@@ -218,25 +231,27 @@ def open_server(
 def local_servers(
     table: Source | Tensor | nn.Module, *, owner: bytes | None = None, device: str = "cpu"
 ) -> tuple[Server, Server]:
-    """Make both servers in this process, for trials: whoever controls the process sees every index.
+    """Make the servers of both parties in this process, for trials: whoever controls the process sees every index.
 
         servers = local_servers(embedding)
         private = PrivateEmbedding.from_torch(embedding, servers)
 
-    owner: public key of the owner, who may update rows. device: of both, as in `Server`.
+    table: as for `Server`. owner: public key of the owner, who may update rows. device: of both servers, as in
+    `Server`.
     """
     source = table if isinstance(table, Source) else Source.of(table)
     return Server(source, 0, owner=owner, device=device), Server(source, 1, owner=owner, device=device)
 
 
 def audit(reference: Server, statement: Statement, identity: bytes | None = None) -> int:
-    """Determine which party lied, from one server's statement and the owner's copy of the table (integrity.py).
+    """Determine which party lied in a lookup, from one server's statement and the owner's copy of the table
+    (integrity.py).
 
-    reference: a server in this process over that copy, of the statement's party and in the state of the answer.
-    identity: public key of the server that made the statement; with it the statement's signature is checked. Assumes
-    that the two answers together were wrong, so if this answer is right, the other party lied. The auditor must neither
-    see the other party's statement on this query nor collude with that party: the two keys together reveal the row.
-    Costs one answer.
+    reference: a server in this process with that copy, of the statement's party, and in the state that the answer
+    names. identity: public key of the server that made the statement; with it the statement's signature is checked.
+    Returns the party that lied, 0 or 1. The two servers' answers together are known to be wrong: so if this answer is
+    right, the other party lied. The auditor must neither see the other party's statement on this lookup nor collude
+    with that party: the two keys together reveal the row. Costs one answer.
     Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another
     state.
     """

@@ -42,10 +42,11 @@ class _Job:
 
 
 class Batcher:
-    """Collects queries on its own thread, and answers several by one call of `answer`, a pass over the table.
+    """Collects queries of several clients, and answers them by one call of `answer`, which is one pass over the table.
 
-    max_batch: number of waiting keys at which a pass begins; a pass has more only if a single query has. max_wait:
-    seconds, 0 to 60, after which a pass begins anyway.
+    answer: such as `Server.answer`. metrics: counts the passes. max_batch: number of waiting keys at which a pass
+    begins; a pass has more only if a single query has. max_wait: seconds, 0 to 60, after which a pass begins with fewer
+    keys.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Batcher:
         self._thread.start()
 
     def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
-        """Answer a query as `Server.answer` does, together with other queries; waits for the result.
+        """Answer a query's keys as `Server.answer` does, in one pass with other queries; waits for the result.
 
-        wanted: called before the work; returns whether the client is still there.
+        wanted: a function that is called when the pass begins; it returns whether the client still waits for the
+        answer. Raises PeerError if the client is gone, or the server stops.
         """
         job = _Job(keys, decoder, wanted)
         with self._changed:
@@ -75,13 +77,16 @@ class Batcher:
         return job.result.result(_PATIENCE)
 
     def hurry(self) -> None:
-        """Begin each pass at once from now on, without waiting for further queries."""
+        """Begin every pass immediately from now on, without waiting for further queries."""
         with self._changed:
             self._max_wait = 0.0
             self._changed.notify()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Answer the queued queries without waiting for more, and end the thread; may be called twice."""
+        """Answer the queries that wait, take no more, and end the thread; may be called twice.
+
+        timeout: seconds to wait for the end of the thread.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -97,8 +102,8 @@ class Batcher:
                         job.result.set_exception(error)
 
     def _collect(self) -> list[_Job]:
-        """Wait for the queries of the next pass, all for one decoder, and return them;
-        an empty list ends the thread.
+        """Wait for the queries of the next pass, all with one decoder; returns them, or an empty list to end the
+        thread.
         """
         with self._changed:
             while not self._jobs:
@@ -141,7 +146,10 @@ class Batcher:
 
 
 class Methods:
-    """The gRPC methods of a server; they answer several queries in one pass. max_batch, max_wait: as for `Batcher`."""
+    """The gRPC methods of a server, which answer several clients' queries in one pass over the table.
+
+    max_batch, max_wait: as for `Batcher`.
+    """
 
     def __init__(
         self,
@@ -153,7 +161,7 @@ class Methods:
         self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
 
     def handlers(self) -> dict[str, Method]:
-        """Map the methods' names to functions, for `rpc.service.serve`."""
+        """Return the function that answers each gRPC method, by the method's name, for `rpc.service.serve`."""
         server = self.server
         return {
             "Describe": lambda data, context: server.describe(),
@@ -166,7 +174,7 @@ class Methods:
         }
 
     def hurry(self) -> None:
-        """Begin each pass at once from now on, without waiting for further queries."""
+        """Begin every pass immediately from now on, without waiting for further queries."""
         self._batcher.hurry()
 
     def close(self, grace: float = 30.0) -> None:
@@ -178,11 +186,12 @@ class Methods:
 
 
 class Service:
-    """A server at an address, from now until `stop`. TRUST: the two servers must have different operators.
+    """A server that clients can reach at an address, from now until `stop`.
 
-    tls: mutual TLS, needed for other hosts: anybody with a certificate of its authority may ask. max_batch, max_wait:
-    as for `Batcher`. limits: on calls and callers. Raises the errors of `rpc.service.serve`, and ConfigError for a
-    wrong max_batch or max_wait.
+    TRUST: the two servers must have different operators. address: HOST:PORT or unix:PATH. tls: mutual TLS, needed for
+    other hosts: whoever has a certificate of the authority that it names may ask. max_batch, max_wait: as for
+    `Batcher`. limits: on calls and callers. Raises the errors of `rpc.service.serve`, and ConfigError for a wrong
+    max_batch or max_wait.
 
         service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
     """

@@ -31,19 +31,24 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """Interface of a served table that can be changed, such as a `server.Server`."""
+    """Interface of a served table whose rows can be changed, such as a `server.Server`; `lock` is held
+    during changes.
+    """
 
     lock: threading.Lock
 
     @property
     def state(self) -> State:
-        """The current state: version and digest."""
+        """The state of the table now: its version, and a digest."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of these rows. The caller holds `lock`."""
+        """Replace the records of some rows. The caller holds `lock`.
+
+        indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
+        """
 
     def advance(self, state: State) -> None:
-        """Set the table's state. The caller holds `lock`."""
+        """Set the state of the table, after an update. The caller holds `lock`."""
 
     def fail(self) -> None:
         """Refuse all queries from now on, because an update has changed a part of the table only."""
@@ -53,12 +58,12 @@ Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 class Updates:
-    """Applies the updates of one table to all served tables that are derived from it.
+    """Applies the updates of a table to all tables that are served from it: the table itself, or the tables of a plan.
 
-    facts: of the whole table. tables: the served tables, the whole one last; every update names the state of the whole
-    table that it is for. owner: public key of the owner, who may update; None for nobody. spread: maps rows of the
-    whole table, and their records, to the changes of each served table; default: the same rows. Raises InputError for
-    an invalid key.
+    facts: of the table. tables: the served tables; the last is the full one, with all rows, whose state every update
+    names. owner: public key of the owner, who may update; None for nobody. spread: a function of the rows that an
+    update changes, and their records, which returns for each served table the rows that change there, and their
+    records; default: the same rows. Raises InputError for an invalid key.
     """
 
     def __init__(
@@ -90,9 +95,10 @@ class Updates:
             return 0 if self._journal is None else self._journal.size
 
     def recover(self, path: Path) -> None:
-        """Apply the updates in a journal file again, and add new updates to it from now on.
+        """Open a journal, apply the updates in it again, and write new updates to it from now on.
 
-        Raises the errors of `Journal`, and InputError for an update in the file that does not fit the table.
+        path: the journal's file, created if missing. Raises the errors of `Journal`, and InputError for an update in
+        the file that does not fit the table.
         """
         self._journal = journal = Journal(path, self._facts, self._before)
         try:
@@ -102,27 +108,28 @@ class Updates:
             raise
 
     def make(self, message: bytes) -> None:
-        """Apply an owner's signed update, unless it is applied already.
+        """Apply an update that the owner has signed, unless it is applied already.
 
-        Raises InputError if the owner has not signed the update, AgreementError if it is for another state, DiskError
-        if the journal cannot be written; these leave everything unchanged. Raises PeerError if an earlier update was
-        applied to a part of the table only.
+        message: the update. Raises InputError if the owner has not signed it, AgreementError if it is for another
+        state, DiskError if the journal cannot be written; then nothing is changed. Raises PeerError if an earlier
+        update was applied to a part of the table only.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._make(*fitting)
 
     def offer(self, message: bytes) -> None:
-        """Check an owner's signed update, and hold it until `switch` names it; it replaces the update offered before.
+        """Check an update that the owner has signed, and hold it until `switch` applies it.
 
-        Does nothing for an update that is applied already. Raises as `make`.
+        message: the update; it replaces one that was offered before. Nothing is done if it is applied already. Raises
+        as `make`.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._offered = fitting
 
     def switch(self, digest: bytes) -> bool:
-        """Apply the offered update whose message has this SHA-256.
+        """Apply the update that was offered, if its message has this SHA-256.
 
         Returns True if this update is applied now, or was before; False if the server does not hold it. Raises
         DiskError and PeerError as `make`.
@@ -135,10 +142,11 @@ class Updates:
 
     @contextmanager
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
-        """Check an update in a `with` block, which holds the lock, and yield what is needed to apply it.
+        """Check an update in a `with` block, during which no other update is applied.
 
-        Yields the message's SHA-256, the message, the indices and the records; None if the update is applied already.
-        Raises InputError for an update that the owner did not sign, AgreementError for one that is for another state.
+        message: the update. The block gets the message's SHA-256, the message, the indices and the records; None if the
+        update is applied already. Raises InputError for an update that the owner did not sign, AgreementError for one
+        that is for another state.
         """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
@@ -158,9 +166,9 @@ class Updates:
             yield digest, message, indices, records
 
     def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
-        """Apply an update that is for the current state: write it to the journal, and its rows to all tables.
+        """Apply an update that is for the present state: write it to the journal, and its rows to all served tables.
 
-        The caller holds the lock. digest: SHA-256 of the message.
+        The caller holds the lock. digest: SHA-256 of the message. indices, records: the rows in the message.
         """
         if self._journal is not None:
             self._journal.append(message)
@@ -171,7 +179,10 @@ class Updates:
         _log.info("version %d: %d rows updated", self.state.version, len(indices))
 
     def past(self, version: int) -> bytes:
-        """Return the signed update from this version to the next. Raises InputError if the journal does not keep it."""
+        """Return the update that changed the table from version `version` to the next, as the owner signed it.
+
+        Raises InputError if the journal does not have it.
+        """
         with self._turn:
             self._check()
             first = self.state.version - len(self._made)
@@ -184,7 +195,7 @@ class Updates:
             return self._journal.update(version - first)
 
     def close(self) -> None:
-        """Wait for a merge of the journal, and close the file; may be called twice."""
+        """Wait until a merge of the journal has ended, and close the journal; may be called twice."""
         if self._merging is not None:
             self._merging.join()
         if self._journal is not None:
@@ -204,7 +215,11 @@ class Updates:
         return list(states)
 
     def _write(self, indices: Tensor, records: Tensor, states: Sequence[State]) -> None:
-        """Write rows to all tables, and set their new states; if writing fails, all tables refuse queries."""
+        """Write new rows to all served tables, and set their states; if writing fails, all tables refuse queries from
+        then on.
+
+        indices, records: numbers and contents of the rows. states: the new state of each table.
+        """
         with ExitStack() as held:
             for table in self._tables:
                 held.enter_context(table.lock)
@@ -235,7 +250,11 @@ class Updates:
                     bar.update(found[1].nbytes)
 
     def _again(self, journal: Journal, message: bytes) -> None:
-        """Apply an update that was read from the journal; its signature was checked before it was written there."""
+        """Apply an update from the journal, when the server starts; its signature was checked before it was written
+        there.
+
+        message: the update. Raises InputError if it is damaged, or does not follow the update before it.
+        """
         try:
             state, indices, records, _ = unpack_update(message, self._facts)
         except HummingbirdError as error:
@@ -253,7 +272,9 @@ class Updates:
             table.advance(state)
 
     def _merge(self) -> None:
-        """Start a thread that merges the first updates in the journal, if it has become large (`Journal.to_merge`)."""
+        """Start a thread that merges the oldest updates in the journal into rows, if the journal is large
+        (`Journal.to_merge`).
+        """
         busy = self._merging is not None and self._merging.is_alive()
         if self._journal is not None and not busy and (count := self._journal.to_merge()):
             self._merging = threading.Thread(target=self._merged, args=(self._journal, count), name="pir-journal")

@@ -34,36 +34,42 @@ from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 
 class Shard(Protocol):
-    """Interface of what holds a table's records, or a part of them, and combines the records that keys select.
+    """Interface of an object that holds the records of a table, or a part of them, and combines those that keys select.
 
-    The records are in the memory of a device, or of several processes.
+    The records are in the memory of a device, of several devices, or of several processes.
     """
 
     digests: list[bytes]  # of the leaves, as they were loaded
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError if `answer` does not support these keys with this width; their format was checked before."""
+        """Raise InputError if `answer` does not support these keys, or not with this width.
+
+        The format of the keys was checked before. width: as for `answer`.
+        """
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Combine the records that each key selects, uint8 (B, record_bytes).
+        """Combine, for each key, the records that it selects; returns uint8 (B, record_bytes).
 
-        width: bits of the words that are added; 0: the records are combined by XOR.
+        keys: uint8 (B, key_bytes). width: bits of the words that are added; 0: the records are combined by XOR.
         """
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records, uint8 (n, record_bytes), of these rows, int64 (n,)."""
+        """Replace the records of some rows. indices: numbers of the rows, int64 (n,). records: uint8 (n,
+        record_bytes).
+        """
 
     def check(self) -> None:
         """Raise PeerError if one of the processes that hold the records has ended."""
 
     def close(self) -> None:
-        """Free memory, threads and processes; may be called twice."""
+        """Free the memory, and end the threads and processes that hold records; may be called twice."""
 
 
 class TableShard:
-    """Records first to last - 1 of a table, in this process, all zero before `load`; `first` is a multiple of 1024.
+    """Records `first` to `last` - 1 of a table, in this process; they are zeros before `load`.
 
-    device: "cpu", "cuda" or "cuda:1". Raises EnvironmentProblem if the device has too little memory.
+    source: the table. first: a multiple of 1024. last: None for the end of the table. device: "cpu", "cuda" or
+    "cuda:1". Raises EnvironmentProblem if the device has too little memory.
     """
 
     def __init__(self, source: Source, first: int = 0, last: int | None = None, *, device: str = "cpu") -> None:
@@ -101,10 +107,10 @@ class TableShard:
 
 
 class Split:
-    """A table in parts of about equal size, one on each of several devices, which answer in parallel.
+    """A table that is divided into parts of about equal size, one on each of several devices, which answer in parallel.
 
-    Raises InputError if there are more devices than leaves (blocks of 1024 rows), or a device is missing;
-    EnvironmentProblem if a device has too little memory; both before anything is read.
+    source: the table. devices: their names. Raises InputError if there are more devices than leaves (blocks of 1024
+    rows), or a device is missing; EnvironmentProblem if a device has too little memory; both before anything is read.
     """
 
     def __init__(self, source: Source, devices: Sequence[str]) -> None:
@@ -134,9 +140,9 @@ class Split:
 
 
 def opened(source: Source, device: str) -> Shard:
-    """Load a table on one device, or in parts on several: "cpu", "cuda", "cuda:0,cuda:1".
+    """Load a table on one device, as with "cpu" or "cuda", or in parts on several, as with "cuda:0,cuda:1".
 
-    Raises the errors of `TableShard` and `Split`.
+    Returns the object that combines its records. Raises the errors of `TableShard` and `Split`.
     """
     names = device.split(",")
     if len(names) > 1:
@@ -147,9 +153,10 @@ def opened(source: Source, device: str) -> Shard:
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
-    """Divide `rows` rows into `count` ranges (first, last + 1) of whole leaves, blocks of 1024 rows.
+    """Divide the rows of a table into `count` ranges of full leaves, which are blocks of 1024 rows.
 
-    Raises InputError, naming `where`, if there are fewer leaves than ranges.
+    rows: number of rows. Returns pairs (first row, last row + 1). Raises InputError, naming `where`, if there are fewer
+    leaves than ranges.
     """
     leaves = leaves_of(rows)
     if not 0 < count <= leaves:
@@ -160,7 +167,10 @@ def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
 
 
 def joined(answers: Sequence[Tensor], width: int) -> Tensor:
-    """Combine the answers of a table's parts, uint8 (B, record_bytes): sum mod 2^width, or XOR for width 0."""
+    """Combine the answers of all parts of a table to the answers of the table, uint8 (B, record_bytes).
+
+    answers: of each part. width: bits of the words that are summed, mod 2^width; 0: the answers are combined by XOR.
+    """
     total = answers[0].view(kernel.WIDTHS[width or 8])
     for part in answers[1:]:
         total = total + part.view(total.dtype) if width else total ^ part.view(total.dtype)
@@ -180,9 +190,10 @@ _WRITE = -1  # instead of a width: write records
 
 
 class Workers:
-    """A table in a file, spread over `count` processes with one thread each.
+    """A table in a file, divided among `count` processes with one thread each.
 
-    Raises EnvironmentProblem if the processes cannot start, InputError if the file is not valid.
+    path: the file. tensor: the table's name, if the file holds several. Raises EnvironmentProblem if the processes
+    cannot start, InputError if the file is not valid.
     """
 
     def __init__(self, path: Path, tensor: str | None, count: int) -> None:
@@ -207,9 +218,9 @@ class Workers:
         self._ask([torch.tensor([_WRITE]), indices, records])
 
     def _ask(self, message: list[Tensor]) -> list[Tensor]:
-        """Send a message to every worker; returns their answers, in order.
+        """Send a message to every worker process; returns one answer of each, in order.
 
-        Closes all workers after a failure, because answers to this message may still be in the pipes.
+        After a failure all processes are ended, because answers to this message may still be in the pipes.
         """
         try:
             for worker in self._workers:
@@ -297,7 +308,7 @@ def _send(pipe: socket.socket, tensors: list[Tensor]) -> None:
 
 
 def _receive(pipe: socket.socket) -> list[Tensor] | None:
-    """Receive the next message; returns None at the end of the pipe."""
+    """Receive the next message from a pipe, as a list of tensors; returns None if the pipe has ended."""
     head = _read(pipe, _FRAME.size)
     if head is None:
         return None
@@ -321,9 +332,10 @@ _JOB = records.row(_TEXT, records.maybe(_TEXT), records.whole(), records.whole()
 
 
 def work(job: str) -> None:
-    """Run a worker process: load rows, send their digests, then answer until the pipe on stdin ends.
+    """Run a worker process, which loads a part of a table and answers until the pipe on its stdin ends.
 
-    job: path, tensor, first and last row, as JSON.
+    job: path of the file, name of the tensor, first row, last row + 1, as JSON. The first answer has the digests of the
+    part's leaves.
     """
     path, tensor, first, last = records.read(job, _JOB, name="job")
     pipe = socket.socket(fileno=os.dup(0))

@@ -25,8 +25,8 @@ _FEW_ROWS = 8  # up to here rows of several places are joined; from about 16 row
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
     """Implement `kernels.ciphertexts.arithmetic.linear` in plain torch; the result goes to `out`, which may be strided.
 
-    A few places and columns are computed at a time, so that all buffers stay in the cache. steps: how many the largest
-    sum needs, 1 or 2 (`_reduce`).
+    A few places and columns are computed at a time, so that all buffers stay in the cache. steps: how many steps the
+    reduction of the largest sum takes, 1 or 2 (`_reduce`).
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
     numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
@@ -63,11 +63,11 @@ _Piece = tuple[slice, slice, Tensor, Tensor]
 def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
     """Split the linear combinations of `linear` into matrix products that fit the cache.
 
-    weights, index: as for `linear`, which has G groups of weights and, in each, the same sums at many places. Yields
-    for each product a range of g groups, a range of places, the matrices (g, n rows, u), and the numbers of the
-    ciphertexts by which they are multiplied, (g, u, p). Either up to `most` places are the p columns, and n is 1. Or,
-    for so few rows that reading the columns would take most of the time, n places that read mostly the same u
-    ciphertexts share one larger matrix, and p is 1.
+    weights, index: as for `linear`. most: how many places a product may have. Yields for each product the range of
+    groups and the range of places that it computes, its matrices (g, n rows, u), and the numbers of the ciphertexts by
+    which they are multiplied, (g, u, p). Usually the columns are p places, and n is 1. But where a layer has so few
+    rows that reading the columns would take most of the time, n places that read mostly the same u ciphertexts share
+    one larger matrix, and p is 1.
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -87,10 +87,11 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 
 
 def _runs(index: Tensor) -> list[int]:
-    """Split the places of a linear layer into runs of up to 4 that read mostly the same ciphertexts.
+    """Divide the places of a linear layer, in order, into runs of up to 4 that read mostly the same ciphertexts.
 
-    index: the ciphertexts that each place reads, (places, K). In a run, at least half of a place's inputs are inputs of
-    earlier places too: a run of 4 reads at most 2.5 K ciphertexts, so it has at most 2.5 times as many products.
+    index: the ciphertexts that each place reads, (places, K). Returns the number of places in each run. At least half
+    of what a place reads, earlier places of its run read too: so a run of 4 reads at most 2.5 K ciphertexts, and
+    computing it as one matrix product takes at most 2.5 times as many multiplications.
     """
     runs: list[int] = []
     seen: set[int] = set()
@@ -106,9 +107,10 @@ def _runs(index: Tensor) -> list[int]:
 
 
 def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Make the matrix that computes n places at once, (1, n rows, u), and the u ciphertexts that it reads, (1, u, 1).
+    """Make one matrix that computes the sums of n places at once, and list the ciphertexts by which it is multiplied.
 
-    weights: (rows, K). index: for each of the n places, the ciphertexts that its sums read, (n, K).
+    weights: of the sums, (rows, K). index: for each of the n places the ciphertexts that its sums read, (n, K). Returns
+    the matrix (1, n rows, u) and the numbers of the u ciphertexts, (1, u, 1).
     """
     used, position = index.reshape(-1).unique(return_inverse=True)
     places, terms = index.shape
@@ -121,7 +123,7 @@ def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
     """Reduce `sums`, float64 integers, to centred residues modulo the prime, in place.
 
-    steps: 1 for sums below 2^51, 2 up to 2^53 - q. spare: memory of the shape of `sums`.
+    steps: 1 for sums below 2^51, 2 for sums below 2^53 - q. spare: memory of the shape of `sums`, which is overwritten.
     """
     for _ in range(steps):
         torch.mul(sums, 1.0 / prime, out=spare).round_()
@@ -132,12 +134,13 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
 
 
 def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
-    """Apply a function to ciphertexts modulo one prime after the other, on float64, and return its reduced results.
+    """Apply a function to the residues of ciphertexts, one prime after the other, in float64; returns the reduced
+    results.
 
-    tensors: int32 (n, ..., L, N); a few ciphertexts are converted at a time. function: called with the number of the
-    prime, an output, and the residues (n, ..., N) of each tensor; it writes its results, `sizes` ring elements for each
-    ciphertext, to the output, and may overwrite the residues. steps: as for `_reduce`, which then centres the results.
-    Returns int32 (n, sizes, L, N).
+    tensors: ciphertexts, int32 (n, ..., L, N), of which a few are converted at a time. function: called with the number
+    of the prime, an output, and the residues (n, ..., N) of each tensor; it writes its results, `sizes` ring elements
+    for each ciphertext, to the output, and may overwrite the residues. steps: of the reduction of its results
+    (`_reduce`). Returns int32 (n, sizes, L, N), centred.
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
@@ -195,7 +198,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
-    """Write the products of x (n, a, N) and y (n, b, N), as polynomials in the secret, to `out` (n, a + b - 1, N).
+    """Multiply ciphertexts x (n, a, N) and y (n, b, N) as polynomials in the secret, into `out` (n, a + b - 1, N).
 
     All three have residues modulo one prime q. Each result is a sum of at most 8 products below q^2 / 4, and so below
     2^53 - q.
@@ -220,9 +223,12 @@ def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
 
 
 def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
-    """Convert the residues modulo the last prime, as centred integers, to residues modulo the other primes.
+    """Convert integers, given by their centred residues modulo the last prime, to residues modulo each of the other
+    primes.
 
-    plain: how many of a ciphertext's first elements are coefficients; the others are NTT values, before and after.
+    x: ciphertexts, int32 (n, size, L, N), of which only the residues modulo the last prime are read. plain: how many of
+    a ciphertext's first elements are coefficients; the others are NTT values, in x and in the result. Returns int32 (n,
+    size, L - 1, N).
     """
     (n, size, _, degree), count = x.shape, len(ring.primes) - 1
     dropped = x[:, :, count]
@@ -266,9 +272,10 @@ def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: 
 
 @implements(arithmetic.accumulate, "reference")
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.accumulate` in plain torch, with the pairs in order of their outputs.
+    """Implement `kernels.ciphertexts.arithmetic.accumulate` in plain torch, with the weights sorted by their outputs.
 
-    Output o sums weights[order[t]] x[inputs[t]] for first[o] <= t < first[o + 1].
+    order, inputs: for each term, the number of its weight and of its input. first: for each output, the number of its
+    first term. So output o is the sum of weights[order[t]] x[inputs[t]] over first[o] <= t < first[o + 1].
     """
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32, device=x.device)
     for number, (start, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):

@@ -24,9 +24,9 @@ _AT_ONCE = 1 << 15  # elements at a time on a CPU: their memory fits the second-
 
 @implements(polynomials.uniform, "reference")
 def uniform(x: Tensor, moduli: Tensor) -> Tensor:
-    """Convert random words to residues in place, and return where a residue must be drawn again.
+    """Convert random words to centred residues in place; returns which of them must be drawn again.
 
-    x: int32 (n, L, N). moduli: the primes, int32 (L,). The result has the indices into the flattened x, int64.
+    x: the words, int32 (n, L, N). moduli: the primes, int32 (L,). The result is int64: indices into the flattened x.
     """
     (primes, degree), moduli = x.shape[1:], moduli.view(-1, 1)
     half, apart = moduli // 2, degree // 8
@@ -164,9 +164,10 @@ def moduli(ring: Ring, device: str = "cpu") -> Tensor:
 
 
 def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """View packed polynomials as the three parts of the format of `pack`.
+    """Return three views of packed polynomials, by the format of `pack`.
 
-    Returns bits 0 to 15, int16 (rows, N), bits 16 to 23, uint8 (rows, N), and bits 24 and 25, uint8 (rows, N/4).
+    data: the packed bytes. The views are bits 0 to 15 of all residues, int16 (rows, N), bits 16 to 23, uint8 (rows, N),
+    and bits 24 and 25, uint8 (rows, N/4); a row is a polynomial modulo one prime.
     """
     low, middle, top = data.view(-1, 13 * ring.degree // 4).tensor_split((2 * ring.degree, 3 * ring.degree), 1)
     return low.view(torch.int16), middle, top

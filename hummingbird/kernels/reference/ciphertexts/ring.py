@@ -32,10 +32,12 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Compute the matrices of a transform's steps, or for `inverse` those of the inverse transform, in order of use.
+    """Compute the matrices by which the steps of a transform multiply, in order of use; of the inverse transform if
+    `inverse`.
 
-    The inverse undoes the last step first. A step has a pair of float64 (G, K, K): the matrix with entries
-    c_{g,i}^k at [g, i, k] (module head; for the inverse, its inverse mod q), and this matrix divided by q.
+    degree: N. q: the prime. The inverse transform undoes the last step first. Each step has a pair of float64 (G, K,
+    K): the matrix with the entries c_{g,i}^k at [g, i, k] (module head; for the inverse transform the inverse of this
+    matrix mod q), and the matrix divided by q.
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
@@ -54,7 +56,8 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Te
 class Workspace:
     """Buffers, float64 (N, columns), in which a few polynomials modulo one prime are transformed, one in each column.
 
-    Each thread keeps one workspace: fresh memory would cost more than the transforms.
+    There are two working buffers, and one for `keep`. Each thread has one workspace: allocating memory for each
+    transform would cost more than the transforms.
     """
 
     def __init__(self, degree: int, columns: int, device: torch.device) -> None:
@@ -62,19 +65,27 @@ class Workspace:
         self._a, self._b, self._kept = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
 
     def _other(self, x: Tensor) -> Tensor:
-        """Return that one of the two working buffers that does not hold x."""
+        """Return the one of the two working buffers that is not x."""
         return self._a if x is self._b else self._b
 
     def load(self, x: Tensor) -> Tensor:
-        """Copy x, int32 (columns, N) with any strides, to a buffer that the next `load` or transform overwrites."""
+        """Copy x, int32 (columns, N) with any strides, to a working buffer; returns the buffer.
+
+        The next `load` or transform overwrites it.
+        """
         return self._a.copy_(x.t())
 
     def keep(self, x: Tensor) -> Tensor:
-        """Copy x, int32 (columns, N) or float64 (N, columns), to a buffer that stays valid until the next `keep`."""
+        """Copy x to a buffer that stays valid until the next `keep`; returns the buffer.
+
+        x: int32 (columns, N) or float64 (N, columns).
+        """
         return self._kept.copy_(x if x.is_floating_point() else x.t())
 
     def beside(self, values: Tensor, x: Tensor) -> Tensor:
-        """Copy x, as `load` does, but to the working buffer that does not hold `values`."""
+        """Copy x, int32 (columns, N) with any strides, to the working buffer that is not `values`; returns
+        the buffer.
+        """
         return self._other(values).copy_(x.t())
 
     def store(self, x: Tensor, out: Tensor) -> None:
@@ -82,11 +93,12 @@ class Workspace:
         out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
-        """Reduce x, float64 integers with |x| < 2^53 - q, modulo q, in place.
+        """Reduce x, float64 integers with |x| < 2^53 - q, modulo q; returns the buffer with the result, |result| <= q/2
+        + 2.
 
-        If x is from `keep`, the result is in another buffer. x/q has an error below |x/q| 2^-52, one rounding of 1/q
-        and one of the product: |result| <= q/2 + 2. For |x| < 2^51 the result is centred: q is odd, so x/q is at least
-        1/2q away from a half, more than the error.
+        The result replaces x, unless x is from `keep`. x/q has an error below |x/q| 2^-52: one rounding of 1/q, and one
+        of the product. For |x| < 2^51 the result is centred: q is odd, so x/q is at least 1/2q away from a half, more
+        than the error.
         """
         quotients = torch.mul(x, 1.0 / q, out=self._other(x)).round_()
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
@@ -120,7 +132,10 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Split `count` polynomials into pieces that fit this thread's workspace; yield each piece with the workspace."""
+    """Split `count` polynomials into pieces that fit this thread's workspace.
+
+    Yields for each piece the range of its polynomials, as a Python slice, and the workspace.
+    """
     size = max(_COLUMNS, (_CPU_PIECE if device.type == "cpu" else _GPU_PIECE) // degree)
     for start in range(0, count, size):
         key = (degree, min(size, count - start), device)
@@ -142,9 +157,11 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 
 def carry(x: Tensor, last: int, ring: Ring) -> Tensor:
-    """Convert NTT values modulo the prime `last` to NTT values, modulo the ring's primes, of the same coefficients.
+    """Convert the NTT values of polynomials modulo the prime `last` to their NTT values modulo each of the ring's
+    primes.
 
-    int32 (n, N) to (n, L, N). The coefficients are centred integers below 2^25, which transforms allow.
+    x: int32 (n, N). Returns int32 (n, L, N). The polynomials' coefficients, as centred integers, stay the same; they
+    are below 2^25, as transforms need it.
     """
     out = x.new_empty(x.shape[0], len(ring.primes), ring.degree)
     for piece, space in pieces(ring.degree, x.shape[0], x.device):
