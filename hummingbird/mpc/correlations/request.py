@@ -90,9 +90,9 @@ def options() -> Any:
 
 
 def faults(request: Any) -> str:
-    """Return a message about the first parameter that breaks its limit, or "" if all are good.
+    """Return a message about the first parameter of a request that breaks its limit, or "" if all are good.
 
-    request: a dataclass whose fields were made by the functions above.
+    request: a dataclass whose fields were made by `number`, `one_of`, `options`, `shape` and `width`.
     """
     for item in dataclasses.fields(request):
         value = getattr(request, item.name)
@@ -156,16 +156,18 @@ class Request(ABC, Generic[Shares]):
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
-        """Compute the derived values by name from the free values by name. Only the dealer does this.
+        """Compute the values of the derived fields from the values of the free fields; both are given by name.
 
+        Only the dealer does this.
         free: the value of each free field; for a field with the flag `apart`, the list of the parties' shares instead.
         """
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """Compute the corrections (`layout`) from the parties' shares of the fields. Only the dealer does this.
+        """Compute the request's corrections, one for each derived field (`layout`). Only the dealer does this.
 
-        draw: returns the shares of a field, the receiver's first, the others' in any order.
+        draw: called with the next field and with 0, returns the shares of all parties, the receiver's first and the
+            others' in any order; called with 1, it leaves out the receiver's share.
         """
         free: dict[str, Any] = {}
         for name, item in self.free.items():
@@ -189,7 +191,7 @@ class Request(ABC, Generic[Shares]):
     def check(self) -> None:
         """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
 
-        It may take more than the fields themselves, whose size the constructor limits.
+        The constructor limits the size of the fields; their computation may take more memory than they do.
         """
 
     def __post_init__(self) -> None:
@@ -225,7 +227,7 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of the receiver's shares in memory. No other party's shares take more."""
+        """Bytes that the receiver's shares take in memory. The other parties' shares take no more."""
         drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
@@ -322,7 +324,7 @@ class Material:
     ready: Ready | None = None
 
     def take(self) -> None:
-        """Make what this thread computes on the GPU from now on wait until the shares are there."""
+        """Let the GPU's work that this thread starts from now on wait until the shares are there."""
         if self.ready is not None:
             self.ready.take([anchor(words) for words in self.shares.values()])
 

@@ -163,7 +163,10 @@ class DealerClient:
         return found.seed, found.token
 
     def _patience(self, size: int) -> float:
-        """Seconds to wait for `size` bytes: longer than a call to the dealer, so that the call raises its own error."""
+        """Return how many seconds to wait for shares of `size` bytes.
+
+        It is longer than a call to the dealer may take, so that the call's own error comes first.
+        """
         return self._timeout + 2 * _GRACE + size / _SLOWEST
 
     def _cancel(self) -> None:
@@ -197,9 +200,10 @@ class DealerClient:
             raise
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
-        """Receive the corrections of one request.
+        """Receive the corrections of one request from the messages of the dealer's answer, and return them.
 
-        The request decides their sizes; no size from the dealer is trusted.
+        The request decides their sizes; no size that the dealer sends is trusted. Raises DealerError for messages that
+        do not fit the request.
         """
         expected = layout(request)
         size, at = frame_bytes(expected), 0
