@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
     @property
     def start(self) -> float:
-        """The function's value at the first knot, exact: `value` is a float64 times a power of two."""
+        """The spline's value at the first knot, as a float that is exact: the integer `value` times a power of two."""
         return self.value * 2.0 ** -(SCALE + self.fraction)
 
 
@@ -89,7 +89,10 @@ def fit(
 
 
 def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
-    """The mean of chord - function between left and right, by the trapezoidal rule."""
+    """Return the mean of a chord less the function, between left and right. The chord meets the function at both ends.
+
+    The mean is taken by the trapezoidal rule.
+    """
     weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
     values = function(left + (right - left) * weight)
     distance = torch.lerp(values[0], values[-1], weight) - values
@@ -110,9 +113,10 @@ def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
-    """Choose knots among x, greedily: each line from knot to knot is as long as its error stays within `allowed`.
+    """Choose knots among x so that straight lines from knot to knot approximate a function; return the knots' indices.
 
-    Returns the indices of the knots. y: the function's values at x. allowed: the largest error at each x.
+    Each next knot is as far away as the errors of the line to it stay within `allowed`.
+    y: the function's values at x. allowed: the largest error at each x.
     """
     index = [0]
     while index[-1] < len(x) - 1:

@@ -231,9 +231,10 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """Make the comparison of |x| with knots; it is as wide as the comparison of x at `scale`.
+        """Make the comparison of |x| with the knots, from the layer's comparison of x, whose input has scale `scale`.
 
-        Its input has scale 2^16, and shares that are right in all 64 bits.
+        The window of the new comparison holds every x for which the old one is right. Its input |x| has scale 2^16, and
+        shares that are right in all 64 bits.
         """
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

@@ -223,7 +223,7 @@ class Comparing(Layer):
         return self.within(bounds[0])
 
     def within(self, bound: int) -> int:
-        """log2 of the largest result that the layer's comparison gives for values below 2^bound."""
+        """Return log2 of the largest result of the layer's comparison, for values of magnitudes below 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:

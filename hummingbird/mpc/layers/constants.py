@@ -245,10 +245,11 @@ class _Public(Layer):
 
 
 class SharePublic(_Public):
-    """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
+    """Layer that turns a public input of a call into a private value of scale 2^16.
 
-    shown: whether the tensor is a mask of attention that the softmax applies itself. The value is then only what the
-        mask adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    shown: whether the input is an attention mask that the softmax itself applies. The result is then only what the mask
+        adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    Raises InputError for values of 2^20 or more.
     """
 
     def __init__(self, shown: bool = False) -> None:

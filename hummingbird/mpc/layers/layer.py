@@ -123,11 +123,17 @@ class Layer(nn.Module):
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        """How many low bits of the result's shares are right, if those of the inputs are right in `valid` bits."""
+        """Return how many low bits of the result's shares are right.
+
+        scales: bits of fraction of each input. valid: how many low bits of each input's shares are right.
+        """
         return min(valid, default=64)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        """How many low bits of the inputs' shares must be right, if `later` bits of the result's shares are read."""
+        """Return how many low bits of each input's shares must be right; the number is the same for all inputs.
+
+        scales: bits of fraction of the inputs. later: how many low bits of the result's shares later layers read.
+        """
         return later
 
     def lifts(self, given: Given) -> bool:
@@ -135,7 +141,10 @@ class Layer(nn.Module):
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """Compute `needs` for each input by itself, for layers that need more bits of one input than of another."""
+        """Return `needs` for each input by itself, as a list.
+
+        A layer that needs more bits of one input than of another overrides this.
+        """
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -143,10 +152,10 @@ class Layer(nn.Module):
         return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """Compute log2 of the largest result, for inputs with magnitudes below 2^bounds.
+        """Compute log2 of the largest magnitude that the result can have. bounds: the same for each input.
 
-        Rounding errors, and the excess of at most EXCESS of the bound that undecided comparisons allow, are left out:
-        `held` has room for both.
+        Two things are left out, for which `held` has room: rounding errors, and what undecided comparisons may add,
+        EXCESS of the bound at most.
         """
         return max(bounds, default=FLOOR)
 
@@ -158,9 +167,10 @@ class Layer(nn.Module):
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of earlier layers need, for the precision that this layer needs.
+        """Return how many bits of fraction the weights of the layers before this one must have.
 
-        later: how many the readers of this layer's result ask for. A layer that only passes values on returns `later`.
+        later: how many bits of fraction of these weights the layers after this one ask for. A layer that only passes
+            values on returns `later`; another layer asks for the number that its own precision takes.
         """
         return WEIGHT_SCALE
 
@@ -263,7 +273,10 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """How many of the lowest bits that are left after the cut are zero in every share; they are not sent."""
+        """Return how many low bits of the cut value are zero in every party's share, and so are not sent.
+
+        scale: bits of fraction of the input.
+        """
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
@@ -315,7 +328,10 @@ class Local(Layer):
 
 
 def aligned(xs: Sequence[Shared]) -> tuple[list[Tensor], int]:
-    """Shares brought to the highest of their scales: a shift to the left is exact and local."""
+    """Bring shares to the highest of their scales; return the shifted shares, and this scale's bits of fraction.
+
+    A shift to the left is exact and local.
+    """
     scales = [x.scale for x in xs]
     return [x.share << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
 

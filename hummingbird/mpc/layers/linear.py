@@ -103,7 +103,7 @@ class PublicWeight(nn.Module):
 
 
 def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """The weight module for an encoded weight, int64. owner: None for a public weight."""
+    """Make the module that holds an encoded weight, int64: a `PublicWeight` if `owner` is None, else a `FixedWeight`."""
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)
 
 
@@ -227,9 +227,11 @@ _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
 
 
 def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
-    """log2, rounded up, of the largest sum of |weights| of one output: |op(x, weight)| <= 2^growth |x|.
+    """Compute log2, rounded up, of the most by which the op can enlarge its input: |op(x, weight)| <= 2^growth |x|.
 
-    In integers, since every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
+    This is the largest sum of |weights| of one output. It is computed in integers, since every machine must find the
+    same: 40 bits of each weight, exact for up to 2^22 terms.
+    options: the op's further arguments, such as groups.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (40 - top)).ceil().long()
@@ -247,9 +249,10 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
 
 
 def _steepness(weight: Tensor) -> int:
-    """log2, rounded up, of the largest Euclidean norm of an output's weights; weight: (in, out).
+    """Compute log2, rounded up, of the largest Euclidean norm of one output's weights. weight: (in, out).
 
-    In integers, as in `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
+    It is computed in integers, since every machine must find the same: 20 bits of each weight, exact for up to 2^22
+    terms.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()

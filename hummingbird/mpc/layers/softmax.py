@@ -132,7 +132,7 @@ class Softmax(Comparing):
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
-        """Bound on the error of the maximum: each level of the tree may add `undecided`."""
+        """Return a bound of the error of the maximum of `length` values: `undecided` for each level of the tree."""
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
@@ -153,11 +153,11 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 
 
 def _top(length: int, undecided: float) -> int:
-    """How many bits hold the sum of `length` values of exp, computed by splines, at scale 2^32.
+    """Compute how many bits hold a sum of `length` values of exp at scale 2^32, if a spline computes exp.
 
     Each value is at most 1 + 2^-9, and more after undecided comparisons.
-    undecided: each level of the tree of the maximum may miss it by this, and the spline, with slopes up to 1, may err
-        by it.
+    undecided: each level of the tree may find the row's maximum too small by this number, and the spline, with slopes
+        up to 1, may err by it.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()

@@ -62,7 +62,7 @@ class WeightedMeanWidths(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """How many low bits of the sum of E y are read."""
+        """How many low bits of the shares of the sum of E y are read: the opened bits of M, and those that M has fewer."""
         return self.mean + self.shift
 
 
@@ -134,7 +134,11 @@ class WeightedMean(Layer):
         return (*self._widths(_SPREAD), self.given[1].bound)
 
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
-        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it."""
+        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it.
+
+        M and w are those of `WeightedMean`: M is a sum of weighted values times a power of two, w the factor that makes
+        it a mean.
+        """
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
 
@@ -167,10 +171,11 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """Prepare the look-up of w, (..., 1), the factor by which a row's mean is divided by the sum of its weights.
+        """Prepare the look-up of a number w for each row of weights: the result of its sums is multiplied by w.
 
-        w is 2^a over the sum of the weights `exp` along their last dimension, where 2^a is the least power of two that
-        is the row's length or more.
+        w is 2^a over the sum of the row's weights, where 2^a is the least power of two that is the row's length or
+        more.
+        exp: this party's share of the weights, rows along the last dimension; w has the size 1 there.
         """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)

@@ -31,11 +31,11 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, x: Shared) -> Shared:
-        """This slice of a shared batch."""
+        """Return the rows of a shared batch that belong to this slice, padded."""
         return Shared(self.rows(x.share), x.scale)
 
     def rows(self, x: Tensor) -> Tensor:
-        """This slice of a plain batch."""
+        """Return the rows of a plain batch that belong to this slice, padded."""
         part = x[self.start : self.start + self.images]
         missing = self.shape[0] - self.images
         return torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part

@@ -197,7 +197,7 @@ class PrivateNet(nn.Module):
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """The result's structure (hummingbird/structure.py) for this input shape; names and shapes of its tensors."""
+        """Return the structure of the result for this input shape, and the names and shapes of the result's tensors."""
         return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
@@ -371,9 +371,7 @@ class PrivateNet(nn.Module):
         self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Cut a batch into slices for which a store has material, or that fit in memory; one if images depend on
-        others.
-        """
+        """Cut a batch into slices of a store's shape, or that fit in memory; one slice if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -459,7 +457,7 @@ def _given(x: Any) -> Shared:
 
 
 def _as_tensors(value: Any) -> Any:
-    """A value, tuple or list with CrypTen tensors in place of shares."""
+    """Return a value, or a tuple or list of values, in which a CrypTen tensor replaces each share."""
     if type(value) in (tuple, list):  # not torch.Size
         return type(value)(_as_tensors(part) for part in value)
     return tensors.tensor(value) if isinstance(value, Shared) else value
