@@ -280,7 +280,10 @@ class Lift(Layer):
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Bits of fraction cut before the opening, bits opened, and bits of the lifted number that are read."""
+        """Return how many bits of fraction the layer cuts off, how many bits it opens, and how many are read later.
+
+        scale: bits of fraction of the input. The last number counts bits of the lifted number.
+        """
         up = self._up(scale)
         shift = scale - self.target + up
         k = self.low - shift

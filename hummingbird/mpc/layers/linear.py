@@ -103,7 +103,7 @@ class PublicWeight(nn.Module):
 
 
 def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """Make the module that holds an encoded weight, int64: a `PublicWeight` if `owner` is None, else a `FixedWeight`."""
+    """Make the module of an encoded weight, int64: a `PublicWeight` if `owner` is None, else a `FixedWeight`."""
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)
 
 

@@ -227,9 +227,10 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, made of n values x_i.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's values x_i.
 
-        It is c bits wider than the comparison of x for the factor 2^c, and one more for differences. bits: c.
+        bits: c. The new comparison has c + 1 bits more than that of the x_i: c for the factor 2^c, and one for
+            differences.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

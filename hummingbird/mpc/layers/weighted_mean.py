@@ -62,7 +62,10 @@ class WeightedMeanWidths(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """How many low bits of the shares of the sum of E y are read: the opened bits of M, and those that M has fewer."""
+        """How many low bits of the shares of the sum of E y are read.
+
+        They are the opened bits of M, and the `shift` bits of fraction that M does not have.
+        """
         return self.mean + self.shift
 
 

@@ -188,7 +188,7 @@ def _linear(step: Step, comparison: Comparison, owner: WeightOwner | None) -> La
 
 
 def _inputs(step: Step) -> dict[str, Any]:
-    """The attributes that mpc/plan/columns.py has added to a step with weights, as keyword arguments of `Linear`."""
+    """Return the attributes that mpc/plan/columns.py has added to a step with weights, by name, for `Linear`."""
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 

@@ -381,7 +381,7 @@ class PrivateNet(nn.Module):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """The part of the public inputs that belongs to a slice."""
+        """Return the public inputs of a slice: its rows of an input with rows for images; other inputs unchanged."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 

@@ -34,9 +34,11 @@ from hummingbird.mpc.session.session import Session
 class LiftingShares(NamedTuple):
     """A party's shares for a lift, (count,) each; int32 if they have at most 32 bits, else int64.
 
-    mask: its summand of lambda, in the low k bits.
-    carry: its share of (sum of the parties' summands - lambda) / 2^k.
-    wrapped: its share of the same number plus the top bit of lambda; an opened value tells which of the two is used.
+    lambda is the mask, the sum mod 2^k of one summand for each party.
+    mask: this party's summand, in the low k bits.
+    carry: its share of the number (sum of all summands - lambda) / 2^k.
+    wrapped: its share of that number plus the top bit of lambda. An opened value tells which of `carry` and `wrapped`
+        is used.
     """
 
     mask: Tensor
@@ -46,7 +48,10 @@ class LiftingShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Lifting(Request[LiftingShares]):
-    """Request for `count` masks lambda, uniform mod 2^k, by which results mod 2^ring are lifted; k <= ring <= 64."""
+    """Request for `count` masks lambda, uniform mod 2^k, for values that are opened in k bits and then lifted.
+
+    A lift gives shares mod 2^ring; k <= ring <= 64.
+    """
 
     kind = "lift"
     count: int = number()

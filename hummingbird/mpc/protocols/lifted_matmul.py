@@ -109,9 +109,10 @@ class LiftedMatMul(Request[LiftedShares]):
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
     """Compute a share of the matrix product of z and v mod 2^bits, and the result of a look-up, both in one round.
 
-    x, y: operands int64 (..., i, j) and (..., j, l), which open z in x.k bits and v in y.k bits; batches are broadcast.
-        |z| < 2^(x.k - 2) unless x.k = bits; the same for v and y.k. They are rounded as in `lifted_product.product`.
-    bits: how many low bits of the product are right; those above are arbitrary.
+    x, y: operands, int64 (..., i, j) and (..., j, l), which say how z is opened in x.k bits and v in y.k bits
+        (`lifted_product.Operand`). Batches are broadcast. |z| < 2^(x.k - 2) unless x.k = bits, and |v| < 2^(y.k - 2)
+        unless y.k = bits.
+    bits: how many low bits of the product's shares are right; the bits above are arbitrary.
     beside: the look-up whose message is sent together with the product's.
     Cost: `price`.
     """

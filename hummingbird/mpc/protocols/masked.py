@@ -178,12 +178,11 @@ def _cut(share: Tensor, shift: int) -> Tensor:
 def _compare(
     session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Open the masked words and compare them.
+    """Open the masked values and compare them with 0. Returns the opened words, and xor shares of two hidden bits.
 
-    Returns the opened words and xor shares of two bits, packed: uint8 (2, ceil(count/8)). The first bit is that of the
-    ReLU; the second, with the top bit of the opened word, tells whether the sum wraps. Random bits of the material hide
-    both.
-    frames: the messages of all parties.
+    The bits are packed, uint8 (2, ceil(count/8)). The first is the ReLU's bit. The second tells, together with the
+    opened word's top bit, whether the sum with the mask wraps. Random bits of the material hide both.
+    frames: the messages of all parties. count: how many values. k, m: the window.
     """
     bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
     if not more:
@@ -194,7 +193,10 @@ def _compare(
 
 
 def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False) -> Cost:
-    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. With `whole` no carry is dealt."""
+    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. The arguments are those of `relu`.
+
+    With `whole` no carry is dealt.
+    """
     price = thresholds.relus_price(n, k, m, ring, parties, tables)
     return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price
 
@@ -203,10 +205,9 @@ def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | No
 class MaskedLaw(Law):
     """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
 
-    The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): its lowest q bits, e, are what the rounding of two shares adds,
-    and its other bits are low bits of the mask. The value z that the bit multiplies is floor(r + e) + S(d) - d, where
-    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + e) plus the
-    mask's part of u.
+    The bit is [S(d) >= 2^m], where u is uniform in [0, 2^m). The lowest q bits of u, called e, are what the rounding of
+    two shares adds; its other bits are low bits of the mask. The bit multiplies z = floor(r + e) + S(d) - d, where
+    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window.
     """
 
     rounds_apart = False
@@ -237,10 +238,10 @@ class MaskedLaw(Law):
 class Masked(Comparison):
     """A ReLU by the masked opening of k bits of the shares, which every party has cut (protocol="masked").
 
-    Cutting f bits off each share changes the sum by a rounding error and by multiples of 2^(64 - f), which
-    vanish mod 2^k if k <= 64 - f: cutting the surplus fraction off costs no message. The same cut removes the lowest q
-    bits of a window: k - q bits are opened, and the results move up by q again, so that q more of their bits are right
-    than are dealt.
+    Every party cuts the surplus fraction, f bits, off its own share. This changes the sum of the shares by a rounding
+    error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is needed. A window's
+    lowest q bits are cut in the same way: then k - q bits are opened, and the results are multiplied by 2^q, so that q
+    more of their low bits are right than are dealt.
     """
 
     name = "masked"
@@ -282,11 +283,11 @@ class Masked(Comparison):
         return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
-        """How many bits of the opened value decide its sign: those of the window."""
+        """Return how many bits of the opened value decide its sign: from the window's lowest bit to bit k - 1."""
         return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
-        """How many tables the aim chooses for the window, if each value is compared with `knots` knots."""
+        """Return into how many step tables the aim divides the window, if each value is compared with `knots` knots."""
         return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
@@ -296,9 +297,10 @@ class Masked(Comparison):
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
     def _bits(self, scale: int) -> tuple[int, int, int]:
-        """Return how many bits are opened, how many of these do not decide, and how many the result has.
+        """Return how many bits are opened, how many of these lie below the deciding ones, and how many the result has.
 
         If the window drops its lowest q bits, all three count without them: the result is multiplied by 2^q in the end.
+        scale: bits of fraction of the input.
         """
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
@@ -337,9 +339,9 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """Return k and m of the window in units of 2^-fraction, and the number of tables that it is cut into.
+        """Return the window's k and m in units of 2^-fraction, and how many step tables serve it.
 
-        The window is at least two bits wide.
+        The window is at least two bits wide. knots: how many comparisons of each value there are.
         """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)

@@ -85,9 +85,9 @@ class FixedTriple(DealtProduct[FixedTripleShares]):
 
 
 class FixedWeight(nn.Module):
-    """One weight of party `owner`. Call `open_weights` before `product`.
+    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all its products.
 
-    code: int64, the encoded weight at its owner; any values of that shape elsewhere.
+    code: int64, the encoded weight at its owner; at other parties any values of that shape.
     """
 
     code: Tensor | None
@@ -102,7 +102,7 @@ class FixedWeight(nn.Module):
         self.register_buffer("difference", None)
 
     def cover(self, session: Session) -> Tensor:
-        """Return this party's summand of the weight minus its mask, which is then opened; delete the weight."""
+        """Return this party's summand of the weight minus its mask, to be opened; delete the plain weight."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
@@ -151,7 +151,7 @@ def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
 
 
 def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """Digest of these weights, 32 bytes; empty if there are none."""
+    """Compute a digest of these weights, 32 bytes; return empty bytes if there are none."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
     for weight in owned:
         assert weight.code is not None

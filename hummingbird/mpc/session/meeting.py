@@ -210,8 +210,9 @@ def _listening(host: str, port: int, deadline: float) -> None:
 
 
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
-    """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 tells all of all cards.
+    """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 writes the list of all.
 
+    Returns the meeting, the same at all processes.
     card: the entry of this process.
     deadline: of time.monotonic; at the deadline `Late` is raised.
     dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
@@ -257,9 +258,9 @@ def _pause(deadline: float, missing: list[int]) -> None:
 
 
 def _check_own(told: Card, card: Card, rank: int) -> None:
-    """Raise AgreementError unless the record that ends the meeting has this process's entry unchanged.
+    """Raise AgreementError unless rank 0's list of all processes has this process's entry unchanged.
 
-    told: this process's entry in that record. card: the entry that it made.
+    told: this process's entry in that list. card: the entry that it made itself.
     """
     if told != card:
         raise AgreementError(
@@ -274,10 +275,10 @@ def _words(card: Card) -> str:
 
 
 def read_roll(text: str | bytes, here: dist.Store, world: int) -> Meeting:
-    """Read the record with which rank 0 ends a meeting. Raises AgreementError if it is malformed.
+    """Read the record with which rank 0 ends a meeting, and return the `Meeting`.
 
-    It is malformed, too, if it has not `world` processes.
     here: the part of torchrun's store that belongs to this meeting.
+    Raises AgreementError if the record is malformed, or does not have `world` processes.
     """
     try:
         roll = records.read(text, Roll, name="roll")

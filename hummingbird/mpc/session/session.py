@@ -41,7 +41,7 @@ class Dealer(Protocol):
 
     @property
     def slice_shape(self) -> tuple[int, ...] | None:
-        """Shape of the slices that a store has material for; None if material is dealt on request."""
+        """Shape of a slice's input for which a store has material; None if material is dealt for any shape."""
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares for a request outside of a net's slices, and their cost."""
@@ -50,7 +50,10 @@ class Dealer(Protocol):
         """The material of a net's next slice. requests: None if they are not known yet."""
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind material to the secret with this digest: a mask that outlives a run must not hide two secrets."""
+        """Record that material hides the secret with this digest; raise DealerError if it hides another one already.
+
+        It is for masks that outlive a run: one mask must not hide two secrets. name: what the secret is, in the record.
+        """
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise DealerError unless there is material for a net with these facts, on slices of these shapes."""
@@ -62,8 +65,10 @@ class Dealer(Protocol):
 
 
 class ZeroSharing:
-    """This party's shares of zero: words of the stream shared with the previous party, minus words of the stream shared
-    with the next party. All parties draw the same shapes in the same order. Nothing is sent.
+    """Source of this party's shares of zero: random numbers whose sum over all parties is 0.
+
+    A share is the words of the stream shared with the previous party, minus words of the stream shared with the next
+    party. All parties draw the same shapes in the same order. Nothing is sent.
     """
 
     def __init__(self, previous: Stream, following: Stream) -> None:
@@ -207,7 +212,7 @@ def begin(session: Session | None) -> None:
 
 @contextlib.contextmanager
 def entered(session: Session) -> Iterator[None]:
-    """Make `current` return this session within this block, in this computation only (channel/interleave.py)."""
+    """Make a context in which `current` returns this session, in this computation only (channel/interleave.py)."""
     here = interleave.computation()
     before, here.session = here.session, session
     try:
@@ -267,13 +272,16 @@ def text_of(facts: dict[str, str]) -> str:
 
 
 def _around(text: str, place: int) -> str:
-    """Cut a long text to the characters around the index `place`, for an error."""
+    """Return the part of a long text that lies around the character with index `place`, for an error message."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 def _facts(text: str) -> dict[str, str]:
-    """Read the facts in another party's message. For a malformed message return one fact that no party has."""
+    """Read the facts in another party's message, text by name.
+
+    A malformed message gives one fact that no party has, so that the comparison of facts fails.
+    """
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:
