@@ -28,9 +28,9 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """Write numbers, strings, sizes, and lists and dictionaries of them as JSON text.
+    """Return an object as JSON text. It consists of numbers, strings, sizes, and lists and dictionaries of them.
 
-    Raises InputError for an object that does not read back the same.
+    Raises InputError for an object that would not be equal to itself after it is read back.
     """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:

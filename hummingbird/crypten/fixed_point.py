@@ -321,7 +321,7 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values into this tensor, in place.
+    """Copy another tensor's values into this tensor, in place, and return this tensor.
 
     If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
     views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes

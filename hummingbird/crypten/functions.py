@@ -308,7 +308,7 @@ def _erf(self: Any) -> Any:
 
 
 def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
-    """Take elements as torch's take does; with a dimension, take the slices at these indices along it."""
+    """Take the elements at these indices, as torch's take does; with a dimension, take the slices along it."""
     result = self.shallow_copy()
     if dimension is None or self.dim() == 0:
         result._tensor = self._tensor.take(index.long())

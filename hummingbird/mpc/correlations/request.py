@@ -178,9 +178,10 @@ class Request(ABC, Generic[Shares]):
         return [item.correction(values[name], shares) for name, item, shares in others]
 
     def correct_at_once(self, draw: Draw) -> list[Tensor]:
-        """Compute what `correct` does by one kernel that also draws the shares, if all fields are `left` to kernels.
+        """Compute what `correct` does by one kernel that also draws the shares; all fields must be `left` to kernels.
 
-        draw: as in `correct`; the shares that it returns are not drawn yet (`Field.leave`).
+        Returns the corrections. draw: as in `correct`, but the shares that it returns are not drawn yet
+        (`Field.leave`).
         """
         raise NotImplementedError
 
@@ -345,7 +346,11 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
 def expand(
     request: Request[Any], turn: ReceiverTurn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
-    """Party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, on `device`."""
+    """Draw party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, by name.
+
+    turn: says which party is the receiver, and selects the random numbers. seed: the party's.
+    device: where the shares are made.
+    """
     stream = _stream(seed, turn, request, device)
     shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
     if rank == turn.receiver:
@@ -367,9 +372,10 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 def corrections(
     request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """Compute what the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
+    """Compute the corrections that the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
 
-    device: where this is computed, if kernels there can expand the seeds and draw all fields; else the CPU.
+    turn: says which party is the receiver, and selects the random numbers.
+    device: where the corrections are computed, if kernels there can expand the seeds and draw all fields; else the CPU.
     """
     at_once = all(item.left for item in request.parts.values())
     chacha = all(map(expands_on_devices, seeds))

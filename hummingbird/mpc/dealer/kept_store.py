@@ -96,7 +96,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for, in the sets that the parties agreed on and in the sets after those."""
+        """How many slices there is material for: in the sets that the parties have agreed on, and in all later sets."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -237,7 +237,7 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: a kept store's masks are used once, so no mask can hide two secrets."""
+        """Do nothing. `bind` records what a mask hides, but a kept store's masks are used only once."""
 
     def stay(self) -> None:
         """Erase the sets that are used up. A session calls this at intervals, as it sends a heartbeat to a dealer."""

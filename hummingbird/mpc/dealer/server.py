@@ -108,12 +108,12 @@ class _Session:
 
     @property
     def busy(self) -> bool:
-        """Whether the dealer is serving a party of this session, or a party's call waits for the others to join."""
+        """Whether the dealer serves a party of this session now, or a party's call waits for other parties to join."""
         return any(member.busy for member in self.members.values())
 
     @property
     def served(self) -> bool:
-        """Whether the dealer is serving a party of this session, instead of letting it wait for the others to join."""
+        """Whether the dealer serves a party of this session now, and does not just let it wait for other parties."""
         return any(member.served for member in self.members.values())
 
     @property

@@ -115,7 +115,7 @@ class StoreDealer:
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Skip the slots before this one, which another party has used. Call it before any slot is reserved or made."""
+        """Skip all slots before `slot`, as another party has used them. Call it before any slot is reserved or made."""
         assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
@@ -158,9 +158,10 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Return the next material of the setup; every run gets the same. Raises DealerError for any other request.
+        """Return this party's shares for the setup's next request. Every run gets the same shares.
 
         The setup's requests come in the order in which they were dealt, and again from the first one after the last.
+        Raises DealerError for any other request than the next one.
         """
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0

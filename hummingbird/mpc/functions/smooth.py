@@ -174,9 +174,9 @@ def _derivative(function: Function, x: Tensor, times: int) -> Tensor:
 
 
 def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """Evaluate the curve at x.
+    """Evaluate the curve at x, and return the result.
 
-    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+    n: the kind of numbers. With `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
         fraction.
     """
     y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())

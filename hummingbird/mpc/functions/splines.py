@@ -62,11 +62,11 @@ def fit(
     allowed: Tensor | None = None,
     fraction: int = SCALE,
 ) -> Fit:
-    """A spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`.
+    """Fit a spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`; return it.
 
     x: ascending, float64.
-    ends: the slopes left and right of x, those of the function's asymptotes. With the slopes at the ends of x, the
-        spline of a sigmoid would err by 1 at 20,000.
+    ends: the slopes left and right of x, which are those of the function's asymptotes. With the slopes at the ends of
+        x, the spline of a sigmoid would err by 1 at 20,000.
     allowed: the largest error at each x; None: every x becomes a knot.
     fraction: bits of fraction of slopes.
     Slopes are integers. Each is chosen to meet the function at the next knot, so that rounding errors do not add up.
@@ -100,9 +100,9 @@ def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float)
 
 
 def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """Evaluate the spline at x.
+    """Evaluate the spline at x, and return the result.
 
-    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+    n: the kind of numbers. With `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
         fraction.
     """
     y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())

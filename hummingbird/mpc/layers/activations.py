@@ -86,8 +86,9 @@ class PReLU(Comparing):
         return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Compute the layer's function of x, in the operations of `n`.
+        """Compute the layer's function of x with the operations of `n`, and return the result.
 
+        n: the kind of numbers: real numbers, shares or prices.
         weight: real slopes for real x; None: the layer's own, for shares.
         """
         y, z = n.compare(x)
@@ -174,7 +175,7 @@ class _Fitted(Comparing):
         self.name, self.curve, self.fraction = name, curve, curve.fraction
 
     def constants(self) -> tuple[int, ...]:
-        """All numbers of the fit, which may differ on another floating-point unit."""
+        """The integers of the spline. All parties must have the same; another floating-point unit may find others."""
         return *self.curve.numbers, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:

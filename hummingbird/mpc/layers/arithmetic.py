@@ -82,7 +82,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """Make the same arithmetic with another comparison, for compared values with `scale` bits of fraction."""
+        """Make arithmetic on the same kind of numbers, but with another comparison.
+
+        scale: bits of fraction of the values that are compared.
+        """
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:

@@ -157,7 +157,10 @@ class _Averaging(Layer):
         return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
-        """Encode 1 / places in the ring. Raises InputError if rounding would change it by more than 2^-8 of itself."""
+        """Encode 1 / places in the ring and return the integer. places: the number of elements of a mean.
+
+        Raises InputError if rounding would change the reciprocal by more than 2^-8 of itself.
+        """
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"
         if self.lifts_sums and places > 1 << self._spread:
@@ -218,7 +221,7 @@ _FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude 
 
 
 class AdaptiveAvgPool(_Averaging):
-    """torch's adaptive average pooling: mean over `output_size` windows for each dimension.
+    """torch's adaptive average pooling: the mean over each of `output_size` windows along each dimension.
 
     Windows have different lengths where `output_size` does not divide the input's length.
     """

@@ -189,7 +189,10 @@ class Comparing(Layer):
         self.comparison = comparison
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        """The layer's function of x, in the operations of `n`. On shares the result has scale 2^(16 + fraction)."""
+        """Compute the layer's function of x with the operations of `n`, and return the result.
+
+        n: the kind of numbers: real numbers, shares or prices. On shares the result has scale 2^(16 + fraction).
+        """
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
-    """Layer that multiplies x by a public number, and adds the number's bits of fraction to those of x.
+    """Layer that multiplies x by a public number. The result has the number's bits of fraction beside those of x.
 
     The number 3 has no bits of fraction, 0.25 has two.
     factor: the number. Raises InputError if it is too small for fixed-point numbers.
-    terms: for a mean, how many values x is the sum of; the result's bound follows from it.
+    terms: for a mean, how many values were added to get x; the result's bound follows from it.
     """
 
     input_limit = 24
@@ -63,10 +63,10 @@ class Scale(Layer):
 
 
 class Pad(Layer):
-    """torch's constant padding.
+    """torch's constant padding of a private value.
 
-    pads: as in `torch.nn.functional.pad`, from the last dimension on.
-    value: real, rounded to the scale of x.
+    pads: as in `torch.nn.functional.pad`: two numbers of elements for each dimension, from the last dimension on.
+    value: the real number to pad with, rounded to the scale of x.
     """
 
     input_limit = MAX_SCALE

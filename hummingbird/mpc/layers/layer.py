@@ -175,7 +175,7 @@ class Layer(nn.Module):
         return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        """Rounds and bits of one call on inputs of these shapes and scales."""
+        """Return the rounds and bits that the layer predicts for one call on inputs of these shapes and scales."""
         return cost.FREE
 
     def constants(self) -> tuple[int, ...]:
@@ -195,7 +195,10 @@ class Layer(nn.Module):
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The layer's comparisons. While it runs, the layer may derive further ones from these, for other windows."""
+        """The layer's own comparisons, as the plan knows them.
+
+        While the layer runs, it may derive further comparisons from these, for other windows.
+        """
         return [self.comparison] if self.comparison is not None else []
 
     def extra_repr(self) -> str:
@@ -207,7 +210,10 @@ class Layer(nn.Module):
         return max((spec.numel for spec in inputs), default=0)
 
     def share_weights(self, session: Session) -> None:
-        """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
+        """Turn the weights of one party into shares. Every party calls this once, for all layers in the same order.
+
+        Nothing is sent.
+        """
 
 
 class LocalRescale(Layer):

@@ -37,7 +37,7 @@ from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 class WeightOwner:
     """The party that owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
 
-    rank: of the owner.
+    rank: the party's number.
     known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.
     """
 
@@ -49,9 +49,9 @@ class WeightOwner:
 
 
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
-    """Return `bits`, the bits of fraction of a private weight.
+    """Return `bits`, the bits of fraction for a private weight, after a check that they are enough.
 
-    Raises InputError if this process knows the weight, and it is too small for so few bits.
+    Raises InputError if this process knows the weight, and the weight is too small for so few bits.
     """
     if owner.known:
         ring.fraction(weight, bits, where="weight")
@@ -162,11 +162,11 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """Return the same layer with its public weights rounded to `scale` bits of fraction.
+        """Return a copy of this layer whose public weights are rounded to `scale` bits of fraction.
 
-        They keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. The encoded
-        weights are rounded a second time, halves upwards. Returns this layer itself if `scale` is 20 or more, or if its
-        weights are private or have doubled columns.
+        The weights keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. They are
+        the layer's encoded weights, rounded a second time, halves upwards. Returns this layer itself if `scale` is 20
+        or more, or if its weights are private or have doubled columns.
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self

@@ -88,11 +88,13 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 
 
 class NormSizes(NamedTuple):
-    """The numbers of a norm over rows of one length n, from which the layer computes a result as z v 2^-E.
+    """The numbers of a norm over rows of one length n. From them the layer computes results as z v 2^-E.
 
+    z is an input, less its mean, in other units; v is 2^E sqrt(n / S), where S is the sum of z^2 over a row plus the
+    term of eps.
     factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
-    top: P: S, the sum of z^2 over a row plus the term of eps, is below 0.96 2^P; u is S 2^-P.
+    top: P: S is below 0.96 2^P; u is S 2^-P.
     table: of v = g u^(-1/2), where its gain g is in [1, 2).
     root: D: the table is right for u in [2^-D, 0.96].
     opened: how many bits of v are opened.
@@ -111,13 +113,16 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the norm that must be the same at all parties."""
+        """The integers of this record and of its table. All parties must have the same."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
 
 def range_serves(rows: Rows, length: int, eps: float) -> bool:
-    """Whether `norm_sizes` exist for rows of up to `length` values: the numbers fit the ring, and a table exists."""
+    """Whether `norm_sizes` can be computed for rows of up to `length` values: a table exists, and all fits the ring.
+
+    rows: the range in which variance + eps of every row lies. eps: the number that the norm adds to the variance.
+    """
     low, high = math.log2(rows.least), math.log2(rows.most)
     ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
     # P <= 62, and `bits_needed` of values of scale 2^16 is at most 64.
@@ -305,11 +310,11 @@ class Norm(Layer):
     attrs: the attributes of the op "norm" (graph/ops/norms.py).
     rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
 
-    With a range for which `range_serves` holds, and a protocol with tables, it takes three rounds: every value
-    is opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
+    It takes three rounds if there is a range, `range_serves` holds for it, and the protocol has tables: every value is
+    opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
     comparison: every value is opened once, for its square and its product, and each row takes an opening for its mean,
-    2 J comparisons, where J is about 20, and a look-up. Without tables it takes seven rounds instead of eight, and 56
-    more comparisons for each row. The price follows from the formula.
+    2 J comparisons, where J is about 20, and a look-up. Without tables this is seven rounds instead of eight, and 56
+    more comparisons for each row.
     Raises InputError for rows of more than 2^20 values.
     """
 
@@ -331,7 +336,10 @@ class Norm(Layer):
         return [self.exact] if self.assumed is None else []
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        """The layer's function of x, in the operations of `n`."""
+        """Compute the layer's function of x with the operations of `n`, and return the result.
+
+        n: the kind of numbers: real numbers, shares or prices.
+        """
         values = rows(self.attrs, x)
         if not 0 < values.shape[-1] <= LONGEST:
             raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")

@@ -27,11 +27,12 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 class Multiply(Layer):
     """The product of two private tensors (broadcasting), in one round.
 
-    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, an operand with a
-        known bound ("small") is opened in the integer bits that its bound takes, and in at most 16 bits of fraction,
-        without those that are zero in every share; its higher bits need not be right. An operand that is not small is
-        opened in as many bits as later layers read of the result, and the result has as many valid bits as this
-        operand. If both operands are small, the result has 64.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If not, both operands are
+        opened in as many bits as later layers read of the result.
+    With `rounds`, an operand with a known bound is called small. It is opened in the integer bits that its bound takes,
+    and in at most 16 bits of fraction, without those that are zero in every share; its higher bits need not be right.
+    An operand that is not small is opened in as many bits as later layers read of the result, and the result has as
+    many valid bits as this operand. If both operands are small, the result has 64 valid bits.
     """
 
     def __init__(self, rounds: bool) -> None:

@@ -85,7 +85,7 @@ class SoftmaxSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the softmax that must be the same at all parties."""
+        """The integers of this record and of its tables. All parties must have the same."""
         tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
         return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
 

@@ -85,10 +85,11 @@ def serves(rows: Rows, bound: int) -> bool:
 class WeightedMean(Layer):
     """Layer for weighted means of y, (..., j, l), with weights E, (..., i, j), from a softmax in a known range.
 
-    A mean is the sum of E y divided by the sum of E. The layer computes it as M w, where M is 2^-a times the sum of E
-    y, w is 2^a over the sum of E, and 2^a is the least power of two that is the length j or more.
+    A mean is the sum of E y divided by the sum of E. The layer computes it as M w. M is 2^-a times the sum of E y, and
+    w is 2^a over the sum of E, where 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
-    Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both of these.
+    Cost: 2 rounds. y is opened in its bound's bits plus 15; E in the bits of e^most; M in 17 bits more than y's bound
+        and e^most have together.
     """
 
     input_limit = MAX_SCALE

@@ -306,7 +306,10 @@ ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if the configuration names rows of a layer that is no softmax or norm among these steps."""
+    """Raise ConfigError if the configuration has a range of rows for a layer that is no softmax or norm.
+
+    steps: all steps of the net.
+    """
     softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
     config.check_rows(softmaxes, norms)
 

@@ -16,9 +16,9 @@ ELEMENT_BYTES = 200  # memory for each value: a table of 32 bytes, ten words of 
 
 
 def in_flight(device: torch.device) -> int:
-    """How many slices run interleaved (channel/interleave.py) on a device.
+    """Return how many slices run interleaved (channel/interleave.py) on a device.
 
-    The number depends on the type of the device, which is the same at all parties.
+    The number follows from the device's type alone, which is the same at all parties.
     """
     return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 

@@ -433,7 +433,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Make a context that adds the layer's name to an error that does not say where it arose, as those of ring.py."""
+    """Make a context that adds the layer's name to errors that do not name a layer, such as the errors of ring.py."""
     try:
         yield
     except HummingbirdError as error:

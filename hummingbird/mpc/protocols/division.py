@@ -50,7 +50,7 @@ def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
 
 
 def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
-    """Shares of x // divisor (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62 - divisor.
+    """Compute shares of x // divisor (plus 0 or 1 unit), int64 (n,), from shares of x; |x| < 2^62 - divisor.
 
     divisor: 1 to 2^28, the same at all parties.
     """

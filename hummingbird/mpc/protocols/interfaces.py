@@ -47,7 +47,7 @@ class Operation(ABC):
 
     @abstractmethod
     def price(self, parties: int, *values: Any, **options: Any) -> Cost:
-        """Cost of `run` on values of these shapes (meta tensors)."""
+        """Return the price of `run`. values: meta tensors of the shapes on which `run` is called."""
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
@@ -149,9 +149,11 @@ class Comparison(ABC):
         """Price of `_run` on n values and `knots` knots. scale: bits of fraction of the values."""
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
-        """Make the same comparison, with the same aim, for another window and for shares with other valid bits.
+        """Make a comparison of the same protocol and with the same aim, but for another window and other shares.
 
-        valid, ring: as in `Comparison`.
+        window: the bits that decide.
+        valid: how many low bits of the input's shares are right.
+        ring: how many low bits of the result later layers need.
         """
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 

@@ -38,7 +38,7 @@ from hummingbird.mpc.session.session import Session
 
 
 def batch_of(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions before the matrices of a product, broadcast."""
+    """Return the shape of the stack of a product of stacks of matrices: all dimensions but the last two, broadcast."""
     return tuple(torch.broadcast_shapes(tuple(size0[:-2]), tuple(size1[:-2])))
 
 
@@ -51,7 +51,8 @@ def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
 class LiftedMatMul(Request[LiftedShares]):
     """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
 
-    The derived fields are the terms of their matrix product mod 2^product.
+    Also dealt: all that the parties need of lambda and mu for the matrix product of two values that these masks hide,
+        mod 2^product (`lifted_product.LiftedShares`).
     """
 
     kind = "lifted_matmul"

@@ -94,9 +94,10 @@ def check_widths(value: int, factor: int, product: int, cut: int) -> None:
 
 @dataclass(frozen=True)
 class LiftedProduct(Request[LiftedShares]):
-    """Request for masks lambda, uniform in Z_2^value, of shape size0, mu, uniform in Z_2^factor, of shape size1.
+    """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
 
-    Also dealt: their products mod 2^product, without the lowest `cut` bits, in the shape that torch broadcasts them to.
+    Also dealt: the products of lambda and mu mod 2^product, without their lowest `cut` bits, in torch's broadcast
+        shape.
     """
 
     kind = "lifted_product"
@@ -250,7 +251,10 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """Open operands behind masks, all in one round. Each pair is an operand and this party's summand of its mask."""
+    """Open operands behind masks, all in one round, and return the openings.
+
+    pairs: an operand, and this party's summand of its mask.
+    """
     mine = [masked(session, operand, mask) for operand, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
     return [seen(parts, operand) for parts, (operand, _) in zip(frames, pairs, strict=True)]

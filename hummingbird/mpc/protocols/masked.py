@@ -62,9 +62,9 @@ from hummingbird.ring import SCALE
 class MaskedShares(NamedTuple):
     """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
 
-    The mask is lambda; r_b and r_s are random bits that hide the ReLU's bit b and the bit s, which with the top bit of
-    the opened value tells whether the sum wraps.
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    The mask is lambda, the sum mod 2^k of a summand of each party. r_b and r_s are random bits that hide two bits: the
+    ReLU's bit b, and s, which with the top bit of the opened value tells whether the sum of value and mask wraps.
+    mask: this party's summand of lambda in the low k bits, int32 or int64 (count,).
     choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
     choice, wrap: r_b and r_s as numbers.
     product: r_b lambda.
@@ -85,9 +85,10 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """Request for `count` masks for a window [k:m) that is cut into `tables` parts, each with a step table.
+    """Request for `count` masks of k bits, by which the signs of values are compared on a window [k:m).
 
-    Results are mod 2^ring, k <= ring <= 64.
+    The window is divided into `tables` parts, and there is a step table for each part of each mask. Results are mod
+    2^ring, k <= ring <= 64.
     whole: 1 if the parties' shares of the compared values are right mod 2^ring, so that no carry is dealt; else 0.
     """
 
@@ -152,11 +153,11 @@ def relu(
     tables: int | None = None,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
+    """Compute shares mod 2^ring of relu(z) and of z = x / 2^shift, int64 (n,) each, from shares of x mod 2^(k + shift).
 
     Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
     share: int64 (n,), of |z| < 2^(k-1) - 2^m; k <= ring <= 64.
-    tables: how many tables, of at most 8 bits each, the window is cut into; None: for the fewest rounds.
+    tables: how many step tables, of at most 8 bits each, serve the window [k:m); None: as many as take fewest rounds.
     whole: whether the shares are of x mod 2^(ring + shift).
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """

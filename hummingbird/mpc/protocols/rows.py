@@ -79,9 +79,9 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """Request for masks lambda, uniform in Z_2^value, of this shape, and mu, uniform in Z_2^factor, for each row.
+    """Request for a mask lambda, uniform in Z_2^value, of each value, and a mask mu, uniform in Z_2^factor, per row.
 
-    A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
+    shape: of the values. A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
     """
 
     kind = "lifted_rows"
@@ -165,9 +165,9 @@ class RowOpening:
 def lifted_rows_price(
     n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int
 ) -> Cost:
-    """Price of a `RowOpening` with its squares and one product: 2 rounds.
+    """Price of a `RowOpening` with its sums of squares and one product: 2 rounds.
 
-    n: values. rows: rows that they form. The widths are those of `RowWidths`.
+    n: number of values in all rows. rows: number of rows. The other numbers are those of `RowWidths`.
     """
     masks = 2 * packed(n * (max(sums, product + cut) - value))
     squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)

@@ -140,10 +140,10 @@ def relus(
     ring: int = 64,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
+    """Compute shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
 
-    Here z is x / 2^shift, for the value x that the parties share. knots: J integers, with |z - t| < 2^(k-1) - 2^m for
-    each.
+    z is x / 2^shift, for the value x that the parties share.
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each; t_0 is the first.
     The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
@@ -165,9 +165,9 @@ def squares(
     m: int,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
+    """Compute shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
 
-    Here z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
+    z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
     `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)

@@ -41,9 +41,9 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Request for a uniform mask b of a weight.
+    """Request for a uniform mask b of a weight, by a key.
 
-    All requests with the same key give the parties the same shares of it.
+    All requests with one key give the parties the same shares of b.
     """
 
     kind = "fixed"
@@ -161,9 +161,9 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 
 
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
-    """Open each weight minus its mask, for all weights at once. All parties pass the same weights in the same order.
+    """Open each weight minus its mask, all weights in one round. All parties pass the same weights in the same order.
 
-    Raises DealerError, before anything is sent, if a store is known to have hidden other weights behind these masks.
+    Raises DealerError, before anything is sent, if a store has recorded that its masks hide other weights already.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]

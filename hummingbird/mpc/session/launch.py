@@ -93,8 +93,8 @@ class LaneNotes:
     def left(self) -> None:
         """Note that this lane of party 0 has left the run.
 
-        At rank 0, which runs the dealer, wait until party 0's other lanes have left.
-        Raises PeerError if one of these lanes fails, or does not leave within the timeout.
+        Rank 0, which runs the dealer, then waits until party 0's other lanes have left. Raises PeerError if one of
+        these lanes fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.party != 0:
@@ -322,7 +322,10 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's text for other parties: our own errors in full, others by type, since their text may contain data."""
+    """Return an error's text for other parties: for an error of this package all of it, for any other only its type.
+
+    The text of other errors may contain data.
+    """
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 

@@ -46,7 +46,7 @@ class Card:
 
     address: where the party takes connections; "" but for lane 0.
     lanes: how many lanes a party has, by this process's arguments.
-    corridor: path of the Unix socket at which lane 0 takes the party's other lanes; "" for these.
+    corridor: at lane 0, the path of the Unix socket at which it takes the party's other lanes; "" at other lanes.
     nonce: random, new after every restart.
     """
 
@@ -165,10 +165,10 @@ def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> di
 
 
 def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
-    """Return `call(*arguments)`, a call of the store, which a thread of its own makes; raise what it raises.
+    """Make a call of torchrun's store in a thread of its own, wait for it, and return its result or raise its error.
 
-    Raises TimeoutError at the deadline, of time.monotonic, and PeerError by `check`. Then the thread is left behind: it
-    ends with the process, or when the store's host answers.
+    deadline: of time.monotonic. Raises TimeoutError at the deadline, and PeerError by `check`, when this process is to
+        stop. The thread is then left behind: it ends with the process, or when the store's host answers.
     """
     answer = begin_call(partial(call, *arguments))
     while not answer.done():
@@ -180,7 +180,10 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def begin_call(call: Callable[[], _T]) -> Future[_T]:
-    """Make a call of the store in a thread of its own, which ends with the process. Returns the answer to come."""
+    """Make a call of torchrun's store in a thread of its own, which ends with the process.
+
+    Returns a future, which will have the call's result or error.
+    """
     answer: Future[_T] = Future()
 
     def make() -> None:

@@ -130,9 +130,9 @@ def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.St
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
-    """Connect this lane to the same lane of all parties.
+    """Connect this lane to the same lane of all parties, and return the channel.
 
-    ends: from `meet`.
+    ends: this process's sockets, from `meet`.
     timeout: seconds.
     Raises PeerError, AgreementError, and InputError for wrong certificates.
     """
@@ -242,9 +242,9 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """Open this lane's part of a store, or of the next set of a kept store once there is one. 2 rounds.
+    """Open this lane's part of a store, or a kept store, in which it waits for a set. Returns the source of material.
 
-    All parties must have folders of the same set. They continue with the highest of their next unused slots.
+    All parties must have folders of one store. They continue with the highest of their next unused slots. 2 rounds.
     """
     party, parties, lane, lanes = place
     root = Path(str(path).replace("{rank}", str(party)))
@@ -272,7 +272,10 @@ def join_dealer(
     cipher: str,
     device: torch.device,
 ) -> DealerClient:
-    """Join the dealer at this address. The session's id is derived from the lane's token."""
+    """Join the session of this lane at the dealer with this address, and return the dealer's client.
+
+    The session's id is derived from the token of this lane's meeting.
+    """
     return DealerClient(
         address,
         session=derive(meeting.token, "dealer session"),

@@ -134,7 +134,7 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """Make the same session with another source of material, this supply.
+        """Make a session like this one whose material comes from this supply.
 
         The new session records the requests that it makes.
         """
@@ -182,9 +182,9 @@ class Session:
         return self.gathering.rows(rows)
 
     def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
-        """Merge the meters of all lanes of this party at lane 0; other lanes get None.
+        """Merge the meters of all lanes of this party at lane 0, and return the sum there; other lanes get None.
 
-        Counts are sums over the lanes, seconds are those of the slowest lane. Otherwise as `gather`.
+        Counts are sums over the lanes, seconds are those of the slowest lane. Every lane calls this, as in `gather`.
         """
         return self.gathering.meter(opened)
 
@@ -206,7 +206,7 @@ class Session:
 
 
 def begin(session: Session | None) -> None:
-    """Make this session the current one of the process; None: leave the process without a session."""
+    """Make this session the current one of the process. With None, the process has no session from then on."""
     interleave.OUTSIDE.session = session
 
 
@@ -243,11 +243,11 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
-    """Compare facts with all parties: 1 round.
+    """Compare facts with all parties: 1 round. Raises AgreementError at every party if they differ.
 
     what: the name of the operation in errors.
     facts: text by name; all parties must have the same.
-    Raises AgreementError at every party if they differ. It names both sides.
+    hint: the advice in the error, which names both sides.
     """
     for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
@@ -267,7 +267,7 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
 
 
 def text_of(facts: dict[str, str]) -> str:
-    """Facts as the text that parties exchange."""
+    """Write facts as the text that parties exchange, and return it."""
     return json.dumps(facts)
 
 
