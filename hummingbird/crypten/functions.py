@@ -141,7 +141,10 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Batch norm over all dimensions but the second, as in torch."""
+    """Normalize each channel (dimension 1) of x as torch's batch_norm does, with torch's arguments; return the result.
+
+    inv_var: 1 / sqrt(running_var + eps), if the caller has it already.
+    """
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
     if training:

@@ -59,7 +59,7 @@ def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
 
 
 def width() -> Any:
-    """Make a keyword-only dataclass field for how many low bits of a ring element count: 1 to 64, by default 64."""
+    """Make a keyword-only dataclass field for how many low bits of a ring element are used: 1 to 64, 64 by default."""
     return _parameter(
         lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
     )
@@ -147,12 +147,12 @@ class Request(ABC, Generic[Shares]):
 
     @cached_property
     def free(self) -> Fields:
-        """The uniform fields, in the order in which they are drawn."""
+        """The uniform fields, by name, in the order in which they are drawn."""
         raise NotImplementedError
 
     @cached_property
     def derived(self) -> Fields:
-        """The fields computed from the free ones, in the order in which they are drawn and sent."""
+        """The fields, by name, that are computed from the free ones, in the order in which they are drawn and sent."""
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ class Request(ABC, Generic[Shares]):
 
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
-        """Build the tuple of a party's shares (`Shares`) from the shares of all fields by name."""
+        """Put a party's shares of all fields, given by name, into the request's named tuple (`Shares`); return it."""
 
     def check(self) -> None:
         """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
@@ -218,7 +218,7 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def parts(self) -> Fields:
-        """The fields of which a party gets a share by this request, in order."""
+        """The fields of which each party gets a share by this request, by name, in order."""
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
     @property
@@ -335,10 +335,10 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """Draw a free field's share, from the stream of the request.
+    """Draw party `rank`'s share of a free field from the request's stream, and return it.
 
-    A field with a key is drawn from a stream that follows from the seed and the key: all requests with this key get the
-    same share.
+    A field with a key is drawn from another stream, which follows from the party's seed and the key: all requests with
+    this key get the same share.
     """
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
@@ -364,7 +364,7 @@ def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
-    """The receiver's shares of the derived fields, from the corrections."""
+    """Turn the corrections of a request into the receiver's shares of the derived fields, by name."""
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 

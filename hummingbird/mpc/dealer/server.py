@@ -240,7 +240,7 @@ class DealerService:
                     self._served.leave(state.owner)
 
     def stay(self, session: bytes, token: bytes) -> None:
-        """Heartbeat of a party: the session is still in use."""
+        """Note that a session is still in use, as one of its parties says. session: its id. token: the party's."""
         with self._changed:
             self._find(session, token)[0].used = time.monotonic()
 

@@ -280,7 +280,7 @@ class StoreDealer:
 
 
 class DealtSlice:
-    """The material of one slice: `correlation(request)`, in the order in which it was dealt."""
+    """The material of one slice, from a store. `correlation(request)` hands it out in the order of dealing."""
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply

@@ -235,7 +235,7 @@ class Supplies:
 
 
 class Supply:
-    """The material of one slice: `correlation(request)`, in the order of the reservation."""
+    """The material of one slice. `correlation(request)` hands it out, in the order in which it was reserved."""
 
     def __init__(self, supplies: Supplies, work: _Work) -> None:
         self._supplies, self._work = supplies, work

@@ -137,12 +137,12 @@ class PolynomialTable:
     stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """Compute the table's function at real x, as f with `gain` and `stretch`, without the polynomials."""
+        """Compute the table's function itself at real x, without polynomials: (gain / GAIN) f(x stretch / GAIN)."""
         return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
-        """How many bits of z are below its upper w bits, which choose a piece."""
+        """How many bits of z lie below its upper w bits, which choose a piece."""
         return self.k - self.w
 
     @property

@@ -165,7 +165,7 @@ def reciprocal(length: int) -> Fit:
 
 @functools.cache
 def logarithm(length: int) -> Fit:
-    """Fit the spline of log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
+    """Fit the spline of log x on [1, length], with an error of 2^-11; it continues as straight lines outside."""
     length = max(2, length)
     x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
     return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

@@ -108,7 +108,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
-        """x times the weight of its channel (dimension 1). The result has the weight's bits of fraction in addition."""
+        """Multiply x by the weight of its channel (dimension 1).
+
+        The result has the weight's bits of fraction beside those of x.
+        """
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
@@ -116,9 +119,9 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        """[x >= t] for every public number t: 1 or 0, without bits of fraction. It takes the rounds of one comparison.
+        """Compare x with every public number t: return 1 where x >= t and 0 elsewhere, without bits of fraction.
 
-        x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
+        It takes the rounds of one comparison. x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
         """
 
     @abstractmethod

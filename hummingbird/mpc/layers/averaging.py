@@ -192,7 +192,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """Factors by which rounding changes the reciprocals: each rounded one divided by the exact one, float64."""
+        """Return the factor by which rounding changes each reciprocal: the rounded one over the exact one, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:

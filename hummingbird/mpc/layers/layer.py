@@ -66,11 +66,11 @@ def room(bound: int) -> int:
 
 
 def held(bound: int) -> int:
-    """Count the integer bits that a value with bound 2^bound takes: its magnitude, and MARGIN for sign and openings.
+    """Count the integer bits that hold a value: log2 of its bound, and MARGIN for the sign and for openings.
 
-    A value whose bound is below 2^FLOOR takes one more bit, as it may reach and exceed the bound: a clamped value
-    reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the bound; and a product of such
-    values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
+    bound: log2 of the bound. A value whose bound is below 2^FLOOR takes one more bit, since it may reach or exceed the
+        bound: a clamped value reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the
+        bound; and a product of such values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -247,11 +247,11 @@ class LocalRescale(Layer):
 
 
 class Lift(Layer):
-    """x, of any scale, brought to scale 2^target and made right in all 64 bits. Requires |x| < 2^(low - 2) in the ring.
+    """Layer that brings x, of any scale, to scale 2^target, with shares that are right in all 64 bits.
 
-    low: how many low bits of the input's shares are read.
-    One round: a party sends `low` bits for each value, without the bits of fraction cut and the low bits that are zero
-    in every share.
+    It requires |x| < 2^(low - 2) in the ring. low: how many low bits of the input's shares are read.
+    One round: a party sends `low` bits for each value, less the bits of fraction cut and the low bits that are zero in
+        every share.
     """
 
     input_limit = 62

@@ -217,7 +217,7 @@ class MatMul(Layer):
         return self.fractions if self.rounds else ()
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Both operands as stacks of matrices."""
+        """Return both operands of the product as stacks of matrices. x, y: the layer's inputs."""
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:

@@ -185,7 +185,7 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """torch's max pooling, one dimension after the other: fewer comparisons than over all dimensions at once.
+    """torch's max pooling along one dimension after the other, with fewer comparisons than over all dimensions at once.
 
     kernel, stride, padding, dilation: one number for each spatial dimension.
     """

@@ -72,7 +72,10 @@ class Softmax(Comparing):
 
     @property
     def _clamping(self) -> Comparison:
-        """Comparison for clamping x - max to the range of the table of exp, whose ends are at most 14 away from 0."""
+        """Make the comparison that clamps x - max to the range of the table of exp.
+
+        The ends of this range are at most 14 away from 0.
+        """
         known = self.comparison
         k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
         return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)

@@ -102,7 +102,10 @@ class WeightedMean(Layer):
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """How many bits of fraction are cut off the averaged values y as they are opened."""
+        """Return how many bits of fraction are cut off the averaged values y as they are opened.
+
+        scale: bits of fraction of y.
+        """
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -261,12 +261,13 @@ class PrivateNet(nn.Module):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
-        """The net's result for CrypTen tensors. The first call in a session checks the input, then calls `set_up`.
+        """Run the net on CrypTen tensors; return its result. The first call in a session also calls `set_up`.
 
+        Before that, it checks the input.
         inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
             (`cryptensor`), public ones are plain tensors, as in the example.
         progress: called with a slice's number of images when the slice is done.
-        Returns the structure of the original net's result, with CrypTen tensors in it.
+        The result has the structure of the original net's result, with CrypTen tensors in it.
         """
         session = sessions.current()
         given = calls.inputs(self._graph, inputs, named, tensors.is_tensor)

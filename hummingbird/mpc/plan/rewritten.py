@@ -76,8 +76,8 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 def _hidden_by(add: Step) -> Tensor | None:
     """Find which logits a step hides by adding a constant to them.
 
-    Returns a tensor that is true where the step puts a logit 2^12 or more below its row's largest; None if it hides no
-    logit, or adds no constant tensor.
+    Returns a bool tensor of the constant's shape, true where it puts a logit 2^12 or more below its row's largest.
+    Returns None if the step hides no logit, or adds no constant tensor.
     """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():

@@ -43,7 +43,7 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Built:
-    """What the planner makes of a graph step: its layer, or a plain function, and what it requires of its inputs."""
+    """A graph step as the planner has built it: its layer, or a plain function, and what it requires of its inputs."""
 
     def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
         self.layer, self.function = layer, function

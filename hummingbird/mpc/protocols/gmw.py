@@ -277,7 +277,7 @@ def drelu_price(n: int, w: int, parties: int) -> Cost:
 
 
 def carry_price(n: int, leaves: int, parties: int) -> Cost:
-    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds.
+    """Price of the carry out of a sum, computed from `leaves` pairs (generate, propagate): ceil(log2 leaves) rounds.
 
     It takes about 3 bits per inner node of the tree, for each of n values.
     """

@@ -201,5 +201,5 @@ class Comparison(ABC):
 
 
 def most_at_once(knots: int) -> int:
-    """How many values are compared at a time, if each is compared with `knots` knots."""
+    """Return how many values are compared at a time, if each is compared with `knots` knots: a bound on memory."""
     return max(1, AT_ONCE // knots)

@@ -82,9 +82,9 @@ class Lifting(Request[LiftingShares]):
 
 
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
-    """Shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
+    """Compute shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
 
-    share: int64 (n,), of |z| < 2^(k-2); 2 <= k <= ring <= 64.
+    share: this party's share of x, int64 (n,). |z| < 2^(k-2), and 2 <= k <= ring <= 64.
     Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
     Cost: `lift_price`: k bits, 1 round.
     """
@@ -101,5 +101,5 @@ def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) ->
 
 
 def lift_price(n: int, k: int, ring: int, parties: int) -> Cost:
-    """Price of `lift` on n values: k bits each and 1 round; two numbers of ring - k bits are dealt."""
+    """Price of `lift` on n values: k bits each and 1 round. For each value, two numbers of ring - k bits are dealt."""
     return cost.opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))

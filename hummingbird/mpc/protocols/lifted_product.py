@@ -208,10 +208,10 @@ class Operand(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A value opened behind a mask lambda of k bits with top bit t; all parties know it.
+    """A value opened behind a mask lambda of k bits with top bit t. All parties know this record.
 
-    word: the opened number, from which the mask is subtracted.
-    wraps: 1 if that mask is the signed number lambda - 2^k t, 0 if it is lambda.
+    word: the opened number. The value is this number less the mask in one of two forms.
+    wraps: 1 if the form to subtract is the signed number lambda - 2^k t, 0 if it is lambda.
     """
 
     word: Tensor
@@ -221,7 +221,7 @@ class Opening(NamedTuple):
 class Mask(NamedTuple):
     """A party's share of the mask that is subtracted from an opened value: low - 2^k carry.
 
-    low: its summand of the mask, in the low k bits.
+    low: this party's summand of the mask, in the low k bits.
     carry: its share of how often 2^k is subtracted from the sum of all summands; None if only k bits are needed.
     """
 

@@ -57,7 +57,10 @@ class PolynomialShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial(Request[PolynomialShares]):
-    """Request for `count` masks, each with a table of a function (`polynomials.PolynomialTable`), mod 2^bits."""
+    """Request for `count` masks and, for each of them, the coefficients of a function's table, moved by the mask.
+
+    They are those of `poly.moved`. Results are mod 2^bits; the other parameters are those of `PolynomialTable`.
+    """
 
     kind = "poly"
     count: int = number()
@@ -135,9 +138,10 @@ TOGETHER = 2  # requests that one message serves: their shares stay in memory un
 
 
 def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
-    """Shares mod 2^bits of the table's function of x, scale `table.scale`, from shares of x at `scale`; int64.
+    """Compute shares mod 2^bits of a table's function of x, scale `table.scale`, from shares of x; int64.
 
-    share: of any shape, right mod 2^(table.k + scale - table.fraction), of |x| <= table.most.
+    share: this party's share of x at scale `scale`, of any shape, right mod 2^(table.k + scale - table.fraction). |x|
+        <= table.most.
     Errors: `PolynomialTable.error`.
     Cost: `price`, table.k bits per value and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """

@@ -143,7 +143,10 @@ class RowOpening:
         self._mask = remaining(shares.mask, shares.carry, shares.wrapped, self._opened.wraps, widths.value)
 
     def squares(self) -> Tensor:
-        """A share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary."""
+        """Compute a share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary.
+
+        sums: of the rows' `RowWidths`.
+        """
         e, wraps = self._opened
         mask = self._mask.share
         factor = e - 2 * mask if self._session.rank == 0 else -2 * mask

@@ -27,11 +27,11 @@ from hummingbird.mpc.session.session import Session
 
 
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
-    """Compare J opened values with the mask that hides them all: return two bits for each element, as xor shares.
+    """Compare J opened values with the mask that hides them all; return two bits for each element, as xor shares.
 
-    The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, either in between. The
-    second is s: together with the public top bit of the opened value it tells whether the sum with the mask wraps. The
-    bits are packed: uint8 (2, J, ceil(n/8)).
+    The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, and 0 or 1 in between.
+    The second bit is s: together with the public top bit of the opened value it tells whether the sum of value and mask
+    wraps. The bits are packed: uint8 (2, J, ceil(n/8)).
     opened: J tensors int64 (n,), mod 2^k.
     tables: xor shares of the step tables of bits m to k - 1 of the mask, lowest bits first.
     Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
@@ -140,7 +140,7 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """The aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other values."""
+        """Read an aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other texts."""
         name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
         hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
         if name not in AIMS or (colon and name == "latency"):
@@ -157,7 +157,7 @@ class TableChoice:
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
     def tables(self, w: int, parties: int, knots: int = 1) -> int:
-        """How many tables a window of w bits is cut into, if each value is compared with `knots` knots."""
+        """Return how many step tables serve a window of w bits, if each value is compared with `knots` knots."""
         if self.name == "latency":
             return fewest_rounds(w, knots)
         return fewest_bits(w, parties, self.dealer, knots)
