@@ -240,7 +240,7 @@ class KeptStore:
         """Do nothing. `bind` records what a mask hides, but a kept store's masks are used only once."""
 
     def stay(self) -> None:
-        """Erase the sets that are used up. A session calls this at intervals, as it sends a heartbeat to a dealer."""
+        """Erase the sets that are used up. A service calls this while it waits for requests."""
         self.sweep()
 
     def sweep(self) -> None:
