@@ -97,9 +97,10 @@ def scale_of(x: MPCTensor) -> int:
 
 
 def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
-    """A CrypTen tensor from this party's share, int64, with `scale` bits of fraction.
+    """Return a CrypTen tensor that holds this party's additive share of a value.
 
-    As `MPCTensor.from_shares`, but without sharing an empty tensor first, which draws a sharing of zero.
+    share: int64. scale: the value's bits of fraction.
+    `MPCTensor.from_shares` returns the same, but draws a sharing of zero for an empty tensor first.
     """
     x = MPCTensor.__new__(MPCTensor)
     x.requires_grad = False
@@ -112,9 +113,9 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
 
 
 class _EveryDevice(dict[Any, Stream]):
-    """Dictionary that has one stream for every device, in place of CrypTen's, which has a generator for each device.
+    """Dictionary that returns the same stream for every device, in place of CrypTen's with a generator for each.
 
-    The numbers that are drawn are copied to the device where they are needed.
+    The stream draws numbers on its own device; they are then copied to the device where they are needed.
     """
 
     def __init__(self, stream: Stream) -> None:

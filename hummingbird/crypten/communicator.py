@@ -28,9 +28,9 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """Write numbers, strings, sizes, and lists and dictionaries of them as JSON text.
+    """Return an object as JSON text. It consists of numbers, strings, sizes, and lists and dictionaries of them.
 
-    Raises InputError for an object that does not read back the same.
+    Raises InputError for an object that would not be equal to itself after it is read back.
     """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:
@@ -52,14 +52,17 @@ def _to_json(obj: Any) -> str:
 
 
 class _Done:
-    """A handle of a transfer that is complete."""
+    """Handle of a transfer that is complete already, so that `wait` has nothing to wait for."""
 
     def wait(self) -> None:
         return None
 
 
 class _Receipt:
-    """Handle of a tensor that is received only when `wait` is called: until then the party can send other messages."""
+    """Handle of a tensor that another party sends. The tensor is received only when `wait` is called.
+
+    Until `wait` is called, this party can send other messages.
+    """
 
     def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
         self._receive, self._into = receive, into
@@ -155,9 +158,10 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context that counts an opening in the meter, unless a layer is at work, whose own entry counts it.
+        """Return a context in which the meter counts an opening of these tensors as an entry named "opening".
 
-        Such an opening is one that the user's program asks for outside of all layers.
+        It is for openings that the user's program asks for outside of all layers. If a layer is at work, its own entry
+        counts the opening, and the context does nothing.
         cost_of: returns the predicted cost of an opening from its number of bytes.
         """
         if meter.current_layer():
@@ -206,9 +210,11 @@ class PartyCommunicator:
         return [received[rank][0] if rank in received else tensor.clone() for rank in range(self.channel.parties)]
 
     def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
-        """Send each party its tensor of party `src`'s `scatter_list`.
+        """Send each party its own tensor of party `src`'s list `scatter_list`; return this party's tensor.
 
-        Other parties pass a list of the same shapes, or the `size` of their own tensor, which is then int64.
+        scatter_list: one tensor for each party. The other parties pass a list of tensors of the same shapes, or `size`.
+        size: at the other parties, the shape of the tensor that is for this party; the tensor is then int64, on
+            `device`.
         """
         rank = self.channel.rank
         if self._party(src, "src") == rank or size is None:
@@ -227,7 +233,11 @@ class PartyCommunicator:
         return mine
 
     def broadcast(self, input: Any, src: int, group: Any = None, batched: bool = False) -> Any:
-        """Send party `src`'s values to all parties, which receive them in place."""
+        """Send party `src`'s values to all parties; return `input`, in which the others find the values.
+
+        input: a tensor, or a list of tensors if `batched`. Raises InputError for an expanded tensor at a receiver.
+        group: ignored.
+        """
         self._party(src, "src")
         tensors = [_plain(t) for t in (input if batched else [input])]
         if self.channel.rank == src:
@@ -265,14 +275,17 @@ class PartyCommunicator:
         self.send(data, dst)
 
     def recv_obj(self, src: int, group: Any = None) -> Any:
-        """Receive the object that party `src` sends by `send_obj`."""
+        """Receive the object that party `src` sends by `send_obj`, and return it. group: ignored."""
         size = int(self.recv(torch.tensor(0), src))
         if not 0 < size <= MAX_TEXT:
             raise AgreementError(f"party {src} announces an object of {size} bytes", where=f"party {self.channel.rank}")
         return _from_json(self.recv(torch.empty(size, dtype=torch.uint8), src).numpy().tobytes(), src)
 
     def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
-        """Send party `src`'s object to all parties, as JSON text of at most 1 MiB."""
+        """Send party `src`'s object to all parties, as JSON text of at most 1 MiB; return the object at every party.
+
+        obj: ignored at the other parties. group: ignored.
+        """
         text = _to_json(obj) if self._party(src, "src") == self.channel.rank else "null"
         received = self.channel.exchange_text(text)
         return obj if self.channel.rank == src else _from_json(received[src].encode(), src)

@@ -69,9 +69,10 @@ def _start(self: Any, precision_bits: int | None = None) -> None:
 
 
 def _plain(x: Any) -> Tensor:
-    """A public value as a tensor, float64 or int64, on its own device.
+    """Convert a public value to a float64 or int64 tensor on its own device, and return it.
 
-    A number becomes a CPU tensor without dimensions: operations on a GPU take it as a number, without copy or wait.
+    x: a tensor, a number or a sequence of numbers. A number becomes a CPU tensor without dimensions: operations on a
+        GPU take such a tensor as a number, without copy or wait.
     """
     if isinstance(x, Tensor):
         return x.double() if x.is_floating_point() else x.long()
@@ -144,7 +145,11 @@ def raised(x: Any, bits: int) -> Any:
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
-    """Bring both tensors to the larger of their two scales. A public tensor is first shared, as party 0's share."""
+    """Return x and y as shared tensors that both have the larger of their two scales.
+
+    x: a shared tensor. y: shared or public. A public y is first made a shared tensor, of which party 0 has y as its
+        share.
+    """
     if not isinstance(y, Shared):
         y = _plain(y)
         own = scale_of(x) if is_whole(y) else max(scale_of(x), SCALE)
@@ -159,12 +164,18 @@ def _become(x: Any, result: Any) -> Any:
 
 
 def _reduced(x: Any, bits: int) -> Any:
-    """Reduce the value's bits of fraction by `bits`, by an opening; the result errs by one unit at most."""
+    """Return the shared value x with `bits` fewer bits of fraction.
+
+    One opening cuts them off; the result errs by one unit at most.
+    """
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
 def _truncate(x: Any, divisor: int) -> Any:
-    """CrypTen's division by a public integer, in place: exact to one unit."""
+    """Divide the shares of x by a public integer, in place, and return x. It takes the place of CrypTen's truncation.
+
+    The quotient is exact to one unit.
+    """
     session, share, shift = sessions.current(), x.share.reshape(-1), divisor.bit_length() - 1
     share = truncate(session, share, shift) if divisor == 1 << shift else divide(session, share, divisor)
     x.share = share.view(x.share.shape)
@@ -210,7 +221,10 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Move public ring elements to the device of x's shares. A tensor without dimensions stays where it is."""
+    """Return public ring elements on the device of x's shares; a tensor without dimensions stays on its own device.
+
+    code: the ring elements.
+    """
     return put(code, x.device) if code.dim() else code
 
 
@@ -229,9 +243,10 @@ def _mul_(self: Any, y: Any) -> Any:
 
 
 def _div(self: Any, y: Any) -> Any:
-    """Divide by a public number or tensor y.
+    """Return this shared tensor divided by y, a public number or tensor.
 
-    If y is an integer up to 2^28, the quotient is exact to one unit; otherwise x is multiplied by 1 / y.
+    If all of y is one integer of magnitude up to 2^28, the quotient is exact to one unit; otherwise the tensor is
+    multiplied by 1 / y. Raises InputError if y has a zero, NaN or infinite value.
     """
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
@@ -277,7 +292,10 @@ def _join(function: Any) -> Any:
 
 
 def _placed(name: str) -> Any:
-    """Make an in-place method like torch's `name`(dim, index, source) that first brings both tensors to one scale."""
+    """Make the in-place method of a shared tensor that does what torch's function `name`(dim, index, source) does.
+
+    The method first brings the tensor and `source` to the larger of their scales. name: "index_add", for example.
+    """
 
     def place(self: Any, dim: int, index: Tensor, source: Any) -> Any:
         x, y = _aligned(self, source)
@@ -303,7 +321,7 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values into this tensor, in place.
+    """Copy another tensor's values into this tensor, in place, and return this tensor.
 
     If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
     views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes

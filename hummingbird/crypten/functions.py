@@ -72,7 +72,10 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """Test which elements of x are 0, for two parties: those of which one share is the negative of the other."""
+    """Return shared bits, 1 where an element of this tensor is 0. Only for two parties.
+
+    An element is 0 where one party's share is the negative of the other party's share.
+    """
     mine = MPCTensor(self.share, src=0, ptype=ptype.binary)
     theirs = MPCTensor(-self.share, src=1, ptype=ptype.binary)
     mine._tensor = mine._tensor.eq(theirs._tensor)
@@ -100,9 +103,10 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
-    """Compute the variance, the mean (with its dimensions kept), and the divisor of the variance.
+    """Compute the variance along `dim` (None: of all values), the mean, and the variance's divisor; return all three.
 
-    The divisor is the number of elements, less 1 if `unbiased`.
+    The mean keeps its dimensions. The divisor is the number of elements, less 1 if `unbiased`. keepdim: whether the
+    variance keeps its dimensions.
     """
     total = x.sum() if dim is None else x.sum(dim, keepdim=True)
     count = x.nelement() // max(total.nelement(), 1)
@@ -137,7 +141,10 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Batch norm over all dimensions but the second, as in torch."""
+    """Normalize each channel (dimension 1) of x as torch's batch_norm does, with torch's arguments; return the result.
+
+    inv_var: 1 / sqrt(running_var + eps), if the caller has it already.
+    """
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
     if training:
@@ -163,9 +170,11 @@ def _batch_norm(
 
 
 def _dropout(dimensions: int | None) -> Any:
-    """Make a dropout function that decides once for each index of the first `dimensions` dimensions (None: of all).
+    """Make the `forward` of a dropout function that drops or keeps all values under one index together.
 
-    The decisions come from the stream that all parties share, so they are the same at every party.
+    dimensions: an index is one of the first `dimensions` dimensions, so that 2 drops whole channels; None: each value
+        is dropped by itself. The decisions come from the stream that all parties share, so they are the same at every
+        party.
     """
 
     def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -222,7 +231,10 @@ def _max_pool2d(
 
 
 def _set_item(self: Any, index: Any, value: Any) -> None:
-    """Set items. CrypTen's version copies a public value to the device, waits, and keeps only 16 bits of fraction."""
+    """Set the elements at `index` of this shared tensor to `value`, shared or public, in place.
+
+    CrypTen's version copies a public value to the device, waits, and keeps only 16 bits of fraction.
+    """
     self._tensor[index] = value._tensor if isinstance(value, MPCTensor) else value
 
 
@@ -261,9 +273,9 @@ def _newton(x: Any, y: Any, steps: int) -> Any:
 
 
 def _weights(self: Any, dim: int) -> tuple[Any, Any]:
-    """Compute logits minus their maximum along `dim`, and the exponentials of these.
+    """Subtract from logits their maximum along `dim`; return the differences and their exponentials.
 
-    The exponentials' sum lies between 1 and the dimension's length.
+    The sum of the exponentials along `dim` lies between 1 and the dimension's length.
     """
     logits = self - self.max(dim, keepdim=True)[0]
     return logits, logits.exp()
@@ -299,7 +311,7 @@ def _erf(self: Any) -> Any:
 
 
 def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
-    """Take elements as torch's take does; with a dimension, take the slices at these indices along it."""
+    """Take the elements at these indices, as torch's take does; with a dimension, take the slices along it."""
     result = self.shallow_copy()
     if dimension is None or self.dim() == 0:
         result._tensor = self._tensor.take(index.long())
@@ -312,7 +324,11 @@ def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
 
 
 def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """torch's functions on shared tensors: cat, stack, and +, - and * with a public tensor on the left."""
+    """Call the method of a shared tensor that stands for a torch function: cat, stack, or +, - and *.
+
+    torch calls this when one of its functions gets a shared tensor; for +, - and * the left operand may be a public
+    tensor. Returns the function's result. Raises InputError for every other function.
+    """
     name = getattr(function, "__name__", str(function)).strip("_")
     if name in ("cat", "stack"):
         return getattr(crypten, name)(list(args[0]), *args[1:], **(kwargs or {}))

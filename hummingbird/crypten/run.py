@@ -58,20 +58,23 @@ class DealerProvider(TupleProvider):
         return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
     def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Shares of a uniform r and of r^2."""
+        """Request a uniform r of shape `size`, and r^2; return this party's shares of both."""
         return _ring(sessions.current().correlation(SquarePair(tuple(size))), device)
 
     def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
-        """Xor shares of uniform words a and b, and of a & b."""
+        """Request uniform words a and b, and a & b; return this party's xor shares of the three.
+
+        size0, size1: shapes of a and b.
+        """
         shares = sessions.current().correlation(WordTriple(tuple(size0), tuple(size1)))
         return [_binary(share, device) for share in shares]
 
     def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Shares of a uniform r, and of the number of wraps in the sum of r's shares."""
+        """Request a uniform r of shape `size`, and how often the sum of its shares wraps; return shares of both."""
         return _ring(sessions.current().correlation(Wraps(tuple(size))), device)
 
     def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
-        """A random bit for each element, shared additively and by xor."""
+        """Request random bits in a tensor of shape `size`; return its additive share and its xor share."""
         bit = sessions.current().correlation(SharedBit(tuple(size)))
         return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
 
@@ -89,7 +92,7 @@ def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]
 
 
 def _plain(value: Any) -> Any:
-    """An option of torch's convolutions as a JSON value."""
+    """Turn an option of torch's convolutions, an integer or a sequence of integers, into a JSON value."""
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)
 
 
@@ -150,9 +153,10 @@ def _refuse() -> None:
     """
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
-        """Call CrypTen's function of this name; then the parties compare the tensor's shape and source, in one round.
+        """Call CrypTen's `cryptensor` and return its result; the parties compare its shape and `src`, in one round.
 
-        Tensors of a type that the caller registered (`crypten.register_cryptensor`) are not compared.
+        Raises AgreementError if the parties differ. Tensors of a type that the caller registered
+        (`crypten.register_cryptensor`) are not compared.
         """
         made = _make(*args, **kwargs)
         if not isinstance(made, MPCTensor):

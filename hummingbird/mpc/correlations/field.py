@@ -18,12 +18,13 @@ from hummingbird.prg import Stream
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of a correlation: shared additively in Z_2^64 (`ring`), or by xor of words, packed bits or 0/1 words.
+    """One tensor of a correlation: its kind, its shape, and how the parties get their shares of it.
 
-    A ring field of at most 32 bits is drawn as int32, with half the randomness and half the memory. A field with the
-    attribute `left` is not drawn as a tensor: it is left to the kernels (kernels/) that read it, which draw or unpack
-    it themselves. If it is a ring field, it has exactly `width` bits per element if the seed's cipher can pack them
-    (`Stream.packs`).
+    Shares of the kind "ring" add up in Z_2^64; shares of the other kinds are combined by xor: words, packed bits, or
+    words that are 0 or 1 ("bit"). A "ring" field of at most 32 bits is drawn as int32, with half the randomness and
+    half the memory. A field with `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it
+    themselves. If such a field has the kind "ring", it takes exactly `width` bits per element, provided that the seed's
+    cipher can pack them (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -57,9 +58,9 @@ class Field:
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of a party's own share, drawn from its seed, in memory.
+        """Bytes that a party's share, drawn from its seed, takes in memory.
 
-        If kernels draw the field themselves (the attribute `left`), its packed bits count. If the key stream is
+        For a field that kernels draw themselves (`left`), this is the size of the packed bits. If the key stream is
         ChaCha20's, kernels draw whole words, which can take more.
         """
         if self.left and self.kind == "ring":
@@ -68,7 +69,10 @@ class Field:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of the receiver's share in memory: in whole words, unless kernels unpack the field (`left`)."""
+        """Bytes that the receiver's share, made from a correction, takes in memory.
+
+        An element takes a whole word, unless kernels unpack the field themselves (`left`): then it takes `width` bits.
+        """
         return (
             self.share_bytes
             if self.left
@@ -76,7 +80,10 @@ class Field:
         )
 
     def draw(self, stream: Stream, rank: int) -> Words:
-        """Draw party `rank`'s share from its stream. If another party owns the field, return zeros and draw nothing."""
+        """Return party `rank`'s share of this field, drawn from its stream.
+
+        If another party owns the field, the share is zero, and nothing is drawn.
+        """
         if self.owner is not None and self.owner != rank:
             return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
         if self.left:
@@ -89,9 +96,10 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """Return a share that is not yet drawn, for a kernel that draws it from this stream where it reads it.
+        """Return a share that is not drawn yet: a kernel draws it from this stream where the kernel reads it.
 
-        The kernel draws packed bits if the stream packs, else whole words. The field must have no owner.
+        The kernel draws packed bits if the stream's cipher can pack (`Stream.packs`), else whole words. The field must
+        have no owner.
         """
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
@@ -103,8 +111,9 @@ class Field:
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """Compute the receiver's share of `value`, in the form in which it is sent (`layout`).
+        """Compute the receiver's share of this field, and return it in the form in which it is sent (`layout`).
 
+        value: the field's value.
         shares: the shares of all other parties, which are overwritten.
         """
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
@@ -113,7 +122,7 @@ class Field:
         return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
 
     def received(self, correction: Tensor) -> Words:
-        """The receiver's share from its correction."""
+        """Turn a correction, in the form in which it is sent, into the receiver's share, and return the share."""
         if self.width == 64:
             return correction
         if self.left:
@@ -125,5 +134,8 @@ Fields = dict[str, Field]  # by name, in the order in which they are drawn and s
 
 
 def planes(number: int, count: int, owner: int | None = None) -> Field:
-    """Packed bits, xor-shared: `number` planes of `count` bits, each padded to whole bytes."""
+    """Make the field of `number` planes of `count` xor-shared bits each; a plane is padded to whole bytes.
+
+    owner: the only party whose share is not zero; None: every party has a share.
+    """
     return Field("packed", (number, packed(count)), owner)

@@ -74,7 +74,7 @@ class SharedBit(Request[SharedBitShares]):
 
 
 class WrapShares(NamedTuple):
-    """Additive shares of r, and of the number of wraps in the sum of these shares of r."""
+    """Additive shares of r, and of how often the sum of these shares of r wraps."""
 
     r: Tensor
     wraps: Tensor

@@ -59,7 +59,7 @@ def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
 
 
 def width() -> Any:
-    """Make a keyword-only dataclass field for how many low bits of a ring element count: 1 to 64, by default 64."""
+    """Make a keyword-only dataclass field for how many low bits of a ring element are used: 1 to 64, 64 by default."""
     return _parameter(
         lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
     )
@@ -90,9 +90,9 @@ def options() -> Any:
 
 
 def faults(request: Any) -> str:
-    """Return a message about the first parameter that breaks its limit, or "" if all are good.
+    """Return a message about the first parameter of a request that breaks its limit, or "" if all are good.
 
-    request: a dataclass whose fields were made by the functions above.
+    request: a dataclass whose fields were made by `number`, `one_of`, `options`, `shape` and `width`.
     """
     for item in dataclasses.fields(request):
         value = getattr(request, item.name)
@@ -147,25 +147,27 @@ class Request(ABC, Generic[Shares]):
 
     @cached_property
     def free(self) -> Fields:
-        """The uniform fields, in the order in which they are drawn."""
+        """The uniform fields, by name, in the order in which they are drawn."""
         raise NotImplementedError
 
     @cached_property
     def derived(self) -> Fields:
-        """The fields computed from the free ones, in the order in which they are drawn and sent."""
+        """The fields, by name, that are computed from the free ones, in the order in which they are drawn and sent."""
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
-        """Compute the derived values by name from the free values by name. Only the dealer does this.
+        """Compute the values of the derived fields from the values of the free fields; both are given by name.
 
+        Only the dealer does this.
         free: the value of each free field; for a field with the flag `apart`, the list of the parties' shares instead.
         """
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """Compute the corrections (`layout`) from the parties' shares of the fields. Only the dealer does this.
+        """Compute the request's corrections, one for each derived field (`layout`). Only the dealer does this.
 
-        draw: returns the shares of a field, the receiver's first, the others' in any order.
+        draw: called with the next field and with 0, returns the shares of all parties, the receiver's first and the
+            others' in any order; called with 1, it leaves out the receiver's share.
         """
         free: dict[str, Any] = {}
         for name, item in self.free.items():
@@ -176,20 +178,21 @@ class Request(ABC, Generic[Shares]):
         return [item.correction(values[name], shares) for name, item, shares in others]
 
     def correct_at_once(self, draw: Draw) -> list[Tensor]:
-        """Compute what `correct` does by one kernel that also draws the shares, if all fields are `left` to kernels.
+        """Compute what `correct` does by one kernel that also draws the shares; all fields must be `left` to kernels.
 
-        draw: as in `correct`; the shares that it returns are not drawn yet (`Field.leave`).
+        Returns the corrections. draw: as in `correct`, but the shares that it returns are not drawn yet
+        (`Field.leave`).
         """
         raise NotImplementedError
 
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
-        """Build the tuple of a party's shares (`Shares`) from the shares of all fields by name."""
+        """Put a party's shares of all fields, given by name, into the request's named tuple (`Shares`); return it."""
 
     def check(self) -> None:
         """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
 
-        It may take more than the fields themselves, whose size the constructor limits.
+        The constructor limits the size of the fields; their computation may take more memory than they do.
         """
 
     def __post_init__(self) -> None:
@@ -215,7 +218,7 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def parts(self) -> Fields:
-        """The fields of which a party gets a share by this request, in order."""
+        """The fields of which each party gets a share by this request, by name, in order."""
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
     @property
@@ -225,7 +228,7 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of the receiver's shares in memory. No other party's shares take more."""
+        """Bytes that the receiver's shares take in memory. The other parties' shares take no more."""
         drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
@@ -322,7 +325,7 @@ class Material:
     ready: Ready | None = None
 
     def take(self) -> None:
-        """Make what this thread computes on the GPU from now on wait until the shares are there."""
+        """Let the GPU's work that this thread starts from now on wait until the shares are there."""
         if self.ready is not None:
             self.ready.take([anchor(words) for words in self.shares.values()])
 
@@ -332,10 +335,10 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """Draw a free field's share, from the stream of the request.
+    """Draw party `rank`'s share of a free field from the request's stream, and return it.
 
-    A field with a key is drawn from a stream that follows from the seed and the key: all requests with this key get the
-    same share.
+    A field with a key is drawn from another stream, which follows from the party's seed and the key: all requests with
+    this key get the same share.
     """
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
@@ -343,7 +346,11 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
 def expand(
     request: Request[Any], turn: ReceiverTurn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
-    """Party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, on `device`."""
+    """Draw party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, by name.
+
+    turn: says which party is the receiver, and selects the random numbers. seed: the party's.
+    device: where the shares are made.
+    """
     stream = _stream(seed, turn, request, device)
     shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
     if rank == turn.receiver:
@@ -357,7 +364,7 @@ def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
-    """The receiver's shares of the derived fields, from the corrections."""
+    """Turn the corrections of a request into the receiver's shares of the derived fields, by name."""
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 
@@ -365,9 +372,10 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 def corrections(
     request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """Compute what the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
+    """Compute the corrections that the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
 
-    device: where this is computed, if kernels there can expand the seeds and draw all fields; else the CPU.
+    turn: says which party is the receiver, and selects the random numbers.
+    device: where the corrections are computed, if kernels there can expand the seeds and draw all fields; else the CPU.
     """
     at_once = all(item.left for item in request.parts.values())
     chacha = all(map(expands_on_devices, seeds))

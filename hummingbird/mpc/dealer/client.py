@@ -47,7 +47,7 @@ _GRACE = 2.0  # seconds for the dealer's answer that it has waited `timeout` sec
 
 
 class DealerClient:
-    """Party `rank` of `parties`, joined to a dealer's session: `client.correlation(request)`.
+    """Client of a dealer for party `rank` of `parties`, joined to a session; `correlation(request)` returns shares.
 
     address: the dealer's, HOST:PORT or unix:PATH.
     session: the id of the session, 16 bytes.
@@ -117,7 +117,7 @@ class DealerClient:
         return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: the dealer draws new masks in every run, so no mask can hide two secrets."""
+        """Do nothing. `bind` records what a mask hides, but this dealer draws new masks in every run."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Accept any net, of any shape: the dealer makes whatever material is requested."""
@@ -163,7 +163,10 @@ class DealerClient:
         return found.seed, found.token
 
     def _patience(self, size: int) -> float:
-        """Seconds to wait for `size` bytes: longer than a call to the dealer, so that the call raises its own error."""
+        """Return how many seconds to wait for shares of `size` bytes.
+
+        It is longer than a call to the dealer may take, so that the call's own error comes first.
+        """
         return self._timeout + 2 * _GRACE + size / _SLOWEST
 
     def _cancel(self) -> None:
@@ -197,9 +200,10 @@ class DealerClient:
             raise
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
-        """Receive the corrections of one request.
+        """Receive the corrections of one request from the messages of the dealer's answer, and return them.
 
-        The request decides their sizes; no size from the dealer is trusted.
+        The request decides their sizes; no size that the dealer sends is trusted. Raises DealerError for messages that
+        do not fit the request.
         """
         expected = layout(request)
         size, at = frame_bytes(expected), 0
@@ -282,7 +286,7 @@ class LocalDealer:
         return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: new masks are drawn in every run, so no mask can hide two secrets."""
+        """Do nothing. `bind` records what a mask hides, but this dealer draws new masks in every run."""
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Accept any net, of any shape: material is made for whatever is requested."""

@@ -108,15 +108,18 @@ class Header:
 
     @property
     def received(self) -> list[list[Request[Any]]]:
-        """The requests whose corrections go to this party: a list for the setup, and one for every slot alike."""
+        """The requests whose corrections go to this party, as two lists: those of the setup, and those of each slot.
+
+        All slots have the same requests.
+        """
         return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
     """Compute the checksum of chunk `number` of a store's corrections. pieces: buffers with the chunk's bytes.
 
-    AES-GCM, since the library releases the interpreter's lock for a cipher, so that other threads run; its Poly1305
-    keeps the lock.
+    It is the tag of AES-GCM under a key from the store's seed. During this cipher the library releases the
+    interpreter's lock, so that other threads run; during its Poly1305 it keeps the lock.
     """
     state = Cipher(AES(derive(seed, "store", "chunk", number)[:16]), GCM(bytes(12))).encryptor()  # each key once
     for piece in pieces:
@@ -136,10 +139,10 @@ def lane_folder(root: Path, rank: int, lane: int) -> Path:
 
 
 def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
-    """The folder of a party's lane, from the path that a user names.
+    """Find the folder with the material of one lane of a party, from the path that a user names.
 
     path: the party's folder, or the folder that holds party-RANK; {rank} in it stands for the rank.
-    If there is no such lane, the result is lane 0, whose header tells how many lanes there are.
+    If only the folder of lane 0 exists, it is returned: its header tells how many lanes there are.
     """
     folder = Path(str(path).replace("{rank}", str(rank)))
     inner = lane_folder(folder, rank, lane).parent
@@ -159,9 +162,10 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Compute where each correction lies in a region of the file, by request, and the region's size in bytes.
+    """Lay out the corrections of a region of the file. Returns their positions, and the region's size in bytes.
 
-    requests: those of the region whose corrections go to the party.
+    requests: the requests of the region whose corrections go to the party. For each of them there is a list of (offset
+        in bytes, type, shape), one for each tensor.
     """
     found, at = [], 0
     for request in requests:
@@ -203,9 +207,10 @@ class Corrections:
         self._scratch = bytearray(_PIECE)
 
     def read(self, region: int) -> list[list[Tensor]]:
-        """The corrections of every request to this party, as views of the file, mapped copy-on-write.
+        """Return the corrections to this party in a region, for each request a list of tensors.
 
-        Raises DealerError for a wrong checksum.
+        The tensors are a private view of the file: nothing that is written into them reaches the file. Raises
+        DealerError for a wrong checksum.
         """
         (_, setup), (_, slot) = self._places
         found, size = self._places[min(region, 1)]
@@ -217,7 +222,10 @@ class Corrections:
         return [[_view(mapped, *place) for place in mine] for mine in found]
 
     def _check(self, start: int, size: int, chunk: int) -> None:
-        """Read a region once, which also brings it into memory, and compare its checksums."""
+        """Read a region of the file into memory, and raise DealerError if the checksum of a chunk is wrong.
+
+        start, size: the region's first byte and its number of bytes. chunk: the number of its first chunk.
+        """
         view = memoryview(self._scratch)
 
         def pieces(begin: int, end: int) -> Iterator[memoryview]:

@@ -37,7 +37,7 @@ _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots
 
 
 class KeptStore:
-    """This party's part of a kept store, for one lane, in place of a `StoreDealer`.
+    """This party's part of a kept store, for one lane: a session's source of material that is dealt again and again.
 
     The constructor waits for the first set.
     root: the folder of `kept.json`.
@@ -96,7 +96,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for, in the sets that the parties agreed on and in the sets after those."""
+        """How many slices there is material for: in the sets that the parties have agreed on, and in all later sets."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -116,10 +116,11 @@ class KeptStore:
         return [number for number in found if number in self._there]
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Wait until there is material for a net with these facts on these slices. 1 round for each new set.
+        """Wait until the store has material for all slices of a batch. All parties must call it at the same point.
 
-        All parties must call it at the same point. Raises DealerError for another net or shape, and if the material
-        does not come in time.
+        facts: of the net. shapes: of the slices.
+        It takes 1 round for each new set. Raises DealerError if the store is for another net or another shape, or if
+        the material does not come in time.
         """
         check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
         self.sweep()
@@ -185,9 +186,10 @@ class KeptStore:
         return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
 
     def _tell(self, word: list[int]) -> dict[int, list[int]]:
-        """Exchange a message of `_WORDS` numbers with every party; return the messages of all parties by rank.
+        """Send the same message to every party, and receive theirs; return all messages by rank, this party's included.
 
-        Cost: 1 round, during which other computations run. word: this party's message.
+        word: this party's message, `_WORDS` numbers. Cost: 1 round, during which other computations run. Raises
+            AgreementError for a message that makes no sense.
         """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
@@ -211,9 +213,10 @@ class KeptStore:
     # Handing out ------------------------------------------------------------------------------------------------------
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """Return the material of the next slot.
+        """Return the material of the next slot, for one slice.
 
-        Raises DealerError if there is none, or if it was dealt for other requests.
+        requests: those that the net will make; None if they are not known yet.
+        Raises DealerError if there is no slot left, or if the slot was dealt for other requests.
         """
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
@@ -234,10 +237,10 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: a kept store's masks are used once, so no mask can hide two secrets."""
+        """Do nothing. `bind` records what a mask hides, but a kept store's masks are used only once."""
 
     def stay(self) -> None:
-        """Erase the sets that are used up."""
+        """Erase the sets that are used up. A service calls this while it waits for requests."""
         self.sweep()
 
     def sweep(self) -> None:
@@ -261,9 +264,11 @@ STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """One set of a kept store: this party's part of it, for one lane.
+    """One set of a kept store, as a store: this party's part of it, for one lane.
 
-    Raises the errors of `StoreDealer`, and DealerError if the set belongs to another kept store.
+    root: the kept store's folder. number: of the set. kept: the description that all sets must match. shared: the
+        background thread of all sets.
+    Raises the errors of `StoreDealer`, and DealerError if the set does not match the description.
     """
 
     def __init__(
@@ -288,7 +293,7 @@ class Set(StoreDealer):
 
     @property
     def id(self) -> tuple[int, int]:
-        """The set's id, as two signed 64-bit words."""
+        """The set's random name, 128 bits, as two signed 64-bit words."""
         first, second = struct.unpack(">qq", bytes.fromhex(self.header.set_id))
         return first, second
 

@@ -108,12 +108,12 @@ class _Session:
 
     @property
     def busy(self) -> bool:
-        """Whether the dealer is serving a party of this session, or a party's call waits for the others to join."""
+        """Whether the dealer serves a party of this session now, or a party's call waits for other parties to join."""
         return any(member.busy for member in self.members.values())
 
     @property
     def served(self) -> bool:
-        """Whether the dealer is serving a party of this session, instead of letting it wait for the others to join."""
+        """Whether the dealer serves a party of this session now, and does not just let it wait for other parties."""
         return any(member.served for member in self.members.values())
 
     @property
@@ -217,9 +217,11 @@ class DealerService:
         wait: float,
         active: Callable[[], bool] = lambda: True,
     ) -> Generator[list[torch.Tensor], None, None]:
-        """Yield the corrections of each request, at the caller's turns from `first` on, once all parties have joined.
+        """Yield the corrections of each request of a party, once all parties have joined the session.
 
-        wait: seconds to wait for the parties.
+        session, token: the session's id, and the token that `join` has returned to the party.
+        first: number of the first request's turn (`ReceiverTurn`); the others follow.
+        wait: seconds to wait for the other parties.
         active: called during the wait; False means that the caller is gone.
         """
         state, member = self._reserve(session, token)
@@ -238,7 +240,7 @@ class DealerService:
                     self._served.leave(state.owner)
 
     def stay(self, session: bytes, token: bytes) -> None:
-        """Heartbeat of a party: the session is still in use."""
+        """Note that a session is still in use, as one of its parties says. session: its id. token: the party's."""
         with self._changed:
             self._find(session, token)[0].used = time.monotonic()
 
@@ -251,7 +253,7 @@ class DealerService:
                 self._end(session)
 
     def seconds(self, session: bytes) -> float:
-        """Seconds of work on a session's corrections so far."""
+        """Seconds that the dealer has worked on the corrections of the session with this id."""
         with self._changed:
             state = self._sessions.get(session)
             return state.seconds if state else 0.0
@@ -271,8 +273,8 @@ class DealerService:
     ) -> list[bytes]:
         """Wait until all parties have joined, and return their seeds by rank.
 
-        It counts the session toward the quota of sessions that are served, if it is not served yet, and marks the turns
-        `first` to first + count - 1 of this party as used.
+        It also marks the numbers `first` to first + count - 1 of this member's turns as used, and counts the session as
+        one that is served, for the quota of its owner.
         wait: seconds to wait for the other parties.
         active: called during the wait; False means that the caller is gone.
         """
@@ -424,9 +426,11 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class CorrectRequest(SessionRequest):
-    """A party's request for the corrections of several of its correlations, in order.
+    """Message by which a party asks the dealer for the corrections of several requests, in order.
 
-    first: number of the first one's turn among those of this party. wait: seconds to wait for the other parties.
+    first: how many corrections the party has asked for before, which is the first request's number in its
+        `ReceiverTurn`.
+    wait: seconds to wait for the other parties to join.
     """
 
     first: int = record_field(records.whole(0, _MAX_INDEX - 1))

@@ -105,7 +105,7 @@ class StoreDealer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts that are the same in all folders of a store."""
+        """Facts about this store, by name, that all parties' folders have in common. The parties compare them."""
         header = self.header
         return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
 
@@ -115,7 +115,7 @@ class StoreDealer:
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Skip the slots before this one, which another party has used. Call it before any slot is reserved or made."""
+        """Skip all slots before `slot`, as another party has used them. Call it before any slot is reserved or made."""
         assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
@@ -125,7 +125,10 @@ class StoreDealer:
         return max(0, self.header.slots - self._next)
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Raise DealerError unless the store is for a net with these facts, and has material for these slices."""
+        """Raise DealerError unless the store was dealt for such a net, and has material left for all slices of a batch.
+
+        facts: of the net. shapes: of the slices.
+        """
         header = self.header
         check_net(header.facts, header.shape, facts, shapes, str(self.folder))
         if facts["weights"] != "public":  # all parties bind the owner's name; only the owner binds the weights' digest
@@ -155,9 +158,10 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Return the next material of the setup; every run gets the same. Raises DealerError for any other request.
+        """Return this party's shares for the setup's next request. Every run gets the same shares.
 
         The setup's requests come in the order in which they were dealt, and again from the first one after the last.
+        Raises DealerError for any other request than the next one.
         """
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
@@ -176,9 +180,10 @@ class StoreDealer:
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """Return the material of the next slot.
+        """Return the material of the next slot, for one slice.
 
-        Raises DealerError if there is none, or if it was dealt for other requests.
+        requests: those that the net will make; None if they are not known yet.
+        Raises DealerError if there is no slot left, or if the store was dealt for other requests.
         """
         if not self.slots_left:
             raise DealerError(
@@ -209,9 +214,9 @@ class StoreDealer:
             self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))
 
     def bring(self, slots: int) -> None:
-        """Wait until the material of the next slots is made and on its device, however much memory it takes.
+        """Wait until the material of the next `slots` slots is made and on its device, however much memory it takes.
 
-        For measurements: material that is made during a run counts as part of the run, or hides in it. Raises
+        It is for measurements, which would otherwise count or miss a part of the material's making by accident. Raises
         DealerError if the material does not come.
         """
         self.work_ahead(slots)
@@ -260,7 +265,7 @@ class StoreDealer:
             yield Material(shares, bits, got, expanding_seconds=seconds, ready=aside.ready)
 
     def _correction(self, number: int) -> list[Tensor]:
-        """The corrections of this party's turn `number`."""
+        """Return the corrections to this party at its turn `number`, counted over the setup and then over all slots."""
         setup, slot = self._received
         region, place = (0, number) if number < setup else (1 + (number - setup) // slot, (number - setup) % slot)
         return self._read(region)[place]
@@ -275,7 +280,7 @@ class StoreDealer:
 
 
 class DealtSlice:
-    """The material of one slice: `correlation(request)`, in the order in which it was dealt."""
+    """The material of one slice, from a store. `correlation(request)` hands it out in the order of dealing."""
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
@@ -287,7 +292,10 @@ class DealtSlice:
         return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. Raises DealerError for any request but the next one, and for damaged corrections."""
+        """Return this party's shares for the slice's next request.
+
+        Raises DealerError for any request but the one that comes next in the store, and for damaged corrections.
+        """
         first, header = not self._marked, self._store.header
         if first:
             self._store.mark(self.number)
@@ -315,10 +323,11 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
 def check_net(
     dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """Raise DealerError unless a net makes the requests for which a store was dealt.
+    """Raise DealerError unless a store was dealt for the requests that a net makes.
 
-    dealt: the store's facts (`material_facts`). shape: the shape of the store's slices. facts, shapes: the net's facts,
-        and the shapes of its slices. where: the store's name in the error.
+    dealt: the facts of the net that the store was dealt for (`material_facts`). shape: the shape of the store's slices.
+    facts, shapes: all facts of the net that is to run, and the shapes of its slices.
+    where: the store's name in the error.
     """
     hint = "deal a store for this net, these bits and this shape"
     for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more

@@ -49,14 +49,14 @@ class _Work:
 
 
 class Supplies:
-    """The background thread that makes material, and its queue: `reserve(turns, requests)` returns a `Supply`.
+    """The background thread that makes material ahead of its use. `reserve(turns, requests)` queues requests for it.
 
     make: makes the material of consecutive requests, given the requests and their turns, and yields it piece by piece.
         It runs in the thread, never twice at a time. Its first error ends the thread, and is raised by the next call
         that waits for material.
     where: the name shown in errors.
-    patience: gives the longest wait, in seconds, of a call during which no material gets ready, from the bytes of the
-        shares that are being made.
+    patience: returns how many seconds a call may wait while no material gets ready, for the number of bytes of shares
+        that are being made.
     cancel: called by `close` to end a `make` that waits.
     buffer_bytes: bound on the bytes of shares that are made and not handed out.
     call_bytes: bound on the bytes of shares that one call of `make` makes.
@@ -82,8 +82,9 @@ class Supplies:
         self.most_held = 0  # bytes of shares: the maximum so far
 
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
-        """Begin to make the material of these requests, each at its receiver turn; return it as a supply.
+        """Begin to make the material of these requests in the background; return it as a supply.
 
+        turns: the receiver turn of each request.
         make: the function that makes this material; None: the one given to the constructor.
         """
         work = _Work(turns, requests, make or self._make)
@@ -98,9 +99,9 @@ class Supplies:
         return Supply(self, work)
 
     def correlation(self, work: _Work, request: Request[Any]) -> Material:
-        """Return a supply's next material.
+        """Return the material of a supply's next request. work: the supply's state.
 
-        Raises DealerError if another request was reserved, or if the material does not come in time.
+        Raises DealerError if `request` is not the one that was reserved, or if the material does not come in time.
         """
         expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
         if str(request) != expected:
@@ -137,9 +138,9 @@ class Supplies:
                 material.ready.wait()
 
     def _wait(self, work: _Work, count: int = 1) -> None:
-        """Wait until the material of `count` more requests of a supply is ready to be taken.
+        """Wait until the material of `count` more requests of a supply is ready to be taken. work: the supply's state.
 
-        Raises the thread's error, and DealerError if the thread is at its end or makes nothing for too long
+        Raises the thread's error; raises DealerError if the thread has ended, or makes nothing for too long
         (`patience`).
         """
         steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
@@ -219,9 +220,9 @@ class Supplies:
         return open_ends[0] if open_ends else None
 
     def _fitting(self, work: _Work, room: int) -> int:
-        """Count how many of a supply's next requests have shares that fit into `room` bytes.
+        """Count how many of a supply's next requests the thread makes at once, with shares of `room` bytes at most.
 
-        It is at least one if a caller waits for this supply.
+        work: the supply's state. It is at least one request if a caller waits for this supply.
         """
         left, count = min(room, self._call), 0
         for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
@@ -234,21 +235,24 @@ class Supplies:
 
 
 class Supply:
-    """The material of one slice: `correlation(request)`, in the order of the reservation."""
+    """The material of one slice. `correlation(request)` hands it out, in the order in which it was reserved."""
 
     def __init__(self, supplies: Supplies, work: _Work) -> None:
         self._supplies, self._work = supplies, work
         weakref.finalize(self, work.drop)  # a slice that is given up keeps no memory
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. Raises the errors of `Supplies.correlation`."""
+        """Return this party's shares for the next request. Raises the errors of `Supplies.correlation`."""
         started = time.perf_counter()
         material = self._supplies.correlation(self._work, request)
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
 class OnDemand:
-    """The material of a slice whose requests are not known in advance."""
+    """The material of a slice whose requests are not known in advance: it is made when the slice asks for it.
+
+    correlation: makes the material of one request.
+    """
 
     def __init__(self, correlation: Callable[[Request[Any]], Material]) -> None:
         self.correlation = correlation

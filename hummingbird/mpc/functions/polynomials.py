@@ -80,7 +80,8 @@ def reciprocal_at(span: int) -> float:
 def root_at(spread: int) -> float:
     """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2) if x + c is in [2^-spread, 1).
 
-    At x + c = 0 the function is below 2.34 2^(spread / 2): a table has room for the parties' rounding there.
+    For smaller x + c the function continues otherwise: at x + c = 0 it is below 2.34 2^(spread / 2), for which a table
+    has room. The parties' rounding can lead there.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -117,13 +118,13 @@ FUNCTIONS: dict[str, Function] = {
 class PolynomialTable:
     """A smooth function of x as 2^w polynomials, one for each piece of an interval around 0.
 
-    z is the integer that stands for x: x in units of 2^-fraction.
-    name: a key of FUNCTIONS, which gives f.
-    k, fraction: how many bits z has, and its bits of fraction.
+    A party's program computes with the integer z = x 2^fraction, rounded, in place of the real number x.
+    name: a key of FUNCTIONS, which gives a function f. The table's function of x is (gain / GAIN) f(x stretch / GAIN).
+    k, fraction: how many bits z has, with its sign, and how many of them are bits of fraction.
     w: how many of z's upper bits choose the piece.
     degree: of the polynomials.
     scale: bits of fraction of the result.
-    gain, stretch: the table's function of x is (gain / GAIN) f(x stretch / GAIN).
+    gain, stretch: integers, factors of the function's value and of its argument in units of 1 / GAIN.
     """
 
     name: str
@@ -136,17 +137,17 @@ class PolynomialTable:
     stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """Compute the table's function at real x, as f with `gain` and `stretch`, without the polynomials."""
+        """Compute the table's function itself at real x, without polynomials: (gain / GAIN) f(x stretch / GAIN)."""
         return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
-        """How many bits of z are below its upper w bits, which choose a piece."""
+        """How many bits of z lie below its upper w bits, which choose a piece."""
         return self.k - self.w
 
     @property
     def shift(self) -> int:
-        """How many low bits of the polynomial's value are cut off to give the result its scale."""
+        """How many low bits of the polynomial's value are cut off, so that the result has `scale` bits of fraction."""
         return GUARD + self.degree * self.m
 
     @property
@@ -160,14 +161,18 @@ class PolynomialTable:
         return ((1 << self.k - 1) - (1 << self.m) - _SLACK) * 2.0**-self.fraction
 
     def widths(self, bits: int) -> list[int]:
-        """Bits of the shares of each coefficient, lowest power first, for `bits` right bits in the result's shares."""
+        """Return how many bits the shares of each coefficient have, lowest power first.
+
+        bits: how many low bits of the result's shares must be right.
+        """
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
     def error(self, parties: int) -> float:
-        """Bound of the error for |x| <= most: the error of the pieces, and rounding errors.
+        """Return a bound of the error of the table's results for |x| <= `most`.
 
-        Every party rounds its share of z and its share of the result by half a unit. A coefficient is rounded twice by
-        half a unit: in the fit, and when the mask moves it.
+        The error is that of the polynomials (`fit_error`), and rounding errors: each of the `parties` rounds its share
+        of z and its share of the result by half a unit. A coefficient is rounded twice by half a unit: in the fit, and
+        when the mask moves it.
         """
         slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
         rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
@@ -176,10 +181,10 @@ class PolynomialTable:
 
 @functools.lru_cache(256)
 def pieces(table: PolynomialTable) -> Tensor:
-    """Compute the coefficients of all pieces, int64 (2^w, degree + 1), lowest power first.
+    """Compute the coefficients of the table's polynomials, int64 (2^w, degree + 1), lowest power first.
 
-    Piece D, a signed number, is in row D mod 2^w. It is a polynomial in t = z / 2^m - D, which is 0 at the piece's
-    middle.
+    A piece has a signed number D, and its polynomial is in row D mod 2^w. The polynomial's argument is t = z / 2^m - D,
+    where z is the integer that stands for x; t is 0 at the piece's middle. Units: 2^-(scale + GUARD).
     """
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
@@ -194,10 +199,10 @@ def pieces(table: PolynomialTable) -> Tensor:
 
 @functools.cache
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
-    """Return a bound of the error that the pieces, with rounded coefficients, have for |x| <= most.
+    """Return a bound of the error of the table's polynomials, with rounded coefficients, for |x| <= most.
 
-    A piece counts wherever rounding may choose it, also a little beyond its ends. least: None for a bound of the error
-    itself; otherwise the error is divided by max(|f(x)|, least).
+    The bound includes places a little beyond the ends of a piece, where rounding may still choose this piece.
+    least: None for a bound of the error itself; otherwise the error is divided by max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
@@ -214,9 +219,10 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
-    """Evaluate the table at real x, in x's type: the value of the polynomial whose piece has the nearest middle.
+    """Compute the table's results for real x, in x's type, as a simulation does.
 
-    Values beyond k bits wrap, as in the protocol. The gradient is that of the function, for |x| <= most.
+    x is rounded to an integer of k bits as in the protocol, where larger numbers wrap. The result is the value of the
+    polynomial whose piece has the nearest middle. The gradient is that of the table's function, for |x| <= table.most.
     """
     half, unit = 1 << table.k - 1, 1 << table.m
     z = torch.round(x.detach().double() * 2.0**table.fraction).clamp(-(2.0**62), 2.0**62).long()
@@ -250,13 +256,14 @@ def choose(
 ) -> PolynomialTable | None:
     """Choose the table of a function for |x| <= most whose coefficients have the fewest bits in all.
 
-    Returns None if no table's coefficients fit 64 bits while its error keeps the bound.
+    Returns None if no table has both an error within the bound and coefficients of at most 64 bits.
     name: a key of FUNCTIONS.
     fraction: bits of fraction of x.
-    integers: how many integer bits of results must be right, with the sign.
-    scale: bits of fraction of results; None: `fraction`.
-    allowed: bound of the error of pieces, as `fit_error` finds it; None: half a unit of the result, 2^-(scale + 1).
-    least: None for an absolute bound; otherwise the bound is relative to max(|f(x)|, least).
+    integers: how many integer bits of the results, with the sign, must be right.
+    scale: bits of fraction of the results; None: `fraction`.
+    allowed: bound of the polynomials' error, as `fit_error` finds it; None: half a unit of the result, 2^-(scale + 1).
+    least: None if `allowed` bounds the error itself; otherwise `allowed` bounds the error divided by max(|f(x)|,
+        least).
     widest: the most bits that choose a piece.
     gain, stretch: as in `PolynomialTable`.
     """

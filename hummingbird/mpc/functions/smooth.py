@@ -60,7 +60,7 @@ class Curve(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All integers of the curve but its knots."""
+        """The curve's value, slope and bends as integers: all that it consists of but its knots."""
         return self.value, self.slope, *self.bends
 
     @property
@@ -70,33 +70,35 @@ class Curve(NamedTuple):
 
     @property
     def start(self) -> float:
-        """The function's value at the first knot, exact: `value` is a float64 times a power of two."""
+        """The curve's value at the first knot, as a float that is exact: the integer `value` times a power of two."""
         return self.value * 2.0 ** -(SCALE + LINE)
 
     @property
     def center(self) -> int:
         """About half of the distance from the first to the last knot, in units of 2^-16.
 
-        It is subtracted from u - t_0 before the product, so that this factor is half as large.
+        The curve's product has a factor u - t_0, where u is x clamped to the knots. Less this number, the factor is
+        half as large.
         """
         return round(float(self.knots[-1] - self.knots[0]) / 2 / _UNIT)
 
     @property
     def factor(self) -> list[int]:
-        """Coefficients, one for each knot t_j, of relu(x - t_j) in the first factor of the curve's product.
+        """Return the coefficients of the first factor of the curve's product, one for each knot t_j.
 
-        That factor is the sum over j < n of d_j (relu(x - t_j) - relu(x - t_n)); the coefficients are in units of
-        2^-FRACTION.
+        The factor is the sum over j < n of d_j (relu(x - t_j) - relu(x - t_n)). The coefficient for t_j multiplies
+        relu(x - t_j), in units of 2^-FRACTION.
         """
         return [*self.bends, -sum(self.bends)]
 
     @property
     def line(self) -> list[int]:
-        """The coefficient of relu(x - t_j) for each knot t_j, j <= n, in the linear part of f(x).
+        """Return the coefficients of the linear part of f(x), one for each knot t_j, j <= n.
 
-        f(x) is f(t_0), plus the product of (u - t_0 - center) and the sum that `factor` has, plus this linear part: in
-        the letters of the module head, b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) r_j, where
-        r_j = relu(x - t_j) - relu(x - t_n). The coefficients are in units of 2^-(16 + FRACTION).
+        The coefficient for t_j multiplies relu(x - t_j), in units of 2^-(16 + FRACTION). f(x) is the sum of f(t_0); of
+        the product of u - t_0 - center and the sum that `factor` describes; and of the linear part. In the letters of
+        the module head, the linear part is b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) r_j, where r_j =
+        relu(x - t_j) - relu(x - t_n).
         """
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
@@ -125,9 +127,10 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """Choose `count` + 1 knots from the first to the last x, rounded to multiples of 2^-16.
+    """Choose `count` + 1 knots from the first to the last x, and return them, rounded to multiples of 2^-16.
 
-    places: a number for each x, increasing; interpolated, it grows by the same amount from each knot to the next.
+    places: a number for each x, ascending from 0. Interpolated between the x, it grows by the same amount from each
+        knot to the next.
     """
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
@@ -137,9 +140,10 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 
 
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
-    """Compute the quadratic spline of `function` with these knots.
+    """Compute the quadratic spline of `function` with these knots. Returns a `Curve` whose `error` is not measured yet.
 
     Its slope is a linear interpolation of f' between the knots, shifted so that each piece has about the mean of f'.
+    rises: whether the slope right of the last knot is 1/2 instead of 0.
     """
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
     excess = (slopes[1:] + slopes[:-1]) / 2 - (values[1:] - values[:-1]) / widths
@@ -170,9 +174,9 @@ def _derivative(function: Function, x: Tensor, times: int) -> Tensor:
 
 
 def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """Evaluate the curve at x.
+    """Evaluate the curve at x, and return the result.
 
-    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+    n: the kind of numbers. With `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
         fraction.
     """
     y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
@@ -203,7 +207,7 @@ def squashing(name: str) -> Curve:
 
 @functools.cache
 def even(name: str) -> Curve:
-    """Return the curve of the function SiLU(x) - x / 2 or GELU(x) - x / 2, for x >= 0; the function is even.
+    """Return the curve of SiLU(x) - x / 2 or GELU(x) - x / 2 for x >= 0. This difference is an even function.
 
     name: "silu", "gelu-none" or "gelu-tanh".
     """

@@ -44,8 +44,8 @@ class Tables(NamedTuple):
     bits: how many low bits of the shares of e^x are right.
     reciprocal: the table of 1/sum.
     middle: the number that is subtracted from the sum before it is looked up in `reciprocal`.
-    lifted: how many low bits of the shares of 1/sum are right. The product of e^x and 1/sum reads the same number of
-        low bits of the shares of e^x, after these are cut to 16 bits of fraction.
+    lifted: how many low bits of the shares of 1/sum are right. The product of e^x and 1/sum reads as many low bits of
+        e^x, once e^x has been cut to 16 bits of fraction.
     """
 
     exp: PolynomialTable
@@ -59,9 +59,9 @@ class Tables(NamedTuple):
 def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
     """Choose the tables of a softmax over rows of `length` values; None if no tables serve rows of this length.
 
-    missed: bound on the error of the row's maximum, which the softmax subtracts first.
-    opened: whether the parties open the row's sum of exponentials, to look up its logarithm: more bits of the sum must
-        then be right.
+    missed: how much the maximum that the softmax subtracts from a row may be too small.
+    opened: whether the parties also open the row's sum of exponentials, to look up its logarithm. More bits of the sum
+        must then be right.
     """
     if length > LONGEST:
         return None
@@ -79,10 +79,10 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
 
 
 def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
-    """Find the table of 1/x for x in [1 - 2^-8, most] with `bits` right bits; None if no table fits.
+    """Find the table of 1/x for x from 1 - 2^-8 to `most`; None if no table fits.
 
-    Returns the table and the number SPAN in the name "reciprocal-SPAN" of its function. scale: bits of fraction of
-    results.
+    scale: bits of fraction of the results. bits: how many low bits of the results' shares must be right.
+    Returns the table, and the number SPAN in the name of its function, "reciprocal-SPAN".
     """
     for span in SPANS:
         middle = reciprocal_at(span)

@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
     @property
     def start(self) -> float:
-        """The function's value at the first knot, exact: `value` is a float64 times a power of two."""
+        """The spline's value at the first knot, as a float that is exact: the integer `value` times a power of two."""
         return self.value * 2.0 ** -(SCALE + self.fraction)
 
 
@@ -62,11 +62,11 @@ def fit(
     allowed: Tensor | None = None,
     fraction: int = SCALE,
 ) -> Fit:
-    """A spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`.
+    """Fit a spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`; return it.
 
     x: ascending, float64.
-    ends: the slopes left and right of x, those of the function's asymptotes. With the slopes at the ends of x, the
-        spline of a sigmoid would err by 1 at 20,000.
+    ends: the slopes left and right of x, which are those of the function's asymptotes. With the slopes at the ends of
+        x, the spline of a sigmoid would err by 1 at 20,000.
     allowed: the largest error at each x; None: every x becomes a knot.
     fraction: bits of fraction of slopes.
     Slopes are integers. Each is chosen to meet the function at the next knot, so that rounding errors do not add up.
@@ -89,7 +89,10 @@ def fit(
 
 
 def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
-    """The mean of chord - function between left and right, by the trapezoidal rule."""
+    """Return the mean of a chord less the function, between left and right. The chord meets the function at both ends.
+
+    The mean is taken by the trapezoidal rule.
+    """
     weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
     values = function(left + (right - left) * weight)
     distance = torch.lerp(values[0], values[-1], weight) - values
@@ -97,9 +100,9 @@ def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float)
 
 
 def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
-    """Evaluate the spline at x.
+    """Evaluate the spline at x, and return the result.
 
-    n: the arithmetic: with `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
+    n: the kind of numbers. With `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
         fraction.
     """
     y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())
@@ -110,9 +113,10 @@ def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
-    """Choose knots among x, greedily: each line from knot to knot is as long as its error stays within `allowed`.
+    """Choose knots among x so that straight lines from knot to knot approximate a function; return the knots' indices.
 
-    Returns the indices of the knots. y: the function's values at x. allowed: the largest error at each x.
+    Each next knot is as far away as the errors of the line to it stay within `allowed`.
+    y: the function's values at x. allowed: the largest error at each x.
     """
     index = [0]
     while index[-1] < len(x) - 1:
@@ -161,7 +165,7 @@ def reciprocal(length: int) -> Fit:
 
 @functools.cache
 def logarithm(length: int) -> Fit:
-    """Fit the spline of log x on [1, length], with error 2^-11; it continues with the slopes at both ends."""
+    """Fit the spline of log x on [1, length], with an error of 2^-11; it continues as straight lines outside."""
     length = max(2, length)
     x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
     return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

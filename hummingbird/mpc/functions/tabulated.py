@@ -47,9 +47,9 @@ class LayerTable(NamedTuple):
 
 @functools.cache
 def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
-    """Find the largest number of integer bits of results, from `least` to `_INTEGERS`, for which there is a table.
+    """Find how many integer bits, at most `_INTEGERS`, the results of a table of the function can have.
 
-    Returns 0 if there is no table.
+    name, most, fraction: as for `polynomials.choose`. Returns 0 if there is no table with `least` or more such bits.
     """
     tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
     return next(tables, 0)
@@ -58,8 +58,9 @@ def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
 class Tabulated(Comparing):
     """Layer that applies a function of `polynomials.ACTIVATIONS` to each value, by a table that reads k bits of it.
 
-    Cost without a clamp: 1 round, and k + 1 bits for each value, less the bits of fraction cut. With a clamp: two
-    comparisons, 19 or 20 bits in 1 round, and an opening of about as many bits in 2 or 3 rounds.
+    Where the table covers the layer's window, the cost is 1 round, and k + 1 bits for each value, less the bits of
+    fraction cut. Otherwise the layer first clamps the values: two comparisons, then a look-up of 19 or 20 bits in 1
+    round, and an opening of about as many bits in 2 or 3 rounds.
     `LayerTable.table.error` bounds the error.
     """
 
@@ -71,17 +72,20 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """The comparison of x - e and x + e, by which the layer clamps x to [-e, e]; both can be one bit larger."""
+        """Make the comparison by which the layer clamps x to [-e, e], the interval that its table covers.
+
+        It compares x - e and x + e with 0, so its window has one bit more than the layer's.
+        """
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
 
     def _size(self, scale: int) -> int:
-        """log2 of the largest result, for an input of this scale."""
+        """Return log2 of the magnitude that results may have, for an input with `scale` bits of fraction."""
         return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LayerTable:
-        """Choose the table for an input of this scale, and how it is used.
+        """Choose the layer's table, for an input with `scale` bits of fraction; tell if the input is clamped before.
 
         The planner has set `comparison.valid` before.
         """
@@ -140,7 +144,10 @@ class Tabulated(Comparing):
         return min(bounds[0], max(1, known)) if self.function.rises else 1
 
     def constants(self) -> tuple[int, ...]:
-        """The numbers of the table, which all parties must have alike: their choice depends on floating point."""
+        """Return the integers that describe the layer's table; () if the window has no bits.
+
+        All parties must have the same table, and its choice depends on floating point.
+        """
         if self.comparison.drops:
             return ()
         table, bits, clamped = self.look_up(self.scales[0])

@@ -86,8 +86,9 @@ class PReLU(Comparing):
         return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Compute the layer's function of x, in the operations of `n`.
+        """Compute the layer's function of x with the operations of `n`, and return the result.
 
+        n: the kind of numbers: real numbers, shares or prices.
         weight: real slopes for real x; None: the layer's own, for shares.
         """
         y, z = n.compare(x)
@@ -174,7 +175,7 @@ class _Fitted(Comparing):
         self.name, self.curve, self.fraction = name, curve, curve.fraction
 
     def constants(self) -> tuple[int, ...]:
-        """All numbers of the fit, which may differ on another floating-point unit."""
+        """The integers of the spline. All parties must have the same; another floating-point unit may find others."""
         return *self.curve.numbers, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:
@@ -231,9 +232,10 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """Make the comparison of |x| with knots; it is as wide as the comparison of x at `scale`.
+        """Make the comparison of |x| with the knots, from the layer's comparison of x, whose input has scale `scale`.
 
-        Its input has scale 2^16, and shares that are right in all 64 bits.
+        The window of the new comparison holds every x for which the old one is right. Its input |x| has scale 2^16, and
+        shares that are right in all 64 bits.
         """
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

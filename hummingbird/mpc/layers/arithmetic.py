@@ -37,8 +37,8 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 class Arithmetic(ABC):
     """The operations with which layers' formulas compute, for one kind of numbers: real numbers, shares, or prices.
 
-    A value has 16 bits of fraction where nothing else is said; the values that are compared have `scale` bits of
-    fraction.
+    scale: bits of fraction of the values that are compared. Other values have 16 where nothing else is said.
+    undecided: values from 0 to this bound may be taken for negative ones in comparisons.
     """
 
     scale: int = SCALE
@@ -61,8 +61,9 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
-        """Compute y = relu(x - t) and y^2 for every public knot t, for comparisons with `Comparison.gives_squares`.
+        """Compute y = relu(x - t) and y^2 for every public knot t; return both, (knots, *shape) each.
 
+        The layer's comparison must have `Comparison.gives_squares`.
         x: with `scale` bits of fraction, like the argument of `above`.
         fraction: bits of fraction of y, 16 at most; y^2 has twice as many. `above` gives y with 16: y is coarser here,
             so that y^2 fits the ring.
@@ -81,7 +82,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """Make the same arithmetic with another comparison, for compared values with `scale` bits of fraction."""
+        """Make arithmetic on the same kind of numbers, but with another comparison.
+
+        scale: bits of fraction of the values that are compared.
+        """
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
@@ -97,11 +101,17 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
-        """start + sum of values[j] numbers[j] 2^-fraction, with `fraction` more bits of fraction than values have."""
+        """Compute start + the sum over j of values[j] numbers[j] 2^-fraction, for public integers `numbers`.
+
+        The result, like `start`, has `fraction` more bits of fraction than the values.
+        """
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
-        """x times the weight of its channel (dimension 1). The result has the weight's bits of fraction in addition."""
+        """Multiply x by the weight of its channel (dimension 1).
+
+        The result has the weight's bits of fraction beside those of x.
+        """
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
@@ -109,18 +119,19 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        """[x >= t] for every public number t: 1 or 0, without bits of fraction. It takes the rounds of one comparison.
+        """Compare x with every public number t: return 1 where x >= t and 0 elsewhere, without bits of fraction.
 
-        x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
+        It takes the rounds of one comparison. x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
         """
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        """Evaluate f(x) for the table's function f. The result has max(16, table.scale) bits of fraction.
+        """Compute f(x) for the table's function f. The result has max(16, table.scale) bits of fraction.
 
-        It is as precise as `table.scale` bits of fraction allow; lower bits are zero.
+        Only its upper `table.scale` bits of fraction are computed; lower ones are zero.
         bits: how many bits of the result's shares are right, from the bit that stands for 2^-table.scale upwards.
-        whole: whether all higher bits are right, too, after one more opening, for |f(x)| < 2^(bits - table.scale - 2).
+        whole: whether all higher bits are made right, too. This takes one more opening, and |f(x)| < 2^(bits -
+            table.scale - 2).
         """
 
     def expects(  # noqa: B027 - private values cannot be seen
@@ -141,7 +152,10 @@ class Arithmetic(ABC):
         """
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
-        """x in a floating-point type that is precise to 16 + `fraction` bits of fraction in sums whose terms cancel."""
+        """Return x in a type in which sums whose terms cancel are still precise to 16 + `fraction` bits of fraction.
+
+        Real numbers may need a longer floating-point type for this; shares and prices are returned as they are.
+        """
         return x
 
 

@@ -74,7 +74,10 @@ class AvgPool(Layer):
         return self.division.bound(bounds)
 
     def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """torch's avg_pool2d, also for one spatial dimension."""
+        """Compute torch's avg_pool2d with this layer's options, for two spatial dimensions or for one.
+
+        divisor: the number by which each window's sum is divided; None: the number of its elements, as torch counts it.
+        """
         flat = len(self.kernel) == 1
         one = (1,) if flat else ()
         out = torch.nn.functional.avg_pool2d(
@@ -109,9 +112,9 @@ class _Averaging(Layer):
     """Base of means over a number of elements that follows from the input's shape: a sum times an encoded reciprocal.
 
     The reciprocal uses up 26 of the input's integer bits. If the input has fewer, or too high a scale, the layer lifts
-    the sums first (`lifts_sums`), in one round. It then opens, of each sum, 16 bits of fraction, the bits of the
-    input's bound, and log2 of the largest number of elements that a sum may have. This number is 2^18, or down to 2^16
-    if the input has too few integer bits for larger sums.
+    the sums before the product (`lifts_sums`), in one round. The lift opens each sum in as many bits as these three
+    together: 16 bits of fraction, the bits of the input's bound, and log2 of the largest number of elements that a sum
+    may have. This number of elements is 2^18, or down to 2^16 if the input has too few integer bits for larger sums.
     """
 
     input_limit = 24
@@ -123,16 +126,19 @@ class _Averaging(Layer):
 
     @property
     def _spread(self) -> int:
-        """log2 of the largest number of elements in a lifted sum; the input's integer bits must hold the sum."""
+        """Return log2 of the largest number of elements that a lifted sum may have.
+
+        The input's integer bits must hold the sum.
+        """
         x = self.given[0]
         return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Compute four numbers of bits for the lift of a sum.
+        """Compute four numbers of bits for the lift of a sum, and return them in this order.
 
-        They are: bits of fraction cut before the opening; bits opened; bits of the lifted sum that later layers read;
-        and how many of the lifted sum's lowest bits are zero in every share.
+        They are: bits of fraction that are cut before the opening; bits that are opened; bits of the lifted sum that
+            later layers read; and how many of the lifted sum's lowest bits are zero in every share.
         """
         x = self.given[0]
         up = max(0, SCALE - (x.scale - x.grain))
@@ -151,7 +157,10 @@ class _Averaging(Layer):
         return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
-        """Encode 1 / places in the ring. Raises InputError if rounding would change it by more than 2^-8 of itself."""
+        """Encode 1 / places in the ring and return the integer. places: the number of elements of a mean.
+
+        Raises InputError if rounding would change the reciprocal by more than 2^-8 of itself.
+        """
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"
         if self.lifts_sums and places > 1 << self._spread:
@@ -163,7 +172,7 @@ class _Averaging(Layer):
         return int(ring.encode(number, self.fraction))
 
     def places(self, shape: Sequence[int]) -> int:
-        """The largest number of elements that one mean has, for an input of this shape."""
+        """Return the largest number of elements that one mean averages, for an input of this shape."""
         raise NotImplementedError
 
     def results(self, shape: Sequence[int]) -> int:
@@ -171,7 +180,10 @@ class _Averaging(Layer):
         return math.prod(shape) // max(1, self.places(shape))
 
     def counts(self, shape: Sequence[int]) -> Tensor:
-        """How many elements each mean has: int64, broadcasts to the result."""
+        """Count the elements that each mean of the result averages, for an input of this shape.
+
+        Returns int64, in a shape that broadcasts to the result.
+        """
         return torch.tensor(self.places(shape))
 
     def reciprocals(self, shape: Sequence[int]) -> Tensor:
@@ -180,7 +192,7 @@ class _Averaging(Layer):
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """Factors by which rounding changes the reciprocals: each rounded one divided by the exact one, float64."""
+        """Return the factor by which rounding changes each reciprocal: the rounded one over the exact one, float64."""
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:
@@ -209,7 +221,7 @@ _FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude 
 
 
 class AdaptiveAvgPool(_Averaging):
-    """torch's adaptive average pooling: mean over `output_size` windows for each dimension.
+    """torch's adaptive average pooling: the mean over each of `output_size` windows along each dimension.
 
     Windows have different lengths where `output_size` does not divide the input's length.
     """
@@ -300,7 +312,10 @@ class Resize(Layer):
         return bounds[0] + 2 * self.growth
 
     def matrices(self, before: Sequence[int], after: Sequence[int]) -> list[Tensor]:
-        """The matrix (out, size) of each spatial axis, int64 in units of 2^-bits."""
+        """Return for each spatial axis the matrix of weights, (out, size), that resizes it: int64 in units of 2^-bits.
+
+        before, after: the lengths of the axes before and after resizing.
+        """
         return [
             _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), self.bits)
             for axis, (size, out) in enumerate(zip(before, after, strict=True))

@@ -189,7 +189,10 @@ class Comparing(Layer):
         self.comparison = comparison
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        """The layer's function of x, in the operations of `n`. On shares the result has scale 2^(16 + fraction)."""
+        """Compute the layer's function of x with the operations of `n`, and return the result.
+
+        n: the kind of numbers: real numbers, shares or prices. On shares the result has scale 2^(16 + fraction).
+        """
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:
@@ -223,7 +226,7 @@ class Comparing(Layer):
         return self.within(bounds[0])
 
     def within(self, bound: int) -> int:
-        """log2 of the largest result that the layer's comparison gives for values below 2^bound."""
+        """Return log2 of the largest result of the layer's comparison, for values of magnitudes below 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:

@@ -25,11 +25,11 @@ from hummingbird.ring import FINE_FACTOR, SCALE, WEIGHT_SCALE
 
 
 class Scale(Layer):
-    """Layer that multiplies x by a public number, and adds the number's bits of fraction to those of x.
+    """Layer that multiplies x by a public number. The result has the number's bits of fraction beside those of x.
 
     The number 3 has no bits of fraction, 0.25 has two.
     factor: the number. Raises InputError if it is too small for fixed-point numbers.
-    terms: for a mean, how many values x is the sum of; the result's bound follows from it.
+    terms: for a mean, how many values were added to get x; the result's bound follows from it.
     """
 
     input_limit = 24
@@ -63,10 +63,10 @@ class Scale(Layer):
 
 
 class Pad(Layer):
-    """torch's constant padding.
+    """torch's constant padding of a private value.
 
-    pads: as in `torch.nn.functional.pad`, from the last dimension on.
-    value: real, rounded to the scale of x.
+    pads: as in `torch.nn.functional.pad`: two numbers of elements for each dimension, from the last dimension on.
+    value: the real number to pad with, rounded to the scale of x.
     """
 
     input_limit = MAX_SCALE
@@ -245,10 +245,11 @@ class _Public(Layer):
 
 
 class SharePublic(_Public):
-    """A public tensor of a call as a private value of scale 2^16. Raises InputError for values of 2^20 or more.
+    """Layer that turns a public input of a call into a private value of scale 2^16.
 
-    shown: whether the tensor is a mask of attention that the softmax applies itself. The value is then only what the
-        mask adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    shown: whether the input is an attention mask that the softmax itself applies. The result is then only what the mask
+        adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    Raises InputError for values of 2^20 or more.
     """
 
     def __init__(self, shown: bool = False) -> None:

@@ -66,11 +66,11 @@ def room(bound: int) -> int:
 
 
 def held(bound: int) -> int:
-    """Count the integer bits that a value with bound 2^bound takes: its magnitude, and MARGIN for sign and openings.
+    """Count the integer bits that hold a value: log2 of its bound, and MARGIN for the sign and for openings.
 
-    A value whose bound is below 2^FLOOR takes one more bit, as it may reach and exceed the bound: a clamped value
-    reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the bound; and a product of such
-    values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
+    bound: log2 of the bound. A value whose bound is below 2^FLOOR takes one more bit, since it may reach or exceed the
+        bound: a clamped value reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the
+        bound; and a product of such values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -123,11 +123,17 @@ class Layer(nn.Module):
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        """How many low bits of the result's shares are right, if those of the inputs are right in `valid` bits."""
+        """Return how many low bits of the result's shares are right.
+
+        scales: bits of fraction of each input. valid: how many low bits of each input's shares are right.
+        """
         return min(valid, default=64)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        """How many low bits of the inputs' shares must be right, if `later` bits of the result's shares are read."""
+        """Return how many low bits of each input's shares must be right; the number is the same for all inputs.
+
+        scales: bits of fraction of the inputs. later: how many low bits of the result's shares later layers read.
+        """
         return later
 
     def lifts(self, given: Given) -> bool:
@@ -135,7 +141,10 @@ class Layer(nn.Module):
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """Compute `needs` for each input by itself, for layers that need more bits of one input than of another."""
+        """Return `needs` for each input by itself, as a list.
+
+        A layer that needs more bits of one input than of another overrides this.
+        """
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
@@ -143,10 +152,10 @@ class Layer(nn.Module):
         return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """Compute log2 of the largest result, for inputs with magnitudes below 2^bounds.
+        """Compute log2 of the largest magnitude that the result can have. bounds: the same for each input.
 
-        Rounding errors, and the excess of at most EXCESS of the bound that undecided comparisons allow, are left out:
-        `held` has room for both.
+        Two things are left out, for which `held` has room: rounding errors, and what undecided comparisons may add,
+        EXCESS of the bound at most.
         """
         return max(bounds, default=FLOOR)
 
@@ -158,14 +167,15 @@ class Layer(nn.Module):
         return later
 
     def weight_scale(self, later: int) -> int:
-        """How many bits of fraction the weights of earlier layers need, for the precision that this layer needs.
+        """Return how many bits of fraction the weights of the layers before this one must have.
 
-        later: how many the readers of this layer's result ask for. A layer that only passes values on returns `later`.
+        later: how many bits of fraction of these weights the layers after this one ask for. A layer that only passes
+            values on returns `later`; another layer asks for the number that its own precision takes.
         """
         return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        """Rounds and bits of one call on inputs of these shapes and scales."""
+        """Return the rounds and bits that the layer predicts for one call on inputs of these shapes and scales."""
         return cost.FREE
 
     def constants(self) -> tuple[int, ...]:
@@ -185,7 +195,10 @@ class Layer(nn.Module):
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The layer's comparisons. While it runs, the layer may derive further ones from these, for other windows."""
+        """The layer's own comparisons, as the plan knows them.
+
+        While the layer runs, it may derive further comparisons from these, for other windows.
+        """
         return [self.comparison] if self.comparison is not None else []
 
     def extra_repr(self) -> str:
@@ -197,7 +210,10 @@ class Layer(nn.Module):
         return max((spec.numel for spec in inputs), default=0)
 
     def share_weights(self, session: Session) -> None:
-        """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
+        """Turn the weights of one party into shares. Every party calls this once, for all layers in the same order.
+
+        Nothing is sent.
+        """
 
 
 class LocalRescale(Layer):
@@ -231,11 +247,11 @@ class LocalRescale(Layer):
 
 
 class Lift(Layer):
-    """x, of any scale, brought to scale 2^target and made right in all 64 bits. Requires |x| < 2^(low - 2) in the ring.
+    """Layer that brings x, of any scale, to scale 2^target, with shares that are right in all 64 bits.
 
-    low: how many low bits of the input's shares are read.
-    One round: a party sends `low` bits for each value, without the bits of fraction cut and the low bits that are zero
-    in every share.
+    It requires |x| < 2^(low - 2) in the ring. low: how many low bits of the input's shares are read.
+    One round: a party sends `low` bits for each value, less the bits of fraction cut and the low bits that are zero in
+        every share.
     """
 
     input_limit = 62
@@ -263,11 +279,17 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """How many of the lowest bits that are left after the cut are zero in every share; they are not sent."""
+        """Return how many low bits of the cut value are zero in every party's share, and so are not sent.
+
+        scale: bits of fraction of the input.
+        """
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Bits of fraction cut before the opening, bits opened, and bits of the lifted number that are read."""
+        """Return how many bits of fraction the layer cuts off, how many bits it opens, and how many are read later.
+
+        scale: bits of fraction of the input. The last number counts bits of the lifted number.
+        """
         up = self._up(scale)
         shift = scale - self.target + up
         k = self.low - shift
@@ -315,7 +337,10 @@ class Local(Layer):
 
 
 def aligned(xs: Sequence[Shared]) -> tuple[list[Tensor], int]:
-    """Shares brought to the highest of their scales: a shift to the left is exact and local."""
+    """Bring shares to the highest of their scales; return the shifted shares, and this scale's bits of fraction.
+
+    A shift to the left is exact and local.
+    """
     scales = [x.scale for x in xs]
     return [x.share << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
 

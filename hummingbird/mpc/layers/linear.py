@@ -37,7 +37,7 @@ from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 class WeightOwner:
     """The party that owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
 
-    rank: of the owner.
+    rank: the party's number.
     known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.
     """
 
@@ -49,9 +49,9 @@ class WeightOwner:
 
 
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
-    """Return `bits`, the bits of fraction of a private weight.
+    """Return `bits`, the bits of fraction for a private weight, after a check that they are enough.
 
-    Raises InputError if this process knows the weight, and it is too small for so few bits.
+    Raises InputError if this process knows the weight, and the weight is too small for so few bits.
     """
     if owner.known:
         ring.fraction(weight, bits, where="weight")
@@ -103,7 +103,7 @@ class PublicWeight(nn.Module):
 
 
 def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """The weight module for an encoded weight, int64. owner: None for a public weight."""
+    """Make the module of an encoded weight, int64: a `PublicWeight` if `owner` is None, else a `FixedWeight`."""
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)
 
 
@@ -162,11 +162,11 @@ class Linear(Layer):
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int) -> Linear:
-        """Return the same layer with its public weights rounded to `scale` bits of fraction.
+        """Return a copy of this layer whose public weights are rounded to `scale` bits of fraction.
 
-        They keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. The encoded
-        weights are rounded a second time, halves upwards. Returns this layer itself if `scale` is 20 or more, or if its
-        weights are private or have doubled columns.
+        The weights keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. They are
+        the layer's encoded weights, rounded a second time, halves upwards. Returns this layer itself if `scale` is 20
+        or more, or if its weights are private or have doubled columns.
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self
@@ -227,9 +227,11 @@ _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
 
 
 def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
-    """log2, rounded up, of the largest sum of |weights| of one output: |op(x, weight)| <= 2^growth |x|.
+    """Compute log2, rounded up, of the most by which the op can enlarge its input: |op(x, weight)| <= 2^growth |x|.
 
-    In integers, since every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
+    This is the largest sum of |weights| of one output. It is computed in integers, since every machine must find the
+    same: 40 bits of each weight, exact for up to 2^22 terms.
+    options: the op's further arguments, such as groups.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (40 - top)).ceil().long()
@@ -247,9 +249,10 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
 
 
 def _steepness(weight: Tensor) -> int:
-    """log2, rounded up, of the largest Euclidean norm of an output's weights; weight: (in, out).
+    """Compute log2, rounded up, of the largest Euclidean norm of one output's weights. weight: (in, out).
 
-    In integers, as in `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
+    It is computed in integers, since every machine must find the same: 20 bits of each weight, exact for up to 2^22
+    terms.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()

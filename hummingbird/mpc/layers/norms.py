@@ -88,11 +88,13 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 
 
 class NormSizes(NamedTuple):
-    """The numbers of a norm over rows of one length n, from which the layer computes a result as z v 2^-E.
+    """The numbers of a norm over rows of one length n. From them the layer computes results as z v 2^-E.
 
+    z is an input, less its mean, in other units; v is 2^E sqrt(n / S), where S is the sum of z^2 over a row plus the
+    term of eps.
     factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
-    top: P: S, the sum of z^2 over a row plus the term of eps, is below 0.96 2^P; u is S 2^-P.
+    top: P: S is below 0.96 2^P; u is S 2^-P.
     table: of v = g u^(-1/2), where its gain g is in [1, 2).
     root: D: the table is right for u in [2^-D, 0.96].
     opened: how many bits of v are opened.
@@ -111,13 +113,16 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the norm that must be the same at all parties."""
+        """The integers of this record and of its table. All parties must have the same."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
 
 def range_serves(rows: Rows, length: int, eps: float) -> bool:
-    """Whether `norm_sizes` exist for rows of up to `length` values: the numbers fit the ring, and a table exists."""
+    """Whether `norm_sizes` can be computed for rows of up to `length` values: a table exists, and all fits the ring.
+
+    rows: the range in which variance + eps of every row lies. eps: the number that the norm adds to the variance.
+    """
     low, high = math.log2(rows.least), math.log2(rows.most)
     ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
     # P <= 62, and `bits_needed` of values of scale 2^16 is at most 64.
@@ -128,10 +133,10 @@ def range_serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def norm_sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """Compute the numbers of a norm over rows of `length` values; `range_serves` must hold.
+    """Compute the numbers of a norm (`NormSizes`) over rows of `length` values in a known range.
 
     center: whether the mean is subtracted.
-    rows: the range in which variance + eps of every row lies.
+    rows: the range in which variance + eps of every row lies; `range_serves` must hold for it.
     """
     number = length if center else 1
     spread = (number - 1).bit_length() + _STEPS
@@ -167,12 +172,13 @@ def bits_needed(found: NormSizes, scale: int) -> int:
 def normed_in_range(
     n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64
 ) -> Tensor:
-    """Normalize the rows of x, (..., length), to mean square 1.
+    """Normalize the rows of x, (..., length), to mean square 1, with fewer rounds than `normed`; return the rows.
 
+    n: the kind of numbers, such as shares.
     eps: added to the mean square before the root.
     center: whether the mean is subtracted first.
     rows: the range in which variance + eps of every row lies.
-    exact: an exact comparison.
+    exact: an exact comparison of the net's protocol.
     read: how many low bits of the result's shares later layers read.
     On shares the result has 16 + FRACTION_IN_RANGE bits of fraction, and `read` right low bits.
     """
@@ -212,17 +218,18 @@ _ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
 class Thresholds(NamedTuple):
-    """Thresholds T_j = least * 4^j, for j from 1 to `steps`, with which a norm compares the sum of a row's squares."""
+    """Thresholds with which a norm compares the sum of a row's squares: T_j = least * 4^j, for j from 1 to `steps`."""
 
     least: float
     steps: int
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose the thresholds with which a norm over rows of `length` values compares sums of squares.
+    """Choose the thresholds with which a norm over rows of `length` values compares a row's sum of squares.
 
-    Raises InputError if none fit. `least` is at most length * max(eps, 2^-20), so only rows with variance + eps below
-    2^-20 may have smaller sums of squares.
+    eps: the number that the norm adds to the mean square. `Thresholds.least` is at most length * max(eps, 2^-20), so a
+        sum can be smaller only in a row with variance + eps below 2^-20.
+    Raises InputError if no thresholds fit.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
     if count < 1:
@@ -232,7 +239,7 @@ def places(length: int, eps: float) -> Thresholds:
 
 @functools.cache
 def root(length: int) -> splines.Fit:
-    """The spline of sqrt(length / u) on [1/4, 1], with relative error 2^-14, constant to the left."""
+    """Fit the spline of sqrt(length / u) for u in [1/4, 1], with relative error 2^-14. Left of 1/4 it is constant."""
     u = torch.linspace(-math.log(4.0), 0.0, 4001, dtype=torch.float64).exp()
     top = math.sqrt(length)
 
@@ -254,11 +261,12 @@ def looked_up() -> PolynomialTable:
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
-    """Normalize the rows of x, (..., length), to mean square 1.
+    """Normalize the rows of x, (..., length), to mean square 1, and return them.
 
+    n: the kind of numbers, such as shares.
     eps: added to the mean square before the root.
     center: whether the mean is subtracted first.
-    exact: an exact comparison.
+    exact: an exact comparison of the net's protocol.
     read: how many low bits of the result's shares later layers read.
     On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
     """
@@ -280,10 +288,11 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
 
 
 def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
-    """Compute sqrt(length / u) with 32 bits of fraction, for u from 1/4 to 1.
+    """Compute sqrt(length / u) with 32 bits of fraction, for u from 1/4 to 1, and return it.
 
+    n: the kind of numbers, such as shares.
     u: with 32 + TOP bits of fraction on shares.
-    exact: an exact comparison, for the spline if there are no tables.
+    exact: an exact comparison of the net's protocol. A protocol without tables uses it to evaluate a spline.
     """
     if not exact.looks_up:
         # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
@@ -301,11 +310,11 @@ class Norm(Layer):
     attrs: the attributes of the op "norm" (graph/ops/norms.py).
     rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
 
-    With a range for which `range_serves` holds, and a protocol with tables, it takes three rounds: every value
-    is opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
+    It takes three rounds if there is a range, `range_serves` holds for it, and the protocol has tables: every value is
+    opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
     comparison: every value is opened once, for its square and its product, and each row takes an opening for its mean,
-    2 J comparisons, where J is about 20, and a look-up. Without tables it takes seven rounds instead of eight, and 56
-    more comparisons for each row. The price follows from the formula.
+    2 J comparisons, where J is about 20, and a look-up. Without tables this is seven rounds instead of eight, and 56
+    more comparisons for each row.
     Raises InputError for rows of more than 2^20 values.
     """
 
@@ -327,7 +336,10 @@ class Norm(Layer):
         return [self.exact] if self.assumed is None else []
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        """The layer's function of x, in the operations of `n`."""
+        """Compute the layer's function of x with the operations of `n`, and return the result.
+
+        n: the kind of numbers: real numbers, shares or prices.
+        """
         values = rows(self.attrs, x)
         if not 0 < values.shape[-1] <= LONGEST:
             raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
@@ -375,9 +387,9 @@ class Norm(Layer):
 
     @property
     def _sizes(self) -> NormSizes | None:
-        """The numbers of a norm for rows with variance + eps in a known range; None if the layer uses no range.
+        """Compute the numbers of the norm for a known range of variance + eps; None if the layer uses no range.
 
-        If the rows' length is not known, they are those of the longest rows.
+        If the rows' length is not known yet, the numbers are those of the longest rows.
         """
         if self.assumed is None:
             return None

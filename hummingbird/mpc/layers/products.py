@@ -27,11 +27,12 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 class Multiply(Layer):
     """The product of two private tensors (broadcasting), in one round.
 
-    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, an operand with a
-        known bound ("small") is opened in the integer bits that its bound takes, and in at most 16 bits of fraction,
-        without those that are zero in every share; its higher bits need not be right. An operand that is not small is
-        opened in as many bits as later layers read of the result, and the result has as many valid bits as this
-        operand. If both operands are small, the result has 64.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If not, both operands are
+        opened in as many bits as later layers read of the result.
+    With `rounds`, an operand with a known bound is called small. It is opened in the integer bits that its bound takes,
+    and in at most 16 bits of fraction, without those that are zero in every share; its higher bits need not be right.
+    An operand that is not small is opened in as many bits as later layers read of the result, and the result has as
+    many valid bits as this operand. If both operands are small, the result has 64 valid bits.
     """
 
     def __init__(self, rounds: bool) -> None:
@@ -41,7 +42,7 @@ class Multiply(Layer):
             self.input_limit = MAX_SCALE
 
     def _fraction(self, given: Given) -> int:
-        """Bits of fraction that an operand has in the product."""
+        """Return how many bits of fraction an operand keeps in the product. given: the operand."""
         return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
 
     def lifts(self, given: Given) -> bool:
@@ -50,7 +51,10 @@ class Multiply(Layer):
         return self.rounds and small and given.scale <= self.input_limit
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
-        """For each operand, bits of fraction cut and bits opened, if later layers read `read` bits of the result."""
+        """Return for each operand how many bits of fraction are cut off, and in how many bits the rest is opened.
+
+        read: how many low bits of the result's shares later layers read.
+        """
         read = self._right(read)
         fractions = [self._fraction(given) for given in self.given]
         return [
@@ -59,10 +63,10 @@ class Multiply(Layer):
         ]
 
     def _right(self, read: int) -> int:
-        """How many low bits of the result's shares are right, if later layers read `read` bits.
+        """Return how many low bits of the result's shares are right. read: how many of them later layers ask for.
 
-        This is `read`, or fewer where rounding an operand leaves fewer. A reader that shifts the result to the left
-        asks for as many bits as it has after the shift.
+        This is `read`, or fewer where rounding an operand leaves fewer right bits. A reader that shifts the result to
+        the left may ask for more bits than there are, as it counts them after the shift.
         """
         cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
         return max(2, min(read, 64 - max(cut, default=0)))
@@ -185,7 +189,7 @@ class MatMul(Layer):
         return (_FEWEST, _FEWEST) if self.compared else (SCALE, SCALE)
 
     def _shifts(self, scales: Sequence[int]) -> list[int]:
-        """How many bits of fraction are cut off each operand."""
+        """Return how many bits of fraction are cut off each operand. scales: the operands' bits of fraction."""
         if not self.rounds:
             return [0, 0]
         return [max(0, scale - most) for scale, most in zip(scales, self.fractions, strict=True)]
@@ -213,7 +217,7 @@ class MatMul(Layer):
         return self.fractions if self.rounds else ()
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Both operands as stacks of matrices."""
+        """Return both operands of the product as stacks of matrices. x, y: the layer's inputs."""
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
@@ -238,11 +242,11 @@ class MatMul(Layer):
 
 
 class Einsum(MatMul):
-    """torch.einsum of two private values as one product of stacks of matrices; an operand has every index at most once.
+    """torch.einsum of two private values, which have every index at most once, as one product of stacks of matrices.
 
-    It computes (b, m, k) times (b, k, n) = (b, m, n). b: indices of both operands and the result. m, n: indices of one
-    operand and the result. k: indices of both operands that are summed. An index of one operand alone is summed first,
-    locally.
+    Stacks of shapes (b, m, k) and (b, k, n) give (b, m, n). Here b stands for all indices that both operands and the
+    result have; m and n for those of one operand and the result; k for those of both operands that are summed. An index
+    of one operand alone is summed first, locally.
     """
 
     def __init__(self, equation: str, rounds: bool = False) -> None:

@@ -185,7 +185,7 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """torch's max pooling, one dimension after the other: fewer comparisons than over all dimensions at once.
+    """torch's max pooling along one dimension after the other, with fewer comparisons than over all dimensions at once.
 
     kernel, stride, padding, dilation: one number for each spatial dimension.
     """
@@ -204,7 +204,10 @@ class MaxPool(_MaxPooling):
         self.ceil_mode = ceil_mode
 
     def places(self, size: int, d: int) -> Tensor:
-        """Indices of the elements in each window along spatial dimension d: (kernel, out), see graph/ops/pools.py."""
+        """Return where the elements of each window lie along spatial dimension d: indices, int64 (kernel, out).
+
+        size: the length of the dimension. See graph/ops/pools.py.
+        """
         kernel, stride, padding, dilation = self.kernel[d], self.stride[d], self.padding[d], self.dilation[d]
         return places(size, kernel, stride, padding, dilation, self.ceil_mode)
 
@@ -217,7 +220,10 @@ class MaxPool(_MaxPooling):
         return most
 
     def reduced(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply `reduce`, over dimension 0, to the elements of every pooling window: one dimension after the other."""
+        """Reduce the elements of every pooling window, one spatial dimension after the other, and return the result.
+
+        reduce: reduces a tensor's dimension 0, as a maximum does.
+        """
         for d in reversed(range(len(self.kernel))):
             axis = x.dim() - len(self.kernel) + d
             taps = put(self.places(x.shape[axis], d), x.device)

@@ -72,7 +72,10 @@ class Softmax(Comparing):
 
     @property
     def _clamping(self) -> Comparison:
-        """Comparison for clamping x - max to the range of the table of exp, whose ends are at most 14 away from 0."""
+        """Make the comparison that clamps x - max to the range of the table of exp.
+
+        The ends of this range are at most 14 away from 0.
+        """
         known = self.comparison
         k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
         return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
@@ -132,7 +135,7 @@ class Softmax(Comparing):
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
-        """Bound on the error of the maximum: each level of the tree may add `undecided`."""
+        """Return a bound of the error of the maximum of `length` values: `undecided` for each level of the tree."""
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
@@ -153,11 +156,11 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 
 
 def _top(length: int, undecided: float) -> int:
-    """How many bits hold the sum of `length` values of exp, computed by splines, at scale 2^32.
+    """Compute how many bits hold a sum of `length` values of exp at scale 2^32, if a spline computes exp.
 
     Each value is at most 1 + 2^-9, and more after undecided comparisons.
-    undecided: each level of the tree of the maximum may miss it by this, and the spline, with slopes up to 1, may err
-        by it.
+    undecided: each level of the tree may find the row's maximum too small by this number, and the spline, with slopes
+        up to 1, may err by it.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
@@ -227,9 +230,10 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, made of n values x_i.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's values x_i.
 
-        It is c bits wider than the comparison of x for the factor 2^c, and one more for differences. bits: c.
+        bits: c. The new comparison has c + 1 bits more than that of the x_i: c for the factor 2^c, and one for
+            differences.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

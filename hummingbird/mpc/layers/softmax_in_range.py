@@ -85,15 +85,15 @@ class SoftmaxSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the softmax that must be the same at all parties."""
+        """The integers of this record and of its tables. All parties must have the same."""
         tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
         return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """Return the bounds of a value less its row's mean for which the table of exp is made.
+    """Return the lower and the upper bound of a value less its row's mean for which the table of exp is made.
 
-    They are the bounds of `rows`; but if their middle is too low for the table, the upper one is larger.
+    They are the bounds of `rows`, unless the middle of these is too low for the table: then the upper bound is raised.
     """
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
@@ -110,7 +110,7 @@ def most_sum(rows: Rows) -> float:
 
 
 def most_bits(rows: Rows) -> int:
-    """How many bits of the softmax's numbers e^(x - mean) 2^a / n are opened at most, for rows of any length n.
+    """Return the most bits in which a softmax opens its numbers e^(x - mean) 2^a / n, for rows of any length n.
 
     2^a is the least power of two that is n or more, so 2^a / n is less than 2.
     """
@@ -120,15 +120,15 @@ def most_bits(rows: Rows) -> int:
 
 
 def fine(rows: Rows) -> int:
-    """How many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean).
+    """Compute how many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean).
 
-    They suffice for the smallest v, 1 / sum.
+    They are enough for the smallest v, that of a row whose mean of e^(x - mean) is `most_sum`.
     """
     return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
 
 
 def serves(rows: Rows) -> bool:
-    """Whether `sizes` exist for rows of every length up to `LONGEST`: whether their tables fit the ring."""
+    """Whether a softmax over rows of every length up to `LONGEST` in this range has tables that fit the ring."""
     least, most = _ends(rows)
     if (most - least) / 2 > _WIDEST:
         return False
@@ -137,7 +137,7 @@ def serves(rows: Rows) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
-    """The numbers for rows of `length` values; None if a table would not fit the ring."""
+    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values; None if a table does not fit."""
     spread = (length - 1).bit_length()
     stretch = round(2.0**spread / length * GAIN)
     least, most = (end * length / 2.0**spread for end in _ends(rows))
@@ -163,7 +163,7 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """Compute `sizes` for rows in a range for which `serves` holds.
+    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values. `serves` must hold for the rows.
 
     Raises InputError for rows of more than `LONGEST` values.
     """
@@ -229,9 +229,10 @@ class SoftmaxInRange(Comparing):
         return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
 
     def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
-        """Look up E and v of rows along the last dimension; also return how many low bits of E's fraction are zero.
+        """Look up E and v of every row x along the last dimension; a row's softmax is proportional to E v.
 
-        E is proportional to e^x within a row, and v is proportional to the reciprocal of the row's sum of E.
+        E is proportional to e^x within a row, and v to the reciprocal of the row's sum of E. Returns E, v, and how many
+        low bits of E's fraction are zero.
         """
         exp = self.exponentials(n, x, found)
         scale = max(SCALE, found.exp.scale)

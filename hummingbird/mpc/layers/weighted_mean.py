@@ -62,7 +62,10 @@ class WeightedMeanWidths(NamedTuple):
 
     @property
     def sums(self) -> int:
-        """How many low bits of the sum of E y are read."""
+        """How many low bits of the shares of the sum of E y are read.
+
+        They are the opened bits of M, and the `shift` bits of fraction that M does not have.
+        """
         return self.mean + self.shift
 
 
@@ -82,10 +85,11 @@ def serves(rows: Rows, bound: int) -> bool:
 class WeightedMean(Layer):
     """Layer for weighted means of y, (..., j, l), with weights E, (..., i, j), from a softmax in a known range.
 
-    A mean is the sum of E y divided by the sum of E. The layer computes it as M w, where M is 2^-a times the sum of E
-    y, w is 2^a over the sum of E, and 2^a is the least power of two that is the length j or more.
+    A mean is the sum of E y divided by the sum of E. The layer computes it as M w. M is 2^-a times the sum of E y, and
+    w is 2^a over the sum of E, where 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
-    Cost: 2 rounds. y is opened in 15 bits plus its bound, E in the bits of e^most, M in 17 bits plus both of these.
+    Cost: 2 rounds. y is opened in its bound's bits plus 15; E in the bits of e^most; M in 17 bits more than y's bound
+        and e^most have together.
     """
 
     input_limit = MAX_SCALE
@@ -98,7 +102,10 @@ class WeightedMean(Layer):
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
 
     def _cut(self, scale: int) -> int:
-        """How many bits of fraction are cut off the averaged values y as they are opened."""
+        """Return how many bits of fraction are cut off the averaged values y as they are opened.
+
+        scale: bits of fraction of y.
+        """
         return max(0, scale - FRACTION)
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -134,7 +141,11 @@ class WeightedMean(Layer):
         return (*self._widths(_SPREAD), self.given[1].bound)
 
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
-        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it."""
+        """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it.
+
+        M and w are those of `WeightedMean`: M is a sum of weighted values times a power of two, w the factor that makes
+        it a mean.
+        """
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
 
@@ -167,10 +178,11 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """Prepare the look-up of w, (..., 1), the factor by which a row's mean is divided by the sum of its weights.
+        """Prepare the look-up of a number w for each row of weights: the result of its sums is multiplied by w.
 
-        w is 2^a over the sum of the weights `exp` along their last dimension, where 2^a is the least power of two that
-        is the row's length or more.
+        w is 2^a over the sum of the row's weights, where 2^a is the least power of two that is the row's length or
+        more.
+        exp: this party's share of the weights, rows along the last dimension; w has the size 1 there.
         """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)

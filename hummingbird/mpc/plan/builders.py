@@ -63,10 +63,11 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
 
 
 def _spline_window(name: str, window: BitWindow) -> BitWindow:
-    """The window of a spline on masked comparisons, for values of the given window.
+    """Return the window of a spline's comparisons, for values of the given window.
 
-    A spline compares x - t for each of its knots t, so its window has room for these differences. A table is right for
-    every x of the window, and the aim must not change that.
+    name: the spline's function. A spline compares x - t for each of its knots t, so its window has room for these
+        differences. Its lowest bit is low enough that the spline is right for every x of the given window, as a table
+        is: the aim, which chooses between the two, must not change that.
     """
     curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
@@ -74,7 +75,10 @@ def _spline_window(name: str, window: BitWindow) -> BitWindow:
 
 
 def spline(name: str, comparison: Comparison) -> Layer:
-    """The layer of `smooth_layer`, as a spline."""
+    """Make the layer of a smooth function as a spline. name: as for `smooth_layer`.
+
+    comparison: the layer's.
+    """
     if name in ("sigmoid", "tanh"):
         return activations.Smooth(name, smooth.squashing(name), comparison)
     return activations.EvenSmooth(name, smooth.even(name), comparison)
@@ -82,7 +86,11 @@ def spline(name: str, comparison: Comparison) -> Layer:
 
 @functools.cache
 def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
-    """Whether a spline costs less than a table: bits of parties and dealer and rounds, weighted as the aim says."""
+    """Whether a spline costs less than a table, for a function on values of this window.
+
+    The costs are bits of parties, bits of the dealer and rounds, which the aim weighs.
+    name: the function. protocol: "masked" or "gmw".
+    """
 
     def moved(make: Callable[[str, Comparison], Layer], window: BitWindow) -> float:
         def build(step: Step) -> Built:
@@ -124,7 +132,7 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """Make the function that returns the layer or plain function of a step, and what it requires of inputs.
+    """Make the function that builds a step: from a graph step it makes its layer, or a plain function (`Built`).
 
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.
@@ -150,7 +158,7 @@ def builder(
 
 
 def _bind(step: Step) -> Callable[..., Any]:
-    """Bind a step's attributes to the function that defines its op in the graph.
+    """Return the function that computes a step: the graph's definition of the step's op, with the step's attributes.
 
     It is for steps on sizes and on tuples of tensors, which need no private layer.
     """
@@ -180,7 +188,7 @@ def _linear(step: Step, comparison: Comparison, owner: WeightOwner | None) -> La
 
 
 def _inputs(step: Step) -> dict[str, Any]:
-    """The attributes that mpc/plan/columns.py has added to a step with weights, as keyword arguments of `Linear`."""
+    """Return the attributes that mpc/plan/columns.py has added to a step with weights, by name, for `Linear`."""
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 
@@ -238,7 +246,10 @@ def _mul(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 
 
 def _owner(step: Step, owner: WeightOwner | None) -> WeightOwner | None:
-    """The owner of a step's constant: a tensor is a weight, or computed from weights; a number is public."""
+    """Return the party that owns a step's constant; None if the constant is public.
+
+    owner: the owner of the net's weights. A constant tensor is a weight, or computed from weights; a number is public.
+    """
     return owner if isinstance(step.attrs["value"], Tensor) else None
 
 
@@ -295,7 +306,10 @@ ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if the configuration names rows of a layer that is no softmax or norm among these steps."""
+    """Raise ConfigError if the configuration has a range of rows for a layer that is no softmax or norm.
+
+    steps: all steps of the net.
+    """
     softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
     config.check_rows(softmaxes, norms)
 

@@ -52,10 +52,10 @@ NOTHING = 11
 
 
 def kept(steps: Sequence[Step]) -> list[Step]:
-    """The steps of a net with public weights, with small columns doubled and their inputs halved.
+    """Return the steps of a net with public weights, with small columns doubled and their inputs halved as often.
 
-    A step with doubled columns keeps its own weights as attribute "unscaled". The new step before it has the same name
-    with the suffix ".columns", and the attribute "halved".
+    A step with doubled columns keeps its own weights as attribute "unscaled". The new step before it, which halves, has
+    the same name with the suffix ".columns", and the attribute "halved".
     """
     raw = measured(steps)
     out: list[Step] = []
@@ -71,9 +71,10 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """Give the steps of `measured` the attribute "fraction", the bits of fraction of their private weights.
+    """Return all steps of a net with private weights; those that read the net's inputs get the attribute "fraction".
 
-    Returns all steps of the net, which has private weights. The number of bits is `private_bits`.
+    It says how many bits of fraction their weights have (`private_bits`). The steps that get it are those of
+    `measured`.
     """
     reading, bits = measured(steps), private_bits(config)
     return [
@@ -99,8 +100,9 @@ def private_bits(config: BitConfig) -> int:
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
     """Find steps of a net with private weights in which rounding loses a column; return a problem for each.
 
-    A column is lost if rounding changes its weights by more than 2^-10 of its largest weight and, for the largest
-    inputs, changes products by more than 2^-8 of the tensor's largest weight.
+    A column is the weights that multiply one value of the input. It is lost if both holds: rounding changes one of its
+    weights by more than 2^-10 of its largest weight; and this change, times the largest input, is more than 2^-8 of the
+    largest weight of the whole tensor.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
@@ -125,9 +127,10 @@ _HINT = (
 
 
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
-    """Find steps whose inputs are too small: the inputs' rounding, 2^-17, exceeds 2^-10 of `input_range`.
+    """Return a problem for every step that reads the net's inputs, if the inputs are too small for their rounding.
 
-    Returns a problem for each.
+    Inputs are too small if their rounding error, 2^-17, exceeds 2^-10 of `config.input_range`. If they are not, the
+    list is empty.
     """
     most = config.input_range
     if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
@@ -138,9 +141,9 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """Return a warning for every step whose weights multiply the inputs' rounding error, 2^-17, by more than 2^7.
+    """Return a warning for every step whose weights multiply the rounding error of the net's inputs by more than 2^7.
 
-    Such weights suggest inputs far below 1, but weights alone do not prove it.
+    This error is up to 2^-17. Such weights suggest inputs far below 1, but weights alone do not prove it.
     """
     said = []
     for number in sorted(measured(steps)):
@@ -161,10 +164,10 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Find the steps with weights that read the net's inputs, or values of their magnitudes; return the indices.
+    """Find the steps with weights that read the net's inputs, or values as large as these; return the steps' indices.
 
-    On the way to such a step no weights have multiplied the values, and no norm, sigmoid or the like has brought them
-    to another range.
+    Values are as large as the inputs as long as no weights have multiplied them, and no norm, sigmoid or the like has
+    brought them to another range.
     """
     raw: list[bool] = []
     for step in steps:
@@ -185,7 +188,10 @@ def _has_weights(step: Step) -> bool:
 
 
 def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """The largest |weight| of every input channel, or every factor, float64. weight: in the layout of the step's op."""
+    """Return the largest |weight| of every column: of an input channel, or of a single factor; float64.
+
+    op: the step's op. weight: in the op's layout. groups: of a convolution.
+    """
     size = weight.detach().abs().double()
     if op == "linear":
         return size.amax(0)
@@ -195,7 +201,10 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _doublings(step: Step) -> Tensor | None:
-    """How often the weights of each column are doubled, int64 by column; None if all columns are large enough."""
+    """Compute how often the weights of each column are doubled, as they are too small to be rounded: int64, by column.
+
+    Returns None if all columns are large enough.
+    """
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
         return None  # encoding raises InputError
@@ -214,7 +223,7 @@ def _doublings(step: Step) -> Tensor | None:
 
 
 def _bias(step: Step) -> int:
-    """log2, rounded up, of the largest bias."""
+    """Return log2, rounded up, of the largest magnitude in a step's bias; 0 without a bias."""
     bias = step.attrs.get("shift", step.attrs.get("bias"))
     return exponent_of(float(bias.detach().abs().max())) if bias is not None and bias.numel() else 0
 
@@ -242,9 +251,9 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 class Halved(Layer):
     """Layer that divides every column (input channel) of x by a power of two of its own. Sends nothing.
 
-    The result has log2 of the largest power as additional bits of fraction.
-    scale: the reciprocals of the powers, one per column.
-    last: whether columns are along the last dimensions, not channels.
+    The result has log2 of the largest of these powers as additional bits of fraction.
+    scale: for each column, the reciprocal of its power.
+    last: whether columns are along the last dimensions, not along the channels.
     """
 
     input_limit = 24

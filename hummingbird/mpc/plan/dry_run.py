@@ -40,7 +40,7 @@ class DryRun:
 
 
 class _Silence(Channel):
-    """Channel on which every other party seems to send zeros, and the texts that this party sends."""
+    """Channel without messages: every other party seems to send zeros, and the same texts as this party."""
 
     def __init__(self, rank: int, parties: int) -> None:
         super().__init__(rank, parties, {}, {}, 0.0)
@@ -129,7 +129,11 @@ class Alone(NamedTuple):
 
 @contextlib.contextmanager
 def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[Alone]:
-    """A copy of the net, set up in a session with this dealer in which all other parties send zeros."""
+    """Make a context with a copy of the net, set up in a session in which all other parties send zeros (`Alone`).
+
+    rank: this party's, among `parties`. dealer: records the requests that the net makes.
+    Raises InputError if the net's private weights are shared already.
+    """
     if net._set_up_for is not None and "private" in net.facts["weights"]:
         raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
     zeros = ZeroSharing.of_zeros()

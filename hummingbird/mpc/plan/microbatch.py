@@ -16,9 +16,9 @@ ELEMENT_BYTES = 200  # memory for each value: a table of 32 bytes, ten words of 
 
 
 def in_flight(device: torch.device) -> int:
-    """How many slices run interleaved (channel/interleave.py) on a device.
+    """Return how many slices run interleaved (channel/interleave.py) on a device.
 
-    The number depends on the type of the device, which is the same at all parties.
+    The number follows from the device's type alone, which is the same at all parties.
     """
     return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 
@@ -31,11 +31,11 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, x: Shared) -> Shared:
-        """This slice of a shared batch."""
+        """Return the rows of a shared batch that belong to this slice, padded."""
         return Shared(self.rows(x.share), x.scale)
 
     def rows(self, x: Tensor) -> Tensor:
-        """This slice of a plain batch."""
+        """Return the rows of a plain batch that belong to this slice, padded."""
         part = x[self.start : self.start + self.images]
         missing = self.shape[0] - self.images
         return torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part

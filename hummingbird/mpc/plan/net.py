@@ -197,7 +197,7 @@ class PrivateNet(nn.Module):
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """The result's structure (hummingbird/structure.py) for this input shape; names and shapes of its tensors."""
+        """Return the structure of the result for this input shape, and the names and shapes of the result's tensors."""
         return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
@@ -261,12 +261,13 @@ class PrivateNet(nn.Module):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
-        """The net's result for CrypTen tensors. The first call in a session checks the input, then calls `set_up`.
+        """Run the net on CrypTen tensors; return its result. The first call in a session also calls `set_up`.
 
+        Before that, it checks the input.
         inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
             (`cryptensor`), public ones are plain tensors, as in the example.
         progress: called with a slice's number of images when the slice is done.
-        Returns the structure of the original net's result, with CrypTen tensors in it.
+        The result has the structure of the original net's result, with CrypTen tensors in it.
         """
         session = sessions.current()
         given = calls.inputs(self._graph, inputs, named, tensors.is_tensor)
@@ -371,9 +372,7 @@ class PrivateNet(nn.Module):
         self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Cut a batch into slices for which a store has material, or that fit in memory; one if images depend on
-        others.
-        """
+        """Cut a batch into slices of a store's shape, or that fit in memory; one slice if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -383,7 +382,7 @@ class PrivateNet(nn.Module):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """The part of the public inputs that belongs to a slice."""
+        """Return the public inputs of a slice: its rows of an input with rows for images; other inputs unchanged."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
@@ -435,7 +434,7 @@ class PrivateNet(nn.Module):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Make a context that adds the layer's name to an error that does not say where it arose, as those of ring.py."""
+    """Make a context that adds the layer's name to errors that do not name a layer, such as the errors of ring.py."""
     try:
         yield
     except HummingbirdError as error:
@@ -459,7 +458,7 @@ def _given(x: Any) -> Shared:
 
 
 def _as_tensors(value: Any) -> Any:
-    """A value, tuple or list with CrypTen tensors in place of shares."""
+    """Return a value, or a tuple or list of values, in which a CrypTen tensor replaces each share."""
     if type(value) in (tuple, list):  # not torch.Size
         return type(value)(_as_tensors(part) for part in value)
     return tensors.tensor(value) if isinstance(value, Shared) else value

@@ -36,10 +36,11 @@ from hummingbird.mpc.protocols.registry import named
 
 
 def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
-    """Move the masks of attention into the softmaxes that read their sums with logits; return the changed steps.
+    """Move attention masks from their sums with logits into the softmaxes that read these sums; return the new steps.
 
-    A softmax then has the attribute "causal", the attribute "hidden" (a constant, true where a logit is hidden), or a
-    second input for a mask of each call. What a mask adds to shown logits stays.
+    A softmax gets the attribute "causal" for a causal mask, the attribute "hidden" for a constant one (true where a
+    logit is hidden), and a second input for a mask of each call. What a mask adds to logits that it does not hide is
+    still added.
     """
     count = Counter(ref.index for step in steps for ref in refs(step.inputs))
     out = list(steps)
@@ -50,10 +51,10 @@ def hidden_left_out(steps: Sequence[Step]) -> list[Step]:
 
 
 def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
-    """Move the masks directly before a softmax step into the softmax; return the changed softmax step.
+    """Move the attention masks that are added directly before a softmax step into the softmax; return its changed step.
 
-    Masks that other steps read, too, stay.
-    out: the net's steps, of which those that add a mask may be changed.
+    A mask stays where it is if other steps read its sum with the logits, too.
+    out: the net's steps. Those that add a mask may be changed there.
     count: how many steps read each step.
     """
     while count[at := step.inputs[0].index] == 1:
@@ -75,8 +76,8 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 def _hidden_by(add: Step) -> Tensor | None:
     """Find which logits a step hides by adding a constant to them.
 
-    Returns a tensor that is true where the step puts a logit 2^12 or more below its row's largest; None if it hides no
-    logit, or adds no constant tensor.
+    Returns a bool tensor of the constant's shape, true where it puts a logit 2^12 or more below its row's largest.
+    Returns None if the step hides no logit, or adds no constant tensor.
     """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
@@ -90,10 +91,11 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 
 
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
-    """Find the mask, public in each call, that this step adds to logits; None if it adds none.
+    """Find the attention mask, public in each call, that the step `add` adds to logits; None if it adds none.
 
-    The step is then changed in `out`: it adds only what the mask adds to logits that are not hidden.
-    count: how many steps read each step.
+    Returns the step that gives the mask, true where a logit is hidden. What is added changes, too: the step of `out`
+    that shares the added values then has 0 at hidden logits, and their values at all others.
+    out: the net's steps. count: how many steps read each step.
     """
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]
@@ -117,8 +119,9 @@ class Rewritten(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """Rewrite the steps for a protocol. "gmw" keeps poolings and norms: a moved pooling would need a rescaling.
+        """Rewrite a net's steps for a protocol: masks of attention, small columns, max poolings and means of norms.
 
+        With "gmw" poolings and norms stay as they are: a moved pooling would need a rescaling.
         private: the configuration of the conversion if weights are private, else None.
         """
         steps = hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))

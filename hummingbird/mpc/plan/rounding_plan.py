@@ -43,7 +43,7 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Built:
-    """The layer or plain function of a graph step, and what it requires of its inputs."""
+    """A graph step as the planner has built it: its layer, or a plain function, and what it requires of its inputs."""
 
     def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
         self.layer, self.function = layer, function
@@ -52,7 +52,7 @@ class Built:
 
 
 class _Narrow(Exception):
-    """Raised if the value of graph step `index` must be opened, but has too few integer bits for it.
+    """Raised if graph step `index` has a value that must be lifted, but too few integer bits for that.
 
     The plan is then made anew, so that earlier steps keep enough bits.
     """
@@ -101,9 +101,9 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Tell every matrix product whether it stands next to softmaxes of rows in a known range (`MatMul.beside`).
+        """Tell every matrix product which of its neighbors are softmaxes of rows in a known range (`MatMul.beside`).
 
-        Such a softmax may compute the product's first operand, or read the product.
+        A neighbor is the step that computes the product's first operand, or a step that reads the product.
         """
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
@@ -118,10 +118,10 @@ class Planner:
                 layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
     def _join(self) -> None:
-        """Replace softmax and product by `WeightedMean`, which divides after the product, where this is possible.
+        """Replace the product after a softmax by `WeightedMean`, which divides after the product, where possible.
 
-        Conditions: the softmax's rows are in a known range, the product is its only reader, and the values that it
-        averages have a known bound.
+        It is possible if the softmax's rows are in a known range, the product is its only reader, and the values that
+        it averages have a known bound. The softmax then leaves out its own division.
         """
         readers = [0] * len(self._steps)
         for step in self._steps:
@@ -142,7 +142,7 @@ class Planner:
                 self._bounds[first] = softmax.bound([])
 
     def _coarsen(self) -> None:
-        """Reduce weights to the bits of fraction that the readers of their results need."""
+        """Round the public weights of each linear layer to the bits of fraction that the layers after it need."""
         needed = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -157,7 +157,10 @@ class Planner:
                 needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
-        """Return, for each step, log2 of the largest magnitude that its result can have; FLOOR at most."""
+        """Compute log2 of the largest magnitude that each step's result can have, and return it by step.
+
+        Each number is from 0 to FLOOR.
+        """
         bounds: list[int] = []
         for step, built in zip(self._steps, self._built, strict=True):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
@@ -172,7 +175,8 @@ class Planner:
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
         """Bound the result of a linear layer that reads a norm over the last dimension.
 
-        Returns log2 of the largest magnitude; FLOOR for any other step.
+        step, layer: the step, and the layer made of it. Returns log2 of the result's largest magnitude; FLOOR for any
+            other step.
         """
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
@@ -182,7 +186,7 @@ class Planner:
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """Find how many integer bits later layers need of each value, from the last step of the net to the first."""
+        """Find how many integer bits later layers need of each step's value; return the numbers by step."""
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -217,10 +221,10 @@ class Planner:
         return self._plan
 
     def _form(self, index: int, step: Step, built: Built) -> str:
-        """Choose the cheapest form of a step's inputs with which its result has the integer bits that later steps need.
+        """Choose the cheapest form of a step's inputs in which its result keeps the integer bits that later steps need.
 
-        Returns "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
-        64 bits). Raises ConfigError if no form suffices.
+        index: of the step. built: its layer. Returns "as it is", "local" (each party rounds its share), "summed" (the
+            layer lifts sums) or "whole" (lifted to 64 bits). Raises ConfigError if no form keeps enough bits.
         """
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
@@ -254,18 +258,18 @@ class Planner:
         )
 
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
-        """List the forms of a step's inputs to try (see `_form`), the cheapest first.
+        """List the forms of a step's inputs that `_form` tries, the cheapest first.
 
-        If another step has all inputs opened already, opened inputs ("whole") cost nothing, and come first.
+        The form "whole" comes first if other steps have all of the inputs lifted already, so that it costs nothing.
         """
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
         opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
-        """Compute the scale, valid bits and grain of a step's result for this form of its inputs (see `_form`).
+        """Compute the scale, valid bits and grain of a step's result, if its inputs have this form (see `_form`).
 
-        Sets the layer's `given`, and raises ConfigError if the layer's window does not fit.
+        It sets `given` of the step's layer. Raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
@@ -281,9 +285,9 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """Describe a graph step's value, brought to this form (see `_form`): its scale, valid bits, grain and bound.
+        """Describe a graph step's value in one of the forms of `_form`: its scale, valid bits, grain and bound.
 
-        built: the layer that reads the value.
+        index: of the graph step. built: the layer that reads the value.
         """
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
@@ -304,10 +308,12 @@ class Planner:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
-        """Return the plan step that has a graph step's value in this form; append a rescaling to the plan if need be.
+        """Return where the plan has a graph step's value in this form; append a rescaling to the plan if it has not.
 
+        index: of the graph step. built: the layer that reads the value.
         form: "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
             64 bits).
+        Raises `_Narrow` if the value has too few integer bits to be lifted.
         """
         at = self._place[index]
         step, now = self._plan[at], self._in_form(index, built, "as it is")
@@ -346,7 +352,10 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Set the `scales` of each layer's inputs, and the `range`: the layer is right for values below 2^range."""
+    """Set two attributes of each layer in the plan: the `scales` of its inputs, and its `range`.
+
+    range: log2 of the magnitude below which values must stay for the layer to be right.
+    """
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison
@@ -360,10 +369,10 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
-    """Find how many low bits of each value later layers read, from the output backwards; return them by step.
+    """Find how many low bits of each step's value later layers read; return the numbers by step.
 
-    Sets `read` of each layer, and of each comparison `ring`, the low bits in which its result must be right, and
-    `whole`, whether its input's shares are right in all of these.
+    Sets `read` of each layer. Sets `ring` of each comparison, the number of low bits in which its result must be right,
+    and `whole`, whether its input's shares are right in all of these.
     """
     later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer computes with it
     later[-1] = 64
@@ -386,7 +395,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Tell, for each step of the plan, whether its value is made of inputs of the net by moving and adding alone."""
+    """Tell for each step of the plan whether its value is one of the net's inputs, or such values moved and added."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]

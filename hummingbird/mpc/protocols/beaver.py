@@ -247,12 +247,13 @@ class RowProducts(Request[RowShares]):
 
 
 class OpenedRows:
-    """Rows of private values x, opened once behind a mask, for the sums of their squares and for one product per row.
+    """Rows of private values x, opened once behind a mask, to sum each row's squares and to multiply each row.
 
     x: int64 (..., length).
-    bits: the product of a row with its factor y is mod 2^bits.
-    Let e = x + a be opened, and s, the sum of a^2 over a row, and c = a b be dealt. The sum of x^2 over a row is s plus
-    the sum of e^2 - 2 e a. And x y = c + e y - a d, with d = y + b opened.
+    bits: the product of a row with a factor y is mod 2^bits.
+    The opened value is e = x + a, with a mask a. Of a, two things are dealt: s, the sum of a^2 over each row, and c = a
+    b for a mask b of y. The sum of x^2 over a row is then s plus the sum of e^2 - 2 e a; and x y = c + e y - a d, where
+    d = y + b is opened.
     Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.
     """
 
@@ -275,9 +276,9 @@ class OpenedRows:
 
 
 def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
-    """Price of `OpenedRows` with the sums of squares and one product mod 2^bits: 2 rounds.
+    """Price of an `OpenedRows` with its sums of squares and one product mod 2^bits: 2 rounds.
 
-    n: elements. rows: rows that they form.
+    n: number of values in all rows. rows: number of rows.
     """
     opened_once = cost.opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
     return opened_once + cost.opening(parties, packed(bits * rows))

@@ -88,9 +88,10 @@ class AndPairShares(NamedTuple):
 
 @dataclass(frozen=True)
 class AndPair(Request[AndPairShares]):
-    """Request for two ANDs with a common operand, as on one level of a carry tree: p & g, and q & (last planes of p).
+    """Request for two ANDs with a common operand p: p & g, and q & (last planes of p). All operands are masks.
 
-    p and g have `planes` planes, q has `second` <= planes; all three are uniform.
+    One level of a carry tree takes two such ANDs. p and g have `planes` planes of `count` bits; q has `second` planes,
+    at most as many.
     """
 
     kind = "and_pair"
@@ -121,9 +122,9 @@ class AndPair(Request[AndPairShares]):
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Compute xor shares of x & y, and of z & (the last planes of x, as many as z has), from xor shares of x, y and z.
 
-    The common operand x is opened once.
-    x, y, z: uint8 (planes, ceil(count/8)), z with at most as many planes. Cost: 3 bits per element and plane if z has
-        all planes, 1 round.
+    x, y, z: uint8 (planes, ceil(count/8)), where z may have fewer planes than x and y.
+    count: bits of each plane. Cost: 1 round. x is opened once for both, so it takes 3 bits per element and plane where
+        z has as many planes, 2 where it has none.
     """
     material = session.correlation(AndPair(planes=x.shape[0], second=z.shape[0], count=count))
     u, v, t = open_bits(session, x ^ material.p, y ^ material.g, z ^ material.q)

@@ -42,7 +42,10 @@ class Division(Quotients):
 
 
 def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """words // divisor, rounded down, with words read as unsigned and as signed 64-bit numbers; divisor in 1..2^28."""
+    """Divide words, read as unsigned and as signed 64-bit numbers, by the divisor; return both quotients, rounded down.
+
+    divisor: 1 to 2^28.
+    """
     signed = words.div(divisor, rounding_mode="floor")
     half = ((words >> 1) & (2**63 - 1)).div(divisor, rounding_mode="floor") << 1
     # The remainder is at most 2 divisor - 1, below 2^29; for a divisor of 1 it is 0 or 1.
@@ -50,7 +53,7 @@ def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
 
 
 def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
-    """Shares of x // divisor (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62 - divisor.
+    """Compute shares of x // divisor (plus 0 or 1 unit), int64 (n,), from shares of x; |x| < 2^62 - divisor.
 
     divisor: 1 to 2^28, the same at all parties.
     """

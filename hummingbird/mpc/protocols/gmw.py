@@ -42,8 +42,8 @@ from hummingbird.ring import SCALE
 class Gmw(Comparison):
     """Comparison by HummingBird's carry tree on a window of the shares mod 2^64 (protocol="gmw").
 
-    The sign is decided first. Then one opening of 64 bits cuts off the surplus fraction and the lowest q bits of the
-    window (truncation.py), for |x| < 2^62.
+    The sign is decided first. Then one opening of 64 bits cuts off the fraction beyond scale 2^16, and the lowest q
+    bits of the window (truncation.py). It requires |x| < 2^62.
     """
 
     name = "gmw"
@@ -93,9 +93,9 @@ class Gmw(Comparison):
 class GmwLaw(Law):
     """The law of "gmw": for r = round(2^16 v) it decides by the sign of d = r - u, reduced mod 2^k to a signed number.
 
-    u is the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one. The value z that the bit
-    multiplies is r; for a window with q it is the multiple of 2^q below r + e, where e is uniform in [0, 2^q): the low
-    bits of the opening's mask.
+    u is the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one. The decided bit multiplies r.
+    If the window has a q, it multiplies r + e rounded down to a multiple of 2^q, where e is uniform in [0, 2^q): the
+    low bits of the opening's mask.
     between: whether the shares have more than 16 bits of fraction, so that they are cut between the integers.
     """
 
@@ -125,7 +125,7 @@ class GmwLaw(Law):
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:
-    """Return (lowest bit, number of bits) of a window on shares with `extra` bits of fraction more than its scale.
+    """Return (lowest bit, number of bits) that decide for a window, on shares with `extra` bits of fraction above 16.
 
     The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
     """
@@ -134,9 +134,10 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 
 
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
-    """Compute shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x.
+    """Compute shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x, int64 (n,).
 
-    If the window drops its lowest q bits, z is a multiple of 2^q. Cost: `relu_price`.
+    window: the bits that decide, for z. If it drops its lowest q bits, z is rounded to a multiple of 2^q. Cost:
+        `relu_price`.
     """
     y, z = select(session, share, drelu(session, share, *cut(window, shift)), shift + window.q)
     return (y << window.q, z << window.q) if window.q else (y, z)
@@ -145,7 +146,8 @@ def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tupl
 def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
     """Price of `relu` on n values.
 
-    w: bits of the window. shift: bits of fraction that are still to be cut off the shares.
+    w: bits of the window; a window without bits costs nothing.
+    shift: bits of fraction that `relu` cuts off the shares.
     """
     if w == 0:
         return cost.FREE
@@ -184,7 +186,11 @@ def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
 
 
 def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
-    """Sign of the sum of two addends, each known to one party: the generate bits need one mask per party."""
+    """Compute an xor share of the sign of a sum of two addends, each known to one of two parties.
+
+    planes: this party's addend, w planes of `count` bits, lowest first. For the generate bits, the ANDs of the two
+        addends, each party needs only one mask.
+    """
     width = planes.shape[0]
     if width == 1:
         return planes[0].clone()
@@ -226,7 +232,10 @@ def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) ->
 
 
 def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Xor shares of two addends whose sum mod 2^w is that of the N parties' addends (carry-save adders, 3 to 2)."""
+    """Reduce the N parties' addends to two with the same sum mod 2^w, by carry-save adders (3 to 2); return xor shares.
+
+    planes: this party's addend, w planes of `count` bits.
+    """
     zero = torch.zeros_like(planes)
     addends = [planes if party == session.rank else zero for party in range(session.parties)]
     width = planes.shape[0]
@@ -268,7 +277,7 @@ def drelu_price(n: int, w: int, parties: int) -> Cost:
 
 
 def carry_price(n: int, leaves: int, parties: int) -> Cost:
-    """Price of the carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds.
+    """Price of the carry out of a sum, computed from `leaves` pairs (generate, propagate): ceil(log2 leaves) rounds.
 
     It takes about 3 bits per inner node of the tree, for each of n values.
     """

@@ -27,12 +27,11 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Operation(ABC):
-    """An operation on shares, such as a product of two values: result, run and price as one record.
+    """An operation on shares, such as a product of two values, in three forms: on real values, on shares, as a price.
 
     A formula calls `n.apply(DividedBy(9), x)`, where `n` is a kind of numbers of mpc/layers/arithmetic.py. For real
-    numbers, as in a simulation, this calls `plain`; for shares it calls `run`, which sends messages; for a plan it adds
-    up `price`. So an operation is complete with this record beside its request and its function: layers, plans and
-    simulations hold no list of operations.
+    numbers, as in a simulation, this calls the method `plain`; for shares it calls `run`, which sends messages; for a
+    plan it adds up `price`. So layers, plans and simulations hold no list of operations.
 
     The fields of a subclass, a dataclass, are the operation's public parameters. The values that it works on are
     arguments of `run`; each subclass names them.
@@ -48,7 +47,7 @@ class Operation(ABC):
 
     @abstractmethod
     def price(self, parties: int, *values: Any, **options: Any) -> Cost:
-        """Cost of `run` on values of these shapes (meta tensors)."""
+        """Return the price of `run`. values: meta tensors of the shapes on which `run` is called."""
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
@@ -82,27 +81,30 @@ class Comparison(ABC):
 
     @property
     def drops(self) -> bool:
-        """Whether the window has no bits: the layer is then an identity."""
+        """Whether the window has no bits, so that its layer compares nothing and is an identity."""
         return self.window.w == 0
 
     @property
     @abstractmethod
     def reads(self) -> int | None:
-        """How many integer bits (with sign) of a value are read; None: all of them (a window up to bit 64)."""
+        """How many integer bits of a value, with its sign, the comparison needs.
+
+        None: all of them, for a window up to bit 64.
+        """
 
     @property
     def reach(self) -> int:
-        """Results of `relu` are below 2^reach in magnitude for every input; 64: no bound."""
+        """Log2 of the magnitude below which every result of `relu` is, for any input; 64: there is no such bound."""
         return 64
 
     @property
     def undecided(self) -> float:
-        """Values from 0 to this bound may be taken for negative ones; 0 for exact comparisons."""
+        """The bound below which positive values may be taken for negative ones; 0 for exact comparisons."""
         return 2.0 ** (self.window.low - SCALE) if self.window.low else 0.0
 
     @property
     def weight_scale(self) -> int:
-        """How many bits of fraction weights need if their results are compared.
+        """Return how many bits of fraction weights must have if the comparison reads their results.
 
         Rounding may change a weight by 2^-12 of `undecided`; weights never have more bits than for exact comparisons.
         """
@@ -113,17 +115,17 @@ class Comparison(ABC):
         """How many low bits of the input's shares must be right, for shares of this scale."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether the comparison can save bits because its input's shares are right in all `ring` bits.
+        """Whether bits can be saved because the input's shares are right in all bits that the result has (`ring`).
 
-        False if they are not right in all of these.
+        scale: bits of fraction of the input. False if they are not right in all of these bits.
         """
         return False
 
     @abstractmethod
     def range(self, scale: int) -> int:
-        """Return log2 of the magnitudes for which the comparison is right.
+        """Return log2 of the magnitude below which values are compared rightly. scale: bits of fraction of the values.
 
-        With several parties the bound is lower by 2^(m - 16) for each party but one.
+        With several parties, the magnitude is lower by 2^(m - 16) for each party but one.
         """
 
     @abstractmethod
@@ -132,7 +134,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def law(self, scale: int, parties: int) -> Law:
-        """The plaintext rule of this comparison on shares of this scale."""
+        """Return the plaintext rule by which this comparison decides on shares with `scale` bits of fraction."""
 
     @abstractmethod
     def variant(self, scale: int, parties: int) -> str:
@@ -140,16 +142,18 @@ class Comparison(ABC):
 
     @abstractmethod
     def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        """Do the work of `above` for shares of one dimension, and at most AT_ONCE comparisons."""
+        """Compute the results of `above` for shares of one dimension, and at most AT_ONCE comparisons."""
 
     @abstractmethod
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        """Cost of `_run` on n elements and `knots` knots."""
+        """Price of `_run` on n values and `knots` knots. scale: bits of fraction of the values."""
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
-        """Make the same comparison, with the same aim, for another window and for shares with other valid bits.
+        """Make a comparison of the same protocol and with the same aim, but for another window and other shares.
 
-        valid, ring: as in `Comparison`.
+        window: the bits that decide.
+        valid: how many low bits of the input's shares are right.
+        ring: how many low bits of the result later layers need.
         """
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
@@ -197,5 +201,5 @@ class Comparison(ABC):
 
 
 def most_at_once(knots: int) -> int:
-    """How many values are compared at a time, if each is compared with `knots` knots."""
+    """Return how many values are compared at a time, if each is compared with `knots` knots: a bound on memory."""
     return max(1, AT_ONCE // knots)

@@ -65,11 +65,11 @@ UNIT = 2.0**-SCALE
 
 @dataclass(frozen=True)
 class Law(ABC):
-    """The plaintext rule by which a comparison with the window [k:m) decides on a real value v.
+    """The plaintext rule by which a comparison with the window [k:m) decides whether a real value v is positive.
 
-    r = round(2^16 v) is v in the ring, and u a random number, the sum of `draws` uniform ones in [0, 2^m). A protocol
-    sets d = r + u or r - u, and decides by S(d), which is d reduced mod 2^k into [-2^(k-1), 2^(k-1)). The number that
-    the decided bit multiplies is z: inside the window it is r, rounded to a multiple of 2^q, q <= m.
+    r = round(2^16 v) stands for v in the ring. u is a random number, the sum of `draws` uniform ones in [0, 2^m). A
+    protocol sets d = r + u or d = r - u, and decides by S(d): d reduced mod 2^k into [-2^(k-1), 2^(k-1)). The decided
+    bit multiplies z, which is r, rounded to a multiple of 2^q, q <= m, if d is inside the window.
     parties: how many parties hold shares.
     """
 
@@ -97,15 +97,15 @@ class Law(ABC):
     @property
     @abstractmethod
     def cut(self) -> Cut:
-        """The same law as numbers for a kernel that simulates it on real values, and adds u to r.
+        """The numbers of this law for a kernel that simulates it on real values.
 
-        In "gmw", where u is subtracted, the kernel adds the largest u less u.
+        The kernel adds a random number to r. For "gmw", which subtracts u, it adds the largest u less u.
         """
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the largest real value for which d stays inside the window, so that S(d) = d, for every u."""
+        """The least and the largest real value v for which d stays inside the window for every u, so that S(d) = d."""
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,19 +121,19 @@ class Law(ABC):
 
     @property
     def lower(self) -> int:
-        """How much the ring element r of a value v is lower than round(2^16 v).
+        """How much lower than round(2^16 v) the ring element r of a real value v is.
 
         It is 1 where shares are cut between the integers, else 0.
         """
         return 0
 
     def holds(self, least: float, most: float) -> bool:
-        """Whether comparisons of all real values from `least` to `most` stay inside the window, whatever u is."""
+        """Whether S(d) = d in comparisons of all real values from `least` to `most`, for every random number u."""
         low, high = self.range
         return low <= least and most <= high
 
     def ring(self, v: Tensor) -> Tensor:
-        """Turn finite real values v into ring elements r, int64: round(2^16 v) less `lower`.
+        """Turn finite real values v into the ring elements r that stand for them, int64: round(2^16 v) less `lower`.
 
         Magnitudes are clamped to 2^62.
         """
@@ -141,9 +141,10 @@ class Law(ABC):
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """Return the knot that the protocol uses in place of this one, where it compares a value with several knots.
+        """Return the number with which the protocol compares a value in place of `knot`, a real number.
 
-        It is rounded to a multiple of 2^q in the ring if the protocol opens rounded values. knot: a real number.
+        If the protocol rounds values to multiples of 2^q before it opens them, knots are rounded to such multiples,
+        too.
         """
         if self.rounds_apart or not self.q:
             return knot

@@ -34,9 +34,11 @@ from hummingbird.mpc.session.session import Session
 class LiftingShares(NamedTuple):
     """A party's shares for a lift, (count,) each; int32 if they have at most 32 bits, else int64.
 
-    mask: its summand of lambda, in the low k bits.
-    carry: its share of (sum of the parties' summands - lambda) / 2^k.
-    wrapped: its share of the same number plus the top bit of lambda; an opened value tells which of the two is used.
+    lambda is the mask, the sum mod 2^k of one summand for each party.
+    mask: this party's summand, in the low k bits.
+    carry: its share of the number (sum of all summands - lambda) / 2^k.
+    wrapped: its share of that number plus the top bit of lambda. An opened value tells which of `carry` and `wrapped`
+        is used.
     """
 
     mask: Tensor
@@ -46,7 +48,10 @@ class LiftingShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Lifting(Request[LiftingShares]):
-    """Request for `count` masks lambda, uniform mod 2^k, by which results mod 2^ring are lifted; k <= ring <= 64."""
+    """Request for `count` masks lambda, uniform mod 2^k, for values that are opened in k bits and then lifted.
+
+    A lift gives shares mod 2^ring; k <= ring <= 64.
+    """
 
     kind = "lift"
     count: int = number()
@@ -77,9 +82,9 @@ class Lifting(Request[LiftingShares]):
 
 
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
-    """Shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
+    """Compute shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
 
-    share: int64 (n,), of |z| < 2^(k-2); 2 <= k <= ring <= 64.
+    share: this party's share of x, int64 (n,). |z| < 2^(k-2), and 2 <= k <= ring <= 64.
     Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
     Cost: `lift_price`: k bits, 1 round.
     """
@@ -96,5 +101,5 @@ def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) ->
 
 
 def lift_price(n: int, k: int, ring: int, parties: int) -> Cost:
-    """Price of `lift` on n values: k bits each and 1 round; two numbers of ring - k bits are dealt."""
+    """Price of `lift` on n values: k bits each and 1 round. For each value, two numbers of ring - k bits are dealt."""
     return cost.opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))

@@ -38,7 +38,7 @@ from hummingbird.mpc.session.session import Session
 
 
 def batch_of(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions before the matrices of a product, broadcast."""
+    """Return the shape of the stack of a product of stacks of matrices: all dimensions but the last two, broadcast."""
     return tuple(torch.broadcast_shapes(tuple(size0[:-2]), tuple(size1[:-2])))
 
 
@@ -51,7 +51,8 @@ def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
 class LiftedMatMul(Request[LiftedShares]):
     """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
 
-    The derived fields are the terms of their matrix product mod 2^product.
+    Also dealt: all that the parties need of lambda and mu for the matrix product of two values that these masks hide,
+        mod 2^product (`lifted_product.LiftedShares`).
     """
 
     kind = "lifted_matmul"
@@ -109,9 +110,10 @@ class LiftedMatMul(Request[LiftedShares]):
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
     """Compute a share of the matrix product of z and v mod 2^bits, and the result of a look-up, both in one round.
 
-    x, y: operands int64 (..., i, j) and (..., j, l), which open z in x.k bits and v in y.k bits; batches are broadcast.
-        |z| < 2^(x.k - 2) unless x.k = bits; the same for v and y.k. They are rounded as in `lifted_product.product`.
-    bits: how many low bits of the product are right; those above are arbitrary.
+    x, y: operands, int64 (..., i, j) and (..., j, l), which say how z is opened in x.k bits and v in y.k bits
+        (`lifted_product.Operand`). Batches are broadcast. |z| < 2^(x.k - 2) unless x.k = bits, and |v| < 2^(y.k - 2)
+        unless y.k = bits.
+    bits: how many low bits of the product's shares are right; the bits above are arbitrary.
     beside: the look-up whose message is sent together with the product's.
     Cost: `price`.
     """

@@ -57,10 +57,11 @@ from hummingbird.mpc.session.session import Session
 class LiftedShares:
     """A party's shares for a product of values masked by lambda, of k bits, and factors masked by mu, of K bits.
 
-    t and s are the top bits of lambda and mu. `mask` and `factor` are summands; the others are additive shares.
+    t and s are the top bits of lambda and mu. A mask is the sum of one summand for each party, mod 2^k or 2^K. `mask`
+    and `factor` are summands; each other field is a share of the number that is named here.
     mask, factor: this party's summands of lambda and mu, in the low k and K bits.
-    carry, wrapped: (sum of the parties' summands of lambda - lambda) / 2^k, and that number plus t.
-    factor_carry, factor_wrapped: the same for mu, K and s.
+    carry: (sum of all summands of lambda - lambda) / 2^k. wrapped: this number plus t.
+    factor_carry, factor_wrapped: the same numbers for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
     Fields with a default are None if no bit of them is needed.
     """
@@ -81,7 +82,10 @@ LARGEST_CUT = 40  # bits
 
 
 def check_widths(value: int, factor: int, product: int, cut: int) -> None:
-    """Raise ValueError for widths that a product mod 2^product, without its lowest `cut` bits, cannot have."""
+    """Raise ValueError unless these widths allow a product z v / 2^cut mod 2^product.
+
+    value, factor: the bits in which z and v are opened. cut: how many low bits of the product are cut off.
+    """
     whole = product + cut
     narrow = cut > min(value, factor) or whole - min(value, factor) > 64 or value + factor > 61
     if max(value, factor) > whole or (cut and narrow):
@@ -90,9 +94,10 @@ def check_widths(value: int, factor: int, product: int, cut: int) -> None:
 
 @dataclass(frozen=True)
 class LiftedProduct(Request[LiftedShares]):
-    """Request for masks lambda, uniform in Z_2^value, of shape size0, mu, uniform in Z_2^factor, of shape size1.
+    """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
 
-    Also dealt: their products mod 2^product, without the lowest `cut` bits, in the shape that torch broadcasts them to.
+    Also dealt: the products of lambda and mu mod 2^product, without their lowest `cut` bits, in torch's broadcast
+        shape.
     """
 
     kind = "lifted_product"
@@ -132,10 +137,11 @@ def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fi
 def dealt_fields(
     size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bits: int, whole: int, cut: int
 ) -> Fields:
-    """The fields that are dealt for products mod 2^bits, whose lowest `cut` bits are not needed.
+    """Return the fields, by name, that are dealt for products mod 2^bits, whose lowest `cut` bits are not needed.
 
+    size0, size1: shapes of the values and of the factors, which are broadcast.
     k, factor: bits of the masks of values and of factors.
-    whole: the masks of values are needed mod 2^whole, if that is more than `bits`; else 0.
+    whole: how many low bits of the masks of values are needed, if more than `bits`; else 0.
     """
     left, right, out = tuple(size0), tuple(size1), tuple(torch.broadcast_shapes(size0, size1))
     fields = {
@@ -151,10 +157,10 @@ def dealt_fields(
 
 @dataclass(frozen=True)
 class MaskValues:
-    """Masks of k bits as the dealer knows them.
+    """Masks of k bits as the dealer knows them, made from the parties' summands.
 
-    value: the masks, which are the sums of the parties' summands mod 2^k.
-    carry: the rest of these sums, divided by 2^k, mod 2^(64 - k).
+    value: the masks, each the sum of its summands mod 2^k.
+    carry: each sum less its mask, divided by 2^k, mod 2^(64 - k).
     top: the top bit of each mask.
     """
 
@@ -164,7 +170,7 @@ class MaskValues:
 
 
 def read(summands: list[Tensor], k: int) -> MaskValues:
-    """Compute the masks from the parties' summands, whose low k bits count: a mask is their sum mod 2^k."""
+    """Compute masks as the dealer does: each is the sum mod 2^k of the low k bits of the parties' summands."""
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
     # The sum is mod 2^64, so its carry is right mod 2^(64 - k); for k = 64 the carry is not used.
@@ -172,7 +178,7 @@ def read(summands: list[Tensor], k: int) -> MaskValues:
 
 
 def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
-    """Compute the values, by name, of the fields named in `fields`, which are among those of `dealt_fields`.
+    """Compute the values of the fields in `fields`, by name, as the dealer does; they are fields of `dealt_fields`.
 
     a, b: the masks of values and of factors.
     cut: how many low bits of the products of masks are cut off.
@@ -202,10 +208,10 @@ class Operand(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A value opened behind a mask lambda of k bits with top bit t; all parties know it.
+    """A value opened behind a mask lambda of k bits with top bit t. All parties know this record.
 
-    word: the opened number, from which the mask is subtracted.
-    wraps: 1 if that mask is the signed number lambda - 2^k t, 0 if it is lambda.
+    word: the opened number. The value is this number less the mask in one of two forms.
+    wraps: 1 if the form to subtract is the signed number lambda - 2^k t, 0 if it is lambda.
     """
 
     word: Tensor
@@ -215,7 +221,7 @@ class Opening(NamedTuple):
 class Mask(NamedTuple):
     """A party's share of the mask that is subtracted from an opened value: low - 2^k carry.
 
-    low: its summand of the mask, in the low k bits.
+    low: this party's summand of the mask, in the low k bits.
     carry: its share of how often 2^k is subtracted from the sum of all summands; None if only k bits are needed.
     """
 
@@ -225,17 +231,18 @@ class Mask(NamedTuple):
 
     @property
     def share(self) -> Tensor:
-        """The party's share of the mask as one number, right in k bits more than `carry` has."""
+        """The party's share of the mask as one number, low - 2^k carry. It is right in k bits more than `carry` has."""
         return self.low if self.carry is None else self.low - (self.carry << self.k)
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -> Tensor:
     """Compute a share of z v / 2^cut mod 2^bits, in torch's broadcast shape: one round. The bits above are arbitrary.
 
-    x, y: operands, which open z in x.k bits and v in y.k bits. |z| < 2^(x.k - 2), unless x.k = bits + cut, which is the
-        most; the same for v and y.k.
-    Every party rounds its own shares of x and y: within N/2 units, and exact if the shares are multiples of 2^shift.
-    The product is exact for cut = 0, else within (N + 1)/2 units. Cost: `price`.
+    x, y: operands, which say how z is opened in x.k bits and v in y.k bits. |z| < 2^(x.k - 2), unless x.k has its
+        largest value, bits + cut; the same holds for v and y.k.
+    Every party rounds its own shares of x and y, so z and v are within N/2 units of x / 2^shift and y / 2^shift, and
+    exact if the shares are multiples of 2^shift. The product of z and v is exact for cut = 0, else within (N + 1)/2
+    units. Cost: `price`.
     """
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
@@ -244,7 +251,10 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """Open operands behind masks, all in one round. Each pair is an operand and this party's summand of its mask."""
+    """Open operands behind masks, all in one round, and return the openings.
+
+    pairs: an operand, and this party's summand of its mask.
+    """
     mine = [masked(session, operand, mask) for operand, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
     return [seen(parts, operand) for parts, (operand, _) in zip(frames, pairs, strict=True)]
@@ -259,7 +269,7 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
 
 
 def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
-    """Compute the opening of an operand from the messages of all parties (`masked`)."""
+    """Compute an operand's opening from all parties' messages. parts: a message of each party, from `masked`."""
     share, _, k = operand
     words = kernels.open_words(list(parts), share.numel(), k).view(share.shape)
     return Opening(words - (1 << (k - 2)), 1 - ((words >> (k - 1)) & 1))
@@ -268,10 +278,10 @@ def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
 def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wraps: Tensor, k: int) -> Mask:
     """Return this party's share of the mask to subtract from an opened value.
 
-    summand: of the mask.
-    carry, wrapped: its shares of how often 2^k is subtracted from the sum of the summands, in the two forms that a mask
-        has; None if only k bits are needed.
-    wraps: 1 where `wrapped` applies, 0 where `carry` does (`Opening.wraps`).
+    summand: this party's summand of the mask, whose low k bits count.
+    carry, wrapped: its shares of how often 2^k is subtracted from the sum of all summands, for the two forms of a mask
+        (`Opening.wraps`); None if only k bits are needed.
+    wraps: 1 where `wrapped` applies, 0 where `carry` does.
     """
     low = summand.long() & ((1 << k) - 1 if k < 64 else -1)
     if carry is None or wrapped is None:
@@ -282,11 +292,11 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """Compute a share of z v / 2^cut, where z and v have been opened behind masks.
+    """Compute a share of z v / 2^cut, where z and v have been opened behind masks; return it.
 
     shares: this party's shares that were dealt for the product.
     left, right: the openings of z and of v.
-    mask: the mask to subtract for z.
+    mask: this party's share of the mask of z.
     factor: how many bits v was opened in.
     first: whether this is party 0.
     """
@@ -320,17 +330,22 @@ def price(left: int, right: int, out: int, value: int, factor: int, bits: int, p
 
 
 def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
-    """Bytes that are dealt for the masks of `right` factors, and for `out` products with them."""
+    """Bytes that are dealt for the masks of factors, and for products with them.
+
+    right, out: how many factors and products there are. value, factor: bits of the masks of values and of factors.
+    bits, cut: the products are needed mod 2^bits, without their lowest `cut` bits.
+    """
     of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
     return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)
 
 
 @dataclass(frozen=True)
 class LiftedTimes(Operation):
-    """x, with `shift` bits of fraction cut off, times y, with broadcasting; both are known to be small.
+    """Operation x y, element by element, for two private values that are known to be small, with broadcasting.
 
+    shift: how many bits of fraction are cut off x before.
     value, factor: bits in which x and y are opened, two more than their magnitudes have.
-    bits: how many low bits of the result's shares are read.
+    bits: how many low bits of the result's shares later layers read.
     """
 
     shift: int

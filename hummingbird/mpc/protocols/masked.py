@@ -62,9 +62,9 @@ from hummingbird.ring import SCALE
 class MaskedShares(NamedTuple):
     """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
 
-    The mask is lambda; r_b and r_s are random bits that hide the ReLU's bit b and the bit s, which with the top bit of
-    the opened value tells whether the sum wraps.
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    The mask is lambda, the sum mod 2^k of a summand of each party. r_b and r_s are random bits that hide two bits: the
+    ReLU's bit b, and s, which with the top bit of the opened value tells whether the sum of value and mask wraps.
+    mask: this party's summand of lambda in the low k bits, int32 or int64 (count,).
     choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
     choice, wrap: r_b and r_s as numbers.
     product: r_b lambda.
@@ -85,9 +85,10 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """Request for `count` masks for a window [k:m) that is cut into `tables` parts, each with a step table.
+    """Request for `count` masks of k bits, by which the signs of values are compared on a window [k:m).
 
-    Results are mod 2^ring, k <= ring <= 64.
+    The window is divided into `tables` parts, and there is a step table for each part of each mask. Results are mod
+    2^ring, k <= ring <= 64.
     whole: 1 if the parties' shares of the compared values are right mod 2^ring, so that no carry is dealt; else 0.
     """
 
@@ -152,11 +153,11 @@ def relu(
     tables: int | None = None,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
+    """Compute shares mod 2^ring of relu(z) and of z = x / 2^shift, int64 (n,) each, from shares of x mod 2^(k + shift).
 
     Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
     share: int64 (n,), of |z| < 2^(k-1) - 2^m; k <= ring <= 64.
-    tables: how many tables, of at most 8 bits each, the window is cut into; None: for the fewest rounds.
+    tables: how many step tables, of at most 8 bits each, serve the window [k:m); None: as many as take fewest rounds.
     whole: whether the shares are of x mod 2^(ring + shift).
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
@@ -178,12 +179,11 @@ def _cut(share: Tensor, shift: int) -> Tensor:
 def _compare(
     session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Open the masked words and compare them.
+    """Open the masked values and compare them with 0. Returns the opened words, and xor shares of two hidden bits.
 
-    Returns the opened words and xor shares of two bits, packed: uint8 (2, ceil(count/8)). The first bit is that of the
-    ReLU; the second, with the top bit of the opened word, tells whether the sum wraps. Random bits of the material hide
-    both.
-    frames: the messages of all parties.
+    The bits are packed, uint8 (2, ceil(count/8)). The first is the ReLU's bit. The second tells, together with the
+    opened word's top bit, whether the sum with the mask wraps. Random bits of the material hide both.
+    frames: the messages of all parties. count: how many values. k, m: the window.
     """
     bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
     if not more:
@@ -194,7 +194,10 @@ def _compare(
 
 
 def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False) -> Cost:
-    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. With `whole` no carry is dealt."""
+    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. The arguments are those of `relu`.
+
+    With `whole` no carry is dealt.
+    """
     price = thresholds.relus_price(n, k, m, ring, parties, tables)
     return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price
 
@@ -203,10 +206,9 @@ def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | No
 class MaskedLaw(Law):
     """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
 
-    The bit is [S(d) >= 2^m]. u is uniform in [0, 2^m): its lowest q bits, e, are what the rounding of two shares adds,
-    and its other bits are low bits of the mask. The value z that the bit multiplies is floor(r + e) + S(d) - d, where
-    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window. floor(r + u) is floor(r + e) plus the
-    mask's part of u.
+    The bit is [S(d) >= 2^m], where u is uniform in [0, 2^m). The lowest q bits of u, called e, are what the rounding of
+    two shares adds; its other bits are low bits of the mask. The bit multiplies z = floor(r + e) + S(d) - d, where
+    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window.
     """
 
     rounds_apart = False
@@ -237,10 +239,10 @@ class MaskedLaw(Law):
 class Masked(Comparison):
     """A ReLU by the masked opening of k bits of the shares, which every party has cut (protocol="masked").
 
-    Cutting f bits off each share changes the sum by a rounding error and by multiples of 2^(64 - f), which
-    vanish mod 2^k if k <= 64 - f: cutting the surplus fraction off costs no message. The same cut removes the lowest q
-    bits of a window: k - q bits are opened, and the results move up by q again, so that q more of their bits are right
-    than are dealt.
+    Every party cuts the surplus fraction, f bits, off its own share. This changes the sum of the shares by a rounding
+    error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is needed. A window's
+    lowest q bits are cut in the same way: then k - q bits are opened, and the results are multiplied by 2^q, so that q
+    more of their low bits are right than are dealt.
     """
 
     name = "masked"
@@ -282,11 +284,11 @@ class Masked(Comparison):
         return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
-        """How many bits of the opened value decide its sign: those of the window."""
+        """Return how many bits of the opened value decide its sign: from the window's lowest bit to bit k - 1."""
         return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
-        """How many tables the aim chooses for the window, if each value is compared with `knots` knots."""
+        """Return into how many step tables the aim divides the window, if each value is compared with `knots` knots."""
         return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
@@ -296,9 +298,10 @@ class Masked(Comparison):
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
     def _bits(self, scale: int) -> tuple[int, int, int]:
-        """Return how many bits are opened, how many of these do not decide, and how many the result has.
+        """Return how many bits are opened, how many of these lie below the deciding ones, and how many the result has.
 
         If the window drops its lowest q bits, all three count without them: the result is multiplied by 2^q in the end.
+        scale: bits of fraction of the input.
         """
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
@@ -337,9 +340,9 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """Return k and m of the window in units of 2^-fraction, and the number of tables that it is cut into.
+        """Return the window's k and m in units of 2^-fraction, and how many step tables serve it.
 
-        The window is at least two bits wide.
+        The window is at least two bits wide. knots: how many comparisons of each value there are.
         """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)

@@ -57,7 +57,10 @@ class PolynomialShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial(Request[PolynomialShares]):
-    """Request for `count` masks, each with a table of a function (`polynomials.PolynomialTable`), mod 2^bits."""
+    """Request for `count` masks and, for each of them, the coefficients of a function's table, moved by the mask.
+
+    They are those of `poly.moved`. Results are mod 2^bits; the other parameters are those of `PolynomialTable`.
+    """
 
     kind = "poly"
     count: int = number()
@@ -110,13 +113,14 @@ class Polynomial(Request[PolynomialShares]):
 
 
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """Compute the coefficients T_j[X] that the dealer deals: for each power j, lowest first, one for every X.
+    """Compute the coefficients that the dealer deals: those of the table, moved by the masks. Lowest power first.
 
-    They are int64 (n 2^w,) for each power. X stands for the upper w bits of a value plus its mask. Row X is for the
-    piece X - L mod 2^w, where L is the upper w bits of the mask, as a polynomial in the lower bits of the sum.
+    For each power they are int64 (n 2^w,). The row for value i and number X, from 0 to 2^w - 1, is used if X is the
+    upper w bits of the opened sum of value and mask. It has the piece X - L mod 2^w, where L is the upper w bits of the
+    mask, as a polynomial in the lower bits of that sum.
     lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
-    Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^(scale + GUARD + degree +
-    the bits of the function's largest value), 2^50, and is rounded only once, at the end.
+    Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^50, the bound of 2^(scale +
+    GUARD + degree + the bits of the function's largest value), and is rounded only once, at the end.
     """
     upper = torch.arange(1 << table.w, device=lambda_.device)
     piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
@@ -134,9 +138,10 @@ TOGETHER = 2  # requests that one message serves: their shares stay in memory un
 
 
 def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
-    """Shares mod 2^bits of the table's function of x, scale `table.scale`, from shares of x at `scale`; int64.
+    """Compute shares mod 2^bits of a table's function of x, scale `table.scale`, from shares of x; int64.
 
-    share: of any shape, right mod 2^(table.k + scale - table.fraction), of |x| <= table.most.
+    share: this party's share of x at scale `scale`, of any shape, right mod 2^(table.k + scale - table.fraction). |x|
+        <= table.most.
     Errors: `PolynomialTable.error`.
     Cost: `price`, table.k bits per value and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """
@@ -150,10 +155,10 @@ def _evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: in
 
 
 class LookUp:
-    """A look-up in a table of polynomials, whose opening travels with other messages.
+    """A look-up in a table of polynomials, whose opening travels with other messages. Arguments as for `evaluate`.
 
-    words: this party's part of the message. `result` takes the parts of all parties.
-    The arguments are those of `evaluate`. Cost: `LookUpPrice`, for any number of values.
+    words: this party's part of the message. Once all parties' parts are there, `result` takes them and returns shares.
+    Cost: `LookUpPrice`, for any number of values.
     """
 
     def __init__(self, session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> None:
@@ -190,7 +195,10 @@ class LookUpPrice(NamedTuple):
 
 
 def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable) -> Tensor:
-    """This party's share of the result, int64 (n,), from opened words, int64 (n,) in 0 .. 2^k - 1."""
+    """Compute this party's share of the table's results, int64 (n,), from opened values and the dealt coefficients.
+
+    opened: the values plus their masks mod 2^k, int64 (n,) in 0 .. 2^k - 1.
+    """
     row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
     low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)
     for power, words in enumerate(material.coefficients):
@@ -208,5 +216,5 @@ def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
 
 
 def dealt_bytes(n: int, w: int, widths: Sequence[int]) -> int:
-    """Bytes that are dealt for n values: 2^w coefficients of each power. widths: their bits, by power."""
+    """Bytes that are dealt for n values: 2^w coefficients of each power. widths: bits of a coefficient, by power."""
     return sum(packed((n << w) * width) for width in widths)

@@ -65,10 +65,12 @@ class RowWidths(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedRowShares(LiftedShares):
-    """A party's shares for products with a row's factor, and for squares. lambda is the mask of a value, t its top bit.
+    """A party's shares for the products of rows with factors, and for the rows' squares.
 
+    lambda is the mask of a value, of k bits, and t its top bit. The other fields are those of
+    `lifted_product.LiftedShares`.
     squares: the sum of lambda^2 over each row.
-    turned: t (2^(k-1) - lambda), for each value, where k is the number of bits of the mask.
+    turned: t (2^(k-1) - lambda), for each value.
     """
 
     squares: Tensor
@@ -77,9 +79,9 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """Request for masks lambda, uniform in Z_2^value, of this shape, and mu, uniform in Z_2^factor, for each row.
+    """Request for a mask lambda, uniform in Z_2^value, of each value, and a mask mu, uniform in Z_2^factor, per row.
 
-    A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
+    shape: of the values. A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
     """
 
     kind = "lifted_rows"
@@ -127,10 +129,11 @@ class LiftedRows(Request[LiftedRowShares]):
 
 
 class RowOpening:
-    """Rows z = x / 2^shift, opened in one round. Every party rounds its own share: within N/2 units.
+    """Rows z = x / 2^shift, opened behind masks in one round, to sum each row's squares and to multiply each row.
 
-    x: int64 (..., length), right mod 2^(widths.value + shift), of |z| < 2^(widths.value - 2).
-    Cost: `lifted_rows_price`, which includes the product.
+    Every party rounds its own share: z is within N/2 units of x / 2^shift.
+    x: int64 (..., length), right mod 2^(widths.value + shift); |z| < 2^(widths.value - 2).
+    Cost: `lifted_rows_price`, which includes a product of each row with a factor.
     """
 
     def __init__(self, session: Session, x: Tensor, shift: int, widths: RowWidths) -> None:
@@ -140,7 +143,10 @@ class RowOpening:
         self._mask = remaining(shares.mask, shares.carry, shares.wrapped, self._opened.wraps, widths.value)
 
     def squares(self) -> Tensor:
-        """A share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary."""
+        """Compute a share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary.
+
+        sums: of the rows' `RowWidths`.
+        """
         e, wraps = self._opened
         mask = self._mask.share
         factor = e - 2 * mask if self._session.rank == 0 else -2 * mask
@@ -148,10 +154,11 @@ class RowOpening:
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares + (turned << (self._widths.value + 1))
 
     def times(self, v: Tensor) -> Tensor:
-        """A share of z v / 2^cut mod 2^product from a share of v: one round. The bits above are arbitrary.
+        """Compute a share of z v / 2^cut mod 2^product from a share of v: one round. The bits above are arbitrary.
 
-        v: (..., 1), right mod 2^factor, |v| < 2^(factor - 2). The result is exact for cut = 0, else within (N + 1)/2
-            units.
+        z are the opened rows; `cut` and `product` are those of their `RowWidths`.
+        v: a factor for each row, (..., 1), right mod 2^factor, |v| < 2^(factor - 2). The result is exact for cut = 0,
+            else within (N + 1)/2 units.
         """
         first, widths = self._session.rank == 0, self._widths
         (factor,) = opened(self._session, (Operand(v, 0, widths.factor), self._shares.factor))
@@ -161,9 +168,9 @@ class RowOpening:
 def lifted_rows_price(
     n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int
 ) -> Cost:
-    """Price of a `RowOpening` with its squares and one product: 2 rounds.
+    """Price of a `RowOpening` with its sums of squares and one product: 2 rounds.
 
-    n: values. rows: rows that they form. The widths are those of `RowWidths`.
+    n: number of values in all rows. rows: number of rows. The other numbers are those of `RowWidths`.
     """
     masks = 2 * packed(n * (max(sums, product + cut) - value))
     squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
@@ -173,10 +180,11 @@ def lifted_rows_price(
 
 @dataclass(frozen=True)
 class LiftedSquaredRows(Operation):
-    """As `beaver.SquaredRows`, for rows of x from which `shift` bits of fraction are cut off first.
+    """Operation as `beaver.SquaredRows`, for rows of x that are known to be small.
 
-    x and the factors of the rows may be shares of a small ring. widths: bits of x and of the factors, and how many bits
-    of the sums and products are read.
+    shift: how many bits of fraction are cut off x before.
+    widths: bits of x and of the rows' factors, and how many bits of the sums and products are read. The shares of x and
+        of the factors may be right in few low bits.
     """
 
     shift: int

@@ -27,11 +27,11 @@ from hummingbird.mpc.session.session import Session
 
 
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
-    """Compare J opened values with the mask that hides them all: return two bits for each element, as xor shares.
+    """Compare J opened values with the mask that hides them all; return two bits for each element, as xor shares.
 
-    The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, either in between. The
-    second is s: together with the public top bit of the opened value it tells whether the sum with the mask wraps. The
-    bits are packed: uint8 (2, J, ceil(n/8)).
+    The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, and 0 or 1 in between.
+    The second bit is s: together with the public top bit of the opened value it tells whether the sum of value and mask
+    wraps. The bits are packed: uint8 (2, J, ceil(n/8)).
     opened: J tensors int64 (n,), mod 2^k.
     tables: xor shares of the step tables of bits m to k - 1 of the mask, lowest bits first.
     Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
@@ -47,8 +47,8 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
 def price(n: int, count: int, parties: int) -> Cost:
     """Price of `compare` on n comparisons with `count` tables.
 
-    The tables' answers are merged by a tree: an inner node takes 3 bits, or 6 at the top table, whose answers are
-    needed twice; the root takes 4.
+    A tree merges the tables' answers. An inner node takes 3 bits, or 6 at the top table, which is looked up twice; the
+    root takes 4.
     """
     total, below = cost.FREE, count - 1
     while below > 1:
@@ -71,11 +71,11 @@ def dealt_bytes(n: int, w: int, tables: int) -> int:
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Look up the answers of each table at its bits of X, the opened bits k - 1 to m; lowest table first.
+    """Look up, in each step table, the answers at the table's bits of X, the bits m to k - 1 of an opened value.
 
-    Returns xor shares, uint8 (rows, ceil(n/8)) for each table. The rows are [L < v] and [L <= v] for the mask's bits L,
-    where v is the table's bits of X. The top table has both at X and at X with its top bit turned, four rows; if it is
-    the only table, just the first and the last.
+    Returns xor shares for each table, lowest first, uint8 (rows, ceil(n/8)). With v for the table's bits of X and L for
+    those of the mask, a table's two rows are [L < v] and [L <= v]. The top table has four rows: both for v, and both
+    for v with its top bit turned; if it is the only table, just the first and the last.
     """
     low, looked = m, []
     for place, (size, table) in enumerate(zip(chunks(k - m, len(tables)), tables, strict=True)):
@@ -86,10 +86,10 @@ def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[T
 
 
 def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge the tables' answers to xor shares of [L < X] and [L <= X with its top bit turned].
+    """Merge the tables' answers into xor shares of [L < X], and of [L <= X with its top bit turned], for each value.
 
     L and X are the bits of the window of the mask and of the opened value. One level of the tree is one round.
-    looked: the rows of `_look_up`, lowest table first.
+    looked: the rows that `_look_up` has returned, lowest table first.
     """
     if len(looked) == 1:
         return looked[0][0], looked[0][1]
@@ -128,7 +128,7 @@ ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for
 
 @dataclass(frozen=True)
 class TableChoice:
-    """An aim, and the price of the dealer's bits.
+    """An aim, and the price of a dealer's bit: by both, a comparison chooses its number of step tables.
 
     name: one of `AIMS`.
     dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
@@ -140,7 +140,7 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """The aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other values."""
+        """Read an aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other texts."""
         name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
         hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
         if name not in AIMS or (colon and name == "latency"):
@@ -157,7 +157,7 @@ class TableChoice:
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
     def tables(self, w: int, parties: int, knots: int = 1) -> int:
-        """How many tables a window of w bits is cut into, if each value is compared with `knots` knots."""
+        """Return how many step tables serve a window of w bits, if each value is compared with `knots` knots."""
         if self.name == "latency":
             return fewest_rounds(w, knots)
         return fewest_bits(w, parties, self.dealer, knots)
@@ -202,5 +202,5 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
 
 def _splits(w: int) -> list[int]:
-    """The possible numbers of tables, of at most 8 bits each, for a window of w bits."""
+    """List the numbers of tables, of at most 8 bits each, into which a window of w bits can be divided."""
     return [n for n in range(1, w + 1) if -(-w // n) <= 8]

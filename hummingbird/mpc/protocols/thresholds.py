@@ -73,9 +73,9 @@ class ThresholdShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedThresholds(Request[ThresholdShares]):
-    """Request for `count` masks for a window [k:m) that is cut into `tables`, for `knots` comparisons of each value.
+    """Request for `count` masks by which values are opened in k bits, and compared with `knots` numbers each.
 
-    Results are mod 2^ring, k <= ring <= 64.
+    The window [k:m) is divided into `tables` step tables. Results are mod 2^ring, k <= ring <= 64.
     squares: 1 if squares of the ReLUs are computed, too, which takes k < ring; else 0.
     """
 
@@ -140,10 +140,10 @@ def relus(
     ring: int = 64,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
+    """Compute shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
 
-    Here z is x / 2^shift, for the value x that the parties share. knots: J integers, with |z - t| < 2^(k-1) - 2^m for
-    each.
+    z is x / 2^shift, for the value x that the parties share.
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each; t_0 is the first.
     The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
@@ -165,9 +165,9 @@ def squares(
     m: int,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
+    """Compute shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
 
-    Here z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
+    z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
     `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)
@@ -192,7 +192,7 @@ def squares(
 
 
 def _chosen(c: Tensor, value: Tensor | int, product: Tensor) -> Tensor:
-    """Compute a share of (c xor r) v for public bits c and a secret bit r.
+    """Compute a share of (c xor r) v for public bits c and a secret bit r, and return it.
 
     value: a share of v. product: a share of r v.
     """
@@ -212,9 +212,9 @@ def _compared(
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
     """Open shares once, and compare the opened values with every knot: two rounds for one table.
 
-    Returns the material; for each knot the opened values less the knot, mod 2^k, int64 (n,); and the two public bits of
-    each comparison, behind random bits of the material, uint8 (J, 2, ceil(n/8)).
-    The arguments are those of `relus`. squared: whether the material has masks for squares.
+    Returns three things: the material; for each knot the opened values less the knot, mod 2^k, int64 (n,); and the two
+        bits of each comparison, opened behind random bits of the material, uint8 (J, 2, ceil(n/8)).
+    squared: whether the material has masks for squares. The other arguments are those of `relus`.
     """
     count, many = share.numel(), len(knots)
     tables = tables or step_tables.fewest_rounds(k - m, many)

@@ -51,10 +51,10 @@ class SelectionShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection(Request[SelectionShares]):
-    """Request for a uniform mask a, a uniform bit r, also as a number, both quotients a >> shift, and r times both.
+    """Request for a uniform mask a, a uniform bit r, the quotients a >> shift, and the products of r with these.
 
-    One quotient is filled with zeros from above, the other with copies of a's top bit. Without a shift, the mask is its
-    own quotient, and r a is dealt once.
+    r is shared by xor, and as a number. There are two quotients, as `shifted` returns them. For shift 0 there is no
+    quotient but a itself, and r a is dealt once.
     """
 
     kind = "select"
@@ -126,7 +126,7 @@ class QuotientShares(NamedTuple):
 class Quotients(Request[QuotientShares]):
     """Base of requests for a uniform mask a, and for its quotients as an unsigned and as a signed 64-bit number.
 
-    The opened value tells which of the two quotients is used.
+    An opened value, the sum with the mask, tells which of the two quotients a party uses.
     """
 
     count: int = number()
@@ -172,17 +172,16 @@ def truncate_price(n: int, parties: int) -> Cost:
 
 
 def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """mask >> shift, filled with zeros, and filled with copies of the top bit."""
+    """Return two quotients mask >> shift: one filled with zeros from above, one with copies of the mask's top bit."""
     signed = mask >> shift
     return (signed & ((1 << (64 - shift)) - 1) if shift else signed), signed
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:
-    """Open masked values and masked bits in one round, in place: the opened numbers replace the arguments' contents.
+    """Open masked values and masked bits in one round. The opened numbers replace the arguments' contents.
 
-    masked: this party's summands of the values plus their masks; party 0 adds `OFFSET` here, so that no value is
-        negative.
-    bits: this party's xor shares of the bits.
+    masked: this party's share of the values plus their masks; party 0 adds `OFFSET` here, so that no value is negative.
+    bits: this party's xor shares of the bits, packed.
     """
     if session.rank == 0:
         masked += OFFSET

@@ -41,9 +41,9 @@ class FixedMaskShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Request for a uniform mask b of a weight.
+    """Request for a uniform mask b of a weight, by a key.
 
-    All requests with the same key give the parties the same shares of it.
+    All requests with one key give the parties the same shares of b.
     """
 
     kind = "fixed"
@@ -85,9 +85,9 @@ class FixedTriple(DealtProduct[FixedTripleShares]):
 
 
 class FixedWeight(nn.Module):
-    """One weight of party `owner`. Call `open_weights` before `product`.
+    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all its products.
 
-    code: int64, the encoded weight at its owner; any values of that shape elsewhere.
+    code: int64, the encoded weight at its owner; at other parties any values of that shape.
     """
 
     code: Tensor | None
@@ -102,7 +102,7 @@ class FixedWeight(nn.Module):
         self.register_buffer("difference", None)
 
     def cover(self, session: Session) -> Tensor:
-        """Return this party's summand of the weight minus its mask, which is then opened; delete the weight."""
+        """Return this party's summand of the weight minus its mask, to be opened; delete the plain weight."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
@@ -151,7 +151,7 @@ def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
 
 
 def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """Digest of these weights, 32 bytes; empty if there are none."""
+    """Compute a digest of these weights, 32 bytes; return empty bytes if there are none."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
     for weight in owned:
         assert weight.code is not None
@@ -161,9 +161,9 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
 
 
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
-    """Open each weight minus its mask, for all weights at once. All parties pass the same weights in the same order.
+    """Open each weight minus its mask, all weights in one round. All parties pass the same weights in the same order.
 
-    Raises DealerError, before anything is sent, if a store is known to have hidden other weights behind these masks.
+    Raises DealerError, before anything is sent, if a store has recorded that its masks hide other weights already.
     """
     digest = _digest([weight for weight in weights if weight.owner == session.rank])
     summands = [weight.cover(session) for weight in weights]

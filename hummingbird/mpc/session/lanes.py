@@ -243,10 +243,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Collective operations among the lanes of a party: all lanes call each method, in the same order.
+    """Collective operations among the lanes of one party. Every lane calls each method, in the same order.
 
     place: this lane.
-    failure: returns why the first failed lane, of any party, has failed; None if no failure is known.
+    failure: returns why a lane of any party has failed, the first one that did; None if none is known to have failed.
     """
 
     place: LanePosition
@@ -263,10 +263,10 @@ class Gathering:
         here.wait()
 
     def told(self, what: str, text: str = "") -> str:
-        """Broadcast lane 0's text to every lane of this party, through torchrun's store, which others may read.
+        """Return lane 0's text at every lane of this party. It goes through torchrun's store, which others may read.
 
         what: a name for the text, used once in a session.
-        text: ignored at other lanes.
+        text: lane 0's text; ignored at other lanes.
         Raises PeerError as `Tally.wait`.
         """
         since = looked = time.monotonic()

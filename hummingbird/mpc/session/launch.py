@@ -60,7 +60,7 @@ _ANSWER = 2.0  # seconds for the store to answer
 
 
 class LaneNotes:
-    """Notes of why lanes of a run stop, kept in torchrun's store.
+    """Notes in torchrun's store by which the lanes of a run tell each other why they stop.
 
     timeout: longest wait for another lane, in seconds.
     """
@@ -73,9 +73,11 @@ class LaneNotes:
         self._ask(lambda: self._store.compare_set("failure", "", reason))
 
     def first_failure(self, seconds: float, seen: Callable[[], str] = str) -> str | None:
-        """The first line of the first failed lane's reason; None if none is noted within `seconds`.
+        """Return the first line of the reason that the first failed lane has noted.
 
-        seen: returns the text of a failure that this lane sees itself, or ""; the text is then noted.
+        Returns None if none is noted within `seconds`.
+        seen: returns the text of a failure that this lane sees itself, or "". This lane notes such a text, and returns
+            it.
         """
         deadline = time.monotonic() + seconds
         while not self._has("failure"):
@@ -91,8 +93,8 @@ class LaneNotes:
     def left(self) -> None:
         """Note that this lane of party 0 has left the run.
 
-        At rank 0, which runs the dealer, wait until party 0's other lanes have left.
-        Raises PeerError if one of these lanes fails, or does not leave within the timeout.
+        Rank 0, which runs the dealer, then waits until party 0's other lanes have left. Raises PeerError if one of
+        these lanes fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.party != 0:
@@ -114,9 +116,9 @@ class LaneNotes:
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask the store a question, and return its answer; None if the store is gone or silent.
+        """Make a call of the store, and return its answer; None if the store is gone, or does not answer in time.
 
-        question: makes the call to the store. It runs in a thread, since it might wait without limit.
+        question: makes the call. It runs in a thread, since it might wait without limit.
         """
         answer = begin_call(question)
         try:
@@ -255,7 +257,10 @@ def _on_card(device: torch.device) -> torch.device:
 
 
 def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
-    """The device, parsed. Raises ConfigError for an option of a wrong type, or a wrong timeout or device."""
+    """Check options of `init`, and return `device` as torch's device. where: the name of the caller in errors.
+
+    Raises ConfigError for an option of a wrong type, or a wrong timeout or device.
+    """
     if dealer is not None and not isinstance(dealer, str):
         raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
     if tls is not None and not isinstance(tls, Tls):
@@ -317,7 +322,10 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error's text for other parties: our own errors in full, others by type, since their text may contain data."""
+    """Return an error's text for other parties: for an error of this package all of it, for any other only its type.
+
+    The text of other errors may contain data.
+    """
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 
@@ -326,11 +334,13 @@ def reason_of(error: BaseException) -> str:
 
 @dataclass
 class _Run:
-    """This process's part in its current run, or in its last one.
+    """State of this process in its current run, or in its last one.
 
-    here: the position at the last `init`. notes: those of the current run; None with one lane. leaving: true while this
-    party leaves, and after it has left because of an error. watching: whether `_watch` has installed its hooks. stop:
-    the handler of SIGTERM, which is not the reason for stopping.
+    here: the position at the last `init`.
+    notes: the run's `LaneNotes`; None with one lane.
+    leaving: true while this party leaves, and after it has left because of an error.
+    watching: whether `_watch` has installed its hooks.
+    stop: the handler of SIGTERM.
     """
 
     here: LanePosition | None = None

@@ -22,7 +22,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Listener:
-    """The address at which a party listens, and the one that it tells others.
+    """The address at which a party listens, and the address that it tells other parties.
 
     listen: host and port; None: the address of the interface that leads to MASTER_ADDR, and a free port.
     address: host and port that other parties are told; None: the same as `listen`.
@@ -33,7 +33,7 @@ class Listener:
 
     @classmethod
     def of(cls, peer_listen: object, peer_address: object) -> Listener:
-        """The listener for these arguments of `init`. Raises ConfigError if one is no address."""
+        """Make the listener that these two arguments of `init` describe. Raises ConfigError if one is no address."""
         if peer_address is not None and peer_listen is None:
             what = f"peer_address={peer_address!r} without peer_listen"
             hint = f"peer_listen={_HINT} is the port of this host that the address leads to"

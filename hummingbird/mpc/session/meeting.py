@@ -46,7 +46,7 @@ class Card:
 
     address: where the party takes connections; "" but for lane 0.
     lanes: how many lanes a party has, by this process's arguments.
-    corridor: path of the Unix socket at which lane 0 takes the party's other lanes; "" for these.
+    corridor: at lane 0, the path of the Unix socket at which it takes the party's other lanes; "" at other lanes.
     nonce: random, new after every restart.
     """
 
@@ -165,10 +165,10 @@ def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> di
 
 
 def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
-    """Return `call(*arguments)`, a call of the store, which a thread of its own makes; raise what it raises.
+    """Make a call of torchrun's store in a thread of its own, wait for it, and return its result or raise its error.
 
-    Raises TimeoutError at the deadline, of time.monotonic, and PeerError by `check`. Then the thread is left behind: it
-    ends with the process, or when the store's host answers.
+    deadline: of time.monotonic. Raises TimeoutError at the deadline, and PeerError by `check`, when this process is to
+        stop. The thread is then left behind: it ends with the process, or when the store's host answers.
     """
     answer = begin_call(partial(call, *arguments))
     while not answer.done():
@@ -180,7 +180,10 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def begin_call(call: Callable[[], _T]) -> Future[_T]:
-    """Make a call of the store in a thread of its own, which ends with the process. Returns the answer to come."""
+    """Make a call of torchrun's store in a thread of its own, which ends with the process.
+
+    Returns a future, which will have the call's result or error.
+    """
     answer: Future[_T] = Future()
 
     def make() -> None:
@@ -210,8 +213,9 @@ def _listening(host: str, port: int, deadline: float) -> None:
 
 
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
-    """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 tells all of all cards.
+    """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 writes the list of all.
 
+    Returns the meeting, the same at all processes.
     card: the entry of this process.
     deadline: of time.monotonic; at the deadline `Late` is raised.
     dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
@@ -257,9 +261,9 @@ def _pause(deadline: float, missing: list[int]) -> None:
 
 
 def _check_own(told: Card, card: Card, rank: int) -> None:
-    """Raise AgreementError unless the record that ends the meeting has this process's entry unchanged.
+    """Raise AgreementError unless rank 0's list of all processes has this process's entry unchanged.
 
-    told: this process's entry in that record. card: the entry that it made.
+    told: this process's entry in that list. card: the entry that it made itself.
     """
     if told != card:
         raise AgreementError(
@@ -274,10 +278,10 @@ def _words(card: Card) -> str:
 
 
 def read_roll(text: str | bytes, here: dist.Store, world: int) -> Meeting:
-    """Read the record with which rank 0 ends a meeting. Raises AgreementError if it is malformed.
+    """Read the record with which rank 0 ends a meeting, and return the `Meeting`.
 
-    It is malformed, too, if it has not `world` processes.
     here: the part of torchrun's store that belongs to this meeting.
+    Raises AgreementError if the record is malformed, or does not have `world` processes.
     """
     try:
         roll = records.read(text, Roll, name="roll")

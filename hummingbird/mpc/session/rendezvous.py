@@ -60,8 +60,9 @@ class Sockets(NamedTuple):
 
 
 def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
-    """Meet all processes of the run in torchrun's store (env://). Returns the meeting, and this process's sockets.
+    """Meet all processes of the run in torchrun's store (env://); return a `Meeting` and this process's sockets.
 
+    The `Meeting` is what all processes know then, such as all addresses.
     timeout: seconds.
     dealing: whether rank 0 starts a dealer on this host, for all lanes.
     Raises PeerError, AgreementError, DealerError, TrustError and EnvironmentProblem.
@@ -129,9 +130,9 @@ def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.St
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
-    """Connect this lane to the same lane of all parties.
+    """Connect this lane to the same lane of all parties, and return the channel.
 
-    ends: from `meet`.
+    ends: this process's sockets, from `meet`.
     timeout: seconds.
     Raises PeerError, AgreementError, and InputError for wrong certificates.
     """
@@ -148,10 +149,11 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
 
 
 def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> None:
-    """Compare the addresses of all parties, and of a dealer that party 0 has started: 1 round.
+    """Compare the addresses of all parties, and of a dealer that party 0 has started, with all parties: 1 round.
 
-    The parties use their own channel. So they detect entries that others wrote into torchrun's store, unless these
-    others control an unencrypted channel as well. Raises AgreementError, which names both sides.
+    The messages go over the parties' own channel. So the parties detect entries that somebody else has written into
+    torchrun's store, unless an unencrypted channel is in this somebody's hands as well. Raises AgreementError, which
+    names both sides.
     """
     told = {f"the address of {place.name_of(rank)}": card.address for rank, card in enumerate(meeting.cards)}
     hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
@@ -159,9 +161,9 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """Open a second channel between the same parties, authenticated like the first, for other threads.
+    """Open a second channel between the same parties, authenticated like the first, for other threads; return it.
 
-    It takes 1 round over the first channel. For lane 0 of each party. Raises PeerError, AgreementError,
+    It takes 1 round over the first channel. Only lane 0 of each party calls this. Raises PeerError, AgreementError,
     EnvironmentProblem, and InputError for certificates.
     """
     channel, place = session.channel, session.place
@@ -216,10 +218,11 @@ def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
     keys = channel.exchange_text(public.hex())
 
     def shared(peer: int, direction: int) -> bytes:
-        """Derive a seed from the key exchange with another party.
+        """Derive a seed from the key exchange with another party, and return it.
 
         peer: the other party.
-        direction: the first of the two parties: the seed is for shares that it draws with the party after it.
+        direction: the party that draws with the party after it from this seed; one of the two.
+        Raises AgreementError if the other party sent no key.
         """
         try:
             secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
@@ -239,9 +242,9 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """Open this lane's part of a store, or of the next set of a kept store once there is one. 2 rounds.
+    """Open this lane's part of a store, or a kept store, in which it waits for a set. Returns the source of material.
 
-    All parties must have folders of the same set. They continue with the highest of their next unused slots.
+    All parties must have folders of one store. They continue with the highest of their next unused slots. 2 rounds.
     """
     party, parties, lane, lanes = place
     root = Path(str(path).replace("{rank}", str(party)))
@@ -269,7 +272,10 @@ def join_dealer(
     cipher: str,
     device: torch.device,
 ) -> DealerClient:
-    """Join the dealer at this address. The session's id is derived from the lane's token."""
+    """Join the session of this lane at the dealer with this address, and return the dealer's client.
+
+    The session's id is derived from the token of this lane's meeting.
+    """
     return DealerClient(
         address,
         session=derive(meeting.token, "dealer session"),

@@ -41,7 +41,7 @@ class Dealer(Protocol):
 
     @property
     def slice_shape(self) -> tuple[int, ...] | None:
-        """Shape of the slices that a store has material for; None if material is dealt on request."""
+        """Shape of a slice's input for which a store has material; None if material is dealt for any shape."""
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares for a request outside of a net's slices, and their cost."""
@@ -50,7 +50,10 @@ class Dealer(Protocol):
         """The material of a net's next slice. requests: None if they are not known yet."""
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind material to the secret with this digest: a mask that outlives a run must not hide two secrets."""
+        """Record that material hides the secret with this digest; raise DealerError if it hides another one already.
+
+        It is for masks that outlive a run: one mask must not hide two secrets. name: what the secret is, in the record.
+        """
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise DealerError unless there is material for a net with these facts, on slices of these shapes."""
@@ -62,8 +65,10 @@ class Dealer(Protocol):
 
 
 class ZeroSharing:
-    """This party's shares of zero: words of the stream shared with the previous party, minus words of the stream shared
-    with the next party. All parties draw the same shapes in the same order. Nothing is sent.
+    """Source of this party's shares of zero: random numbers whose sum over all parties is 0.
+
+    A share is the words of the stream shared with the previous party, minus words of the stream shared with the next
+    party. All parties draw the same shapes in the same order. Nothing is sent.
     """
 
     def __init__(self, previous: Stream, following: Stream) -> None:
@@ -129,7 +134,7 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """Make the same session with another source of material, this supply.
+        """Make a session like this one whose material comes from this supply.
 
         The new session records the requests that it makes.
         """
@@ -177,9 +182,9 @@ class Session:
         return self.gathering.rows(rows)
 
     def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
-        """Merge the meters of all lanes of this party at lane 0; other lanes get None.
+        """Merge the meters of all lanes of this party at lane 0, and return the sum there; other lanes get None.
 
-        Counts are sums over the lanes, seconds are those of the slowest lane. Otherwise as `gather`.
+        Counts are sums over the lanes, seconds are those of the slowest lane. Every lane calls this, as in `gather`.
         """
         return self.gathering.meter(opened)
 
@@ -201,13 +206,13 @@ class Session:
 
 
 def begin(session: Session | None) -> None:
-    """Make this session the current one of the process; None: leave the process without a session."""
+    """Make this session the current one of the process. With None, the process has no session from then on."""
     interleave.OUTSIDE.session = session
 
 
 @contextlib.contextmanager
 def entered(session: Session) -> Iterator[None]:
-    """Make `current` return this session within this block, in this computation only (channel/interleave.py)."""
+    """Make a context in which `current` returns this session, in this computation only (channel/interleave.py)."""
     here = interleave.computation()
     before, here.session = here.session, session
     try:
@@ -238,11 +243,11 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
-    """Compare facts with all parties: 1 round.
+    """Compare facts with all parties: 1 round. Raises AgreementError at every party if they differ.
 
     what: the name of the operation in errors.
     facts: text by name; all parties must have the same.
-    Raises AgreementError at every party if they differ. It names both sides.
+    hint: the advice in the error, which names both sides.
     """
     for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
@@ -262,18 +267,21 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
 
 
 def text_of(facts: dict[str, str]) -> str:
-    """Facts as the text that parties exchange."""
+    """Write facts as the text that parties exchange, and return it."""
     return json.dumps(facts)
 
 
 def _around(text: str, place: int) -> str:
-    """Cut a long text to the characters around the index `place`, for an error."""
+    """Return the part of a long text that lies around the character with index `place`, for an error message."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 def _facts(text: str) -> dict[str, str]:
-    """Read the facts in another party's message. For a malformed message return one fact that no party has."""
+    """Read the facts in another party's message, text by name.
+
+    A malformed message gives one fact that no party has, so that the comparison of facts fails.
+    """
     try:
         facts: dict[str, str] = records.read(text, records.mapping(records.anything(), 1 << 10), name="facts")
     except InputError:

@@ -16,11 +16,11 @@ from hummingbird.ring import SCALE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """One party's view of a private tensor: its share, and the scale.
+    """A private tensor as one party has it: its share, and the scale.
 
-    It is no tuple, so that a function that goes through nested tuples and lists takes it for a value.
     share: this party's additive share, int64.
     scale: bits of fraction of the value.
+    It is no tuple, so that a function that goes through nested tuples and lists takes it for a value.
     """
 
     share: Tensor = field(repr=False)
