@@ -81,11 +81,12 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run all steps, or those in `numbers`, in order, and add their values to `values`.
+        """Run steps in order, and add the value of each to the dict `values`, which `start` has made.
 
-        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value. Unless
-        the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice from
-        the same point, pass a copy of the dict: no value is modified in place.
+        compute: takes a step's number, the step and its arguments, and returns the step's value. An input step has its
+        value in `values` already, and gets it as its only argument. numbers: the steps to run; None: all of them.
+        Unless the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice
+        from the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]

@@ -134,10 +134,10 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Compute the softmax along a dimension, over those positions only that no mask hides (mpc/plan/rewritten.py).
+    """Compute the softmax along the attribute `dim`, over the logits that no attention mask hides.
 
-    a: the step's attributes; "causal" hides later keys, "hidden" is a constant mask. mask: a public mask, if there is
-    one.
+    a: the step's attributes; "causal" hides the keys after a query, "hidden" is a constant mask, bool. mask: a public
+    attention mask from `public.hidden`, if there is one. Hidden logits get 0.
     """
     places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
     return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])

@@ -98,7 +98,7 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """Convert a public number or tensor to the constant operand of a sum or product, a float or a tensor."""
+    """Return a public constant as operand of a sum or product: a number as float, a tensor as a copy for the step."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -146,7 +146,10 @@ def neg(b: StepBuilder, input: Any) -> Ref:
 
 
 def reduction(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of mean or sum to a step; dim None: over all elements, without keepdim."""
+    """Return the rule that converts a call of mean or sum to a step. op: "mean" or "sum".
+
+    A call without `dim`, or with dim=None, is over all elements; it must not have keepdim.
+    """
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
         no_dtype(dtype)
@@ -163,7 +166,10 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """Return a reference to a tensor that the net computes; for a constant tensor, emit a step "constant"."""
+    """Return a reference to `item` as a step's value, where a call may take tensors of the net and constant tensors.
+
+    A constant tensor first becomes a step "constant". Raises Unsupported for anything else.
+    """
     if isinstance(item, Tensor):
         real = item if item.is_floating_point() else item.float()
         return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))

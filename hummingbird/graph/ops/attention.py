@@ -173,7 +173,10 @@ def multihead(
     add_zero_attn: bool,
     out_proj: nn.Linear,
 ) -> tuple[Ref, Ref | None]:
-    """Convert a call of nn.MultiheadAttention, on a batch, to steps: its result, and the attention weights or None."""
+    """Convert a call of nn.MultiheadAttention, on a batch, to steps; the arguments are its call's and its attributes.
+
+    Returns references to the result and to the attention weights, which are None without `need_weights`.
+    """
     if bias_k is not None or bias_v is not None or add_zero_attn:
         raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")
     if key_padding_mask is not None:
@@ -243,9 +246,9 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """Make the causal mask, bool (queries, keys): True where a query sees a key, at most at its own position.
+    """Return the causal attention mask, bool (size, others): True where a query sees a key.
 
-    size: the number of queries. others: the number of keys.
+    Query i sees the keys 0 to i. size: the number of queries. others: the number of keys.
     """
     return torch.ones(size, others, dtype=torch.bool).tril()
 
@@ -256,9 +259,10 @@ def _causal(a: Attrs, x: Tensor) -> Tensor:
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Compute which logits are shown, not hidden by a mask: bool in x's shape; None if all are shown.
+    """Compute which logits no attention mask hides: bool in the shape of x, True where shown; None if all are shown.
 
-    causal: hide keys after the query. hidden: bool, True for hidden logits. mask: the result of `public.hidden`.
+    x: the logits, (..., queries, keys). causal: whether each query sees no key after its own position. hidden: a
+    constant mask, bool, True for hidden logits. mask: a public mask, from `public.hidden`.
     """
     found = [] if hidden is None else [~hidden]
     if causal:

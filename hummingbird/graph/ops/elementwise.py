@@ -109,7 +109,11 @@ def exponent(value: Any) -> Any:
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bind the arguments of torch's function `name` to its parameters, so that "inplace" is found in any position."""
+    """Return (args, kwargs) for a call of torch's function `name`, with every argument by its parameter's name.
+
+    A true "inplace", in any position, raises Unsupported, as do arguments that do not fit; a false one is left out. For
+    a function without a signature the arguments are returned as they are.
+    """
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
     except ValueError:  # a builtin: it has no signature, and no "inplace"

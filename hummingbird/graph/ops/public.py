@@ -87,7 +87,7 @@ def name_of(node: fx.Node) -> str | None:
 
 
 def takes(target: Any) -> bool:
-    """Whether a torch function's rule accepts public values as they are, so that they need not become private."""
+    """Whether a torch function's rule accepts public values as they are, so that they need not become private first."""
     return target in _TAKERS
 
 
@@ -137,9 +137,10 @@ def _plain(structure: Structure) -> Structure:
 
 
 def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
-    """Emit a step that converts a public value to a private one, with which private steps can compute.
+    """Emit a step that makes a private value of a public one, and return a reference to it.
 
-    kind: the kind of the result (build.py). whole: whether torch computes in integers here.
+    Private steps can then compute with the value. kind: the kind of the result (build.py). whole: whether the result is
+    an integer tensor in torch.
     """
     attrs = {"whole": True} if whole else {}
     return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
@@ -255,7 +256,7 @@ def shown_part(mask: Tensor) -> Tensor:
 
 
 def check_values(value: Tensor) -> None:
-    """Raise InputError if a public tensor has values too large for private inference."""
+    """Raise InputError if a number in a public tensor is so large that private inference cannot compute with it."""
     most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
     if not most < MOST:
         what = f"a public value of {most:g}, and values of a net stay below 2^20"

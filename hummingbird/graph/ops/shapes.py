@@ -45,7 +45,11 @@ def flatten(b: StepBuilder, input: Any, start_dim: int = 0, end_dim: int = -1) -
 
 
 def reshape(b: StepBuilder, input: Any, *sizes: Any, shape: Any = (), size: Any = ()) -> Ref:
-    """Convert a call of view or reshape to a step; its inputs are x and the sizes, as ints or references."""
+    """Convert a call of view or reshape to a step, which reads x and the new sizes.
+
+    sizes, shape, size: three ways to give the new sizes, of which a call uses one: ints, or references to sizes that
+    the net computes.
+    """
     sizes = sizes or (shape,) if shape else sizes or (size,)
     flat = tuple(item for part in sizes for item in (part if isinstance(part, (tuple, list)) else (part,)))
     for item in flat:
