@@ -45,17 +45,18 @@ _KEYS = 2 * _PRIMES
 class SwitchingKey:
     """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
 
-    parts: encryptions, under the other secret, of s g_j and of 2^13 s g_j for each of the four primes j: int32 (8, 2,
-    4, N), transformed (NTT). g_j is 1 modulo prime j and 0 modulo the others. The formula stands in bfv/keys.py.
+    parts: int32 (8, 2, 4, N), transformed (NTT): encryptions under the other secret of s g_j, and of 2^13 s g_j, for
+    each of the four primes j. g_j is the number that is 1 modulo prime j and 0 modulo the other primes. The formula
+    stands in bfv/keys.py.
     """
 
     parts: Tensor
 
     @staticmethod
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
-        """Encrypt a secret, int32 (4, N), transformed (NTT), under the public key of the other secret.
+        """Make the key that switches from `secret`, int32 (4, N), transformed (NTT), to the secret of the key `public`.
 
-        Other code calls `Secret.switching_key` instead.
+        It is an encryption of `secret`. Other code calls `Secret.switching_key` instead.
         """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):

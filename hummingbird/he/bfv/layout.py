@@ -115,10 +115,11 @@ class Layout:
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Sum the products of encrypted inputs with weights, tile by tile.
+        """Multiply encrypted inputs by weights, and add the products of each reply, tile by tile; return the sums.
 
-        x: the ciphertexts, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), `transform` of
-        `pack_weights`. Returns int32 (replies, 2, 4, N), for `evaluate`. N is `DEGREE`.
+        x: the ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), the
+        polynomials of `pack_weights`, after `transform`. The sums are int32 (replies, 2, 4, N), for `evaluate`. N is
+        `DEGREE`.
         """
         return torch.cat(
             [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
@@ -172,7 +173,7 @@ class Layout:
         )
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor a reply's noise can grow: the largest sum of absolute weights that add to one reply.
+        """Return by what factor the noise of a reply can grow: the largest sum of |weights| that one reply adds up.
 
         weights: the layer's, int64 of `weight_shape`.
         """

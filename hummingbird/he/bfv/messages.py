@@ -59,9 +59,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key (b, a), under which a server encrypts: a ciphertext of 0 under the secret s.
+    """A public key (b, a): a ciphertext of 0 under the secret s, with which a server encrypts without knowing s.
 
-    So b + a s is a small error.
+    b + a s is a small error.
     """
 
     sent: Fresh
@@ -77,7 +77,10 @@ class PublicKey:
 
     @staticmethod
     def from_bytes(data: bytes) -> PublicKey:
-        """Read a key from the bytes of `to_bytes`. Raises InputError as `Fresh.from_bytes` does."""
+        """Read a key from 53,264 bytes, as `to_bytes` writes them.
+
+        Raises InputError for another length, or for a value that is not below its prime.
+        """
         return PublicKey(Fresh.from_bytes(data, 1))
 
 
@@ -85,10 +88,10 @@ class PublicKey:
 class Reply:
     """A server's n answers (c_0, c_1) to a client, without the coefficients of c_0 that hold no outputs.
 
-    first: the used coefficients of all c_0, int32 (2, values). second: c_1, int32 (n, 2, N). Both are coefficients,
-    modulo two primes.
-    places: positions of the used coefficients in the polynomials, (n, N) flattened; int64 (values,). Both sides know
-    them.
+    first: the used coefficients (the ones that hold outputs) of all c_0, int32 (2, values). second: all c_1, int32 (n,
+    2, N). Both tensors hold coefficients, modulo two primes.
+    places: where the used coefficients are in the n polynomials of N coefficients, counted through: int64 (values,).
+    Both sides know it.
     """
 
     first: Tensor
@@ -124,9 +127,10 @@ class Reply:
 
     @staticmethod
     def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
-        """Read a reply whose used coefficients have these positions, one int64 (values,) for each polynomial.
+        """Read a reply from bytes.
 
-        Raises InputError for another length, or a value not below its prime.
+        used: for each polynomial the positions of its used coefficients, int64 (values,). Raises InputError for another
+        length, or a value not below its prime.
         """
         where, count = "he.bfv.Reply.from_bytes(data)", len(used)
         values = sum(len(places) for places in used)
@@ -141,10 +145,10 @@ class Reply:
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
-    """Return the positions of the used coefficients of all polynomials as one list: int64, in (count, N) flattened.
+    """Return where the used coefficients of `count` polynomials are, counted through all polynomials: one int64 tensor.
 
-    used: for each of the `count` polynomials the positions of its used coefficients. Raises InputError unless each is
-    int64 (values,) in 0 .. N-1.
+    Coefficient i of polynomial p has the position p * N + i. used: for each polynomial the positions of its used
+    coefficients. Raises InputError unless each is int64 (values,) in 0 .. N-1.
     """
     where, hint = "he.bfv.Reply(used)", f"int64 (values,) for each polynomial, each from 0 to {DEGREE - 1}"
     if len(used) != count:
@@ -160,7 +164,7 @@ def places_of(used: Sequence[Tensor], count: int) -> Tensor:
 
 
 def check_length(data: bytes, wanted: int, where: str) -> None:
-    """Raise InputError unless there are exactly `wanted` bytes."""
+    """Raise InputError unless there are exactly `wanted` bytes. where: the place that the error names."""
     if len(data) != wanted:
         hint = "the data is cut short, or of another layer"
         raise InputError(f"expected {wanted} bytes, got {len(data)}", where=where, hint=hint)

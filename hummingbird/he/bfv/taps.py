@@ -31,10 +31,11 @@ _WHERE = "he.bfv.Taps"
 
 
 class Terms(NamedTuple):
-    """The nonzero weights of a layer, as int64 arguments of `kernels.ciphertexts.taps`, for the polynomials of a tile.
+    """The nonzero weights of a layer, as int64 tensors that say how the polynomials of one tile are computed.
 
     Output polynomial o is the sum of terms first[o] .. first[o + 1] - 1. Term t is factors[t] times input polynomial
-    inputs[t], with its coefficients moved by shifts[t] positions.
+    inputs[t], with its coefficients moved by shifts[t] positions. The kernel `kernels.ciphertexts.taps` takes these
+    tensors.
     """
 
     first: Tensor
@@ -65,9 +66,12 @@ class Taps:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Taps:
-        """Lay out a layer with the fewest polynomials for each image; arguments and errors are those of `Layout.of`.
+        """Make the mapping for a layer that fills the fewest polynomials for each image.
 
-        taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
+        input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
+        or one for each dimension. degree: coefficients of a polynomial, N. Raises the errors of `Layout.of`.
+
+            taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
         """
         check_degree(degree, f"{_WHERE}.of")
         layer = LayerShape.of(input_shape, weight_shape, stride, padding, dilation, groups)
@@ -118,7 +122,7 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """List the nonzero weights as `multiply` takes them, the same for every tile.
+        """Return the nonzero weights as `Terms`, which `multiply` takes; they are the same for every tile.
 
         weights: int64 of `weight_shape`.
         """
@@ -154,7 +158,7 @@ class Taps:
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor an output's noise can grow: the largest sum of absolute weights of one output channel.
+        """Return by what factor an output's noise can grow: the largest sum of |weights| over one output channel.
 
         weights: the layer's, int64 of `weight_shape`.
         """

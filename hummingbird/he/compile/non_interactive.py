@@ -83,9 +83,10 @@ def _is_whole(weights: Tensor, most: int) -> bool:
 
 
 class PlanAttempt(PlanBuilder):
-    """An attempt to build the plan of a polynomial net with given parameters.
+    """An attempt to make the plan of a net in polynomial mode with the given encryption parameters.
 
-    `plan` raises TooLarge if the parameters have too few primes.
+    sizes: the measured magnitude of each step's value. limits: bound on |value| of each step. finer: bits by which
+    errors must be smaller than by default. `plan` raises TooLarge if the parameters have too few primes.
     """
 
     def __init__(
@@ -154,9 +155,10 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """Choose s, for inputs at scale 2^s, so that errors of encryption are below 2^-`precision` of a typical input.
+        """Return s for inputs encoded at scale 2^s, so fine that encryption's error is small beside a typical input.
 
-        Encoded inputs stay below 2^30, since the kernel uses int32.
+        The error is then below 2^-`precision` of it, unless s has to be smaller: encoded inputs must stay below 2^30,
+        since the kernel uses int32.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
@@ -218,10 +220,11 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Find by how many primes an answer can be divided while the rounding errors stay small.
+        """Divide an answer by as many primes as its precision permits: return its primes, unit and added error.
 
-        form: of the answer's register. unit: the real number that an integer 1 of the answer stands for. rms: a typical
-        value. Returns the number of primes that are left, the unit after the divisions, and the error that they add.
+        The result is the number of primes that are left, the unit after the divisions, and the rounding error that they
+        add. form: of the answer's register. unit: the real number that an integer 1 of the answer stands for, before.
+        rms: a typical value of the answer, as root mean square.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -318,9 +321,9 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing a and b to a common unit.
+        """Plan a step a + b or a - b, whose shapes broadcast; return the error that a common unit of a and b costs.
 
-        Both get registers with equally many components and primes.
+        Both operands get registers with equally many components and primes. index: of the step.
         """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
@@ -346,9 +349,10 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
-        """Plan how an answer is sent back: masked, then divided by as many primes as its precision allows.
+        """Plan how an answer is sent back, masked and then divided by primes; return its `Return` and its `Mask`.
 
-        index: number of the answer's step. answers: number of ciphertexts of all answers together.
+        It is divided by as many primes as its precision allows. index: number of the answer's step. answers: number of
+        ciphertexts of all answers together.
         """
         located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
         rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
@@ -368,11 +372,11 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """Choose the mask of an answer: the largest flood, noise that hides the weights, that leaves 13 correct bits.
+        """Return the `Mask` of an answer: the largest flood (noise that hides the weights) that leaves 13 correct bits.
 
         If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`. unit: the
-        real number that an integer 1 of the answer stands for. rms: a typical answer. size: components of a ciphertext.
-        answers: number of ciphertexts of all answers together.
+        real number that an integer 1 of the answer stands for. rms: a typical answer, as root mean square. size:
+        components of a ciphertext. answers: number of ciphertexts of all answers together.
         """
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))

@@ -87,7 +87,7 @@ class HEModel:
     def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
         """Run turn `number`: send all slices to the server, then receive all slices of its answer.
 
-        Adds seconds and bytes to `count`.
+        count: the sums of seconds and bytes of the call, to which this turn's are added.
         """
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()

@@ -87,7 +87,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Make the rows of the report's table for the values that the client encrypts for turn `number`."""
+    """Return the rows of the report's table for the values that the client encrypts for turn `number`."""
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1
