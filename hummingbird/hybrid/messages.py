@@ -101,10 +101,10 @@ T = TypeVar("T", bound=CallOpening)
 
 
 def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:
-    """Read the first message of a call, as an opening of this kind.
+    """Read the first message of a call, and return it as an object of the class `kind`.
 
-    plan: the digest that the other side must have; empty for any. us, them: names of the sides, for errors. Raises
-    AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
+    plan: the digest of the plan that the other side must have; empty for any. us, them: names of the sides, for errors.
+    Raises AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "hybrid", "hint": _HINT}
     fields = records.parse(data, most=MOST_OPENING, **how)
@@ -120,9 +120,9 @@ def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T
 
 
 def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
-    """Raise AgreementError unless both sides have plans with the same digest.
+    """Raise AgreementError unless two sides have the same plan.
 
-    theirs, ours: the digests. us, them: names of the sides, for the error.
+    theirs, ours: the digests of the plans. us, them: names of the sides, for the error.
     """
     if theirs != ours:
         what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"

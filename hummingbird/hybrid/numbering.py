@@ -21,7 +21,7 @@ class GatePosition:
 
     number, gate: the number of the gate's step in the plan, and the step. circuit: what is garbled for the gate. bit:
     number of the gate's first input bit, counted over all gates of the slot. tile: number of the gate's first tile,
-    counted likewise; a tile is 16 instances of a circuit.
+    counted over all gates too; a tile is 16 instances of a circuit.
     """
 
     number: int

@@ -241,7 +241,7 @@ def signed(x: Tensor, ring: int) -> Tensor:
 def at_rest(plan: Plan) -> set[int]:
     """Return the numbers of the steps whose values layers may read.
 
-    These are values of which the data's side knows its share in advance, from its masks alone, without any image.
+    The data's side knows its share of such a value in advance, from its masks alone, without any image.
     """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):

@@ -26,19 +26,19 @@ INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's s
 
 @dataclass(eq=False)
 class UnfinishedStep:
-    """A step of a plan under construction; name, op, shape and attrs as in `Step`.
+    """A step of a plan under construction; its name, op, shape and attrs are as in `Step`.
 
     scale: the unit, which may be unknown yet.
     rests: whether the data side's share follows from masks only, so that a layer may read the value.
     signs: 1 or -1 for each value that a sum adds; a further integer brings the value to the sum's unit.
-    factors: given instead of signs, the integers that multiply the values of a sum.
+    factors: the integers that multiply the values of a sum, given instead of signs.
     real: a real number added to a sum.
-    weights: float64 (O, C // groups, h, w), and a bias or None.
-    geometry: fields of a `Linear`.
+    weights: of a layer, float64 (O, C // groups, h, w), and its bias or None.
+    geometry: of a layer, fields of a `Linear`.
     kind, width: of a `Gate`.
     window: the window to which the values are cut.
     limit: bound on the absolute real values, if known.
-    bound: on the absolute integers.
+    bound: bound on the absolute values as integers, once all units are chosen.
     """
 
     name: str
@@ -105,7 +105,7 @@ class PlanBuilder:
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum of values; the sum's unit is given by `scale`.
+        """Add a step that sums values in the unit that `scale` gives, and return it.
 
         parts: the values. attrs: `factors` or `signs` of the values, and other fields of an `UnfinishedStep`.
         """
@@ -139,9 +139,9 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
 
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-        """Add a step that drops low bits of x; its unit is 2^(m-16), the value of the lowest bit of the window [k:m).
+        """Add a step that drops low bits of x, and return it: its unit is 2^(m-16), the lowest bit of the window [k:m).
 
-        If the unit of x is as coarse already, or coarser, nothing is added. Returns the new step, or x.
+        If the unit of x is as coarse already, or coarser, nothing is dropped, and x is returned.
         """
         scale = power(x.scale)
         if scale is not x.scale:
@@ -223,9 +223,9 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound the absolute value of a step's integers, if all values that are cut to windows lie in their windows.
+    """Return a bound on |integer| of a step's value, if all values that are cut to windows lie in the windows.
 
-    input_range: bound on |x| of an image. parameters: of a layer, None for other steps.
+    input_range: bound on |x| of an image. parameters: the integer weights of a layer, None for other steps.
     """
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
@@ -246,7 +246,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return, for each input of a step, how many low bits of the input's shares the step reads."""
+    """Return for each input of a step how many low bits of the input's shares the step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":
