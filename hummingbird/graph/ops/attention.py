@@ -34,6 +34,7 @@ def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
     """Convert a call of matmul to a step: a product of two values, broadcast as in torch, or a linear layer.
 
     A value times a constant matrix becomes a linear layer.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
@@ -41,12 +42,18 @@ def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
 
 
 def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
-    """Convert a call of bmm to a step that multiplies two batches of matrices."""
+    """Convert a call of bmm to a step that multiplies two batches of matrices.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return matmul(b, input, mat2)
 
 
 def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net."""
+    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
     product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
     if b.number(beta, "beta") == 0:
@@ -55,7 +62,10 @@ def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1,
 
 
 def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """Convert a call of addmm to a linear layer: a constant row plus a value times a constant matrix."""
+    """Convert a call of addmm to a linear layer: a constant row plus a value times a constant matrix.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if b.kind(input) or (beta, alpha) != (1, 1) or not isinstance(input, Tensor) or input.dim() != 1:
         raise Unsupported("addmm of anything but a constant row and matrix", "write it as a product and a sum")
     if b.kind(mat2) or not isinstance(mat2, Tensor) or mat2.dim() != 2:
@@ -68,6 +78,7 @@ def einsum(b: StepBuilder, equation: Any, *operands: Any) -> Ref:
     """Convert a call of einsum on two values of the net to a step.
 
     The equation must have an arrow, and each index at most once in an operand; other equations raise Unsupported.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
@@ -97,6 +108,7 @@ def scaled_dot_product_attention(
     """Convert a call of torch's function of this name to steps; the mask must be constant or public.
 
     Dropout and grouped queries raise Unsupported.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
@@ -212,10 +224,11 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Emit the linear layers that make queries, keys and values: a joint one if all have the same input, else three.
+    """Emit the linear layers that make queries, keys and values, and return references to the three values.
 
-    given: the inputs of the layers for queries, keys and values. joint: the weights of all three layers in one tensor,
-    or None. bias: their biases in one tensor, or None. apart: the weights one by one, for `joint` None.
+    A single layer makes all three if they have the same input. given: the inputs of the layers for queries, keys and
+    values. joint: the weights of all three layers in one tensor, or None. bias: their biases in one tensor, or None.
+    apart: the weights one by one, for `joint` None.
     """
     query, key, value = given
     biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)

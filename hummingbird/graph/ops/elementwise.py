@@ -80,7 +80,10 @@ def known(name: str) -> str | None:
 
 
 def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-    """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments."""
+    """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments.
+
+    The steps are added to `b`; returns a reference to the result.
+    """
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
     if name == "pow" and len(args) == 2:

@@ -95,6 +95,7 @@ def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: s
     """Emit a step "public_call" for a function of public values. name: the function's name in FUNCTIONS.
 
     Raises Unsupported for arguments that a net's file cannot hold.
+    The steps are added to `b`; returns a reference to the result.
     """
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
@@ -118,7 +119,7 @@ def _constant(b: StepBuilder, value: Tensor) -> Ref:
 
 
 def _plain(structure: Structure) -> Structure:
-    """Convert the constants of a structure so that JSON can hold them: a dtype becomes its name.
+    """Return a structure with constants that JSON can hold: a dtype becomes its name.
 
     Raises Unsupported for constants that JSON cannot hold.
     """
@@ -156,7 +157,10 @@ def embedding(
     scale_grad_by_freq: Any = False,
     sparse: Any = False,
 ) -> Ref:
-    """Convert a call of embedding to a step: rows of the table `weight`, selected by public numbers."""
+    """Convert a call of embedding to a step: rows of the table `weight`, selected by public numbers.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if max_norm is not None:
         raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
     if b.kind(input) != PUBLIC:
@@ -181,6 +185,7 @@ def embedding_bag(
     """Convert a call of embedding_bag to steps: sums or means of rows of a table, selected by public numbers.
 
     input: (bags, numbers), one row of numbers for each sum.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
         what = "an EmbeddingBag with offsets, weights, a padding or a maximum"

@@ -37,6 +37,7 @@ def interpolate(
     """Convert a call of interpolate to a step "resize".
 
     If a target size is the size of another tensor, this size becomes an input of the step.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if mode not in MODES or antialias:
         what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
@@ -138,13 +139,17 @@ def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "")
 
     pads: how many values are added before and after each padded dimension, the last dimension first. mode: "reflect",
     "replicate" or "circular". suffix: of the step's name.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
 def edge_pad_layer(b: StepBuilder, input: Any, padding: Any, *, mode: str) -> Ref:
-    """Convert a call of a padding module of torch.nn, which pads with the input's own values, to a step."""
+    """Convert a call of a padding module of torch.nn, which pads with the input's own values, to a step.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return edge_pad(b, input, padding, mode)
 
 

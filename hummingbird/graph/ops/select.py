@@ -67,6 +67,7 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
     """Convert a call of where to steps, other + condition (input - other).
 
     condition: a comparison or a constant mask.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if input is None or other is None:
         raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
