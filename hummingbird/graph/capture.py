@@ -115,9 +115,9 @@ class _Tracer(SymbolTracer):
         return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
 
     def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that it returns one tensor or a flat tuple of tensors.
+        """Wrap a function so that it returns one tensor or a flat tuple of tensors; return the wrapped function.
 
-        The attribute `structure` keeps how the function's own result was nested.
+        The tracer's attribute `structure` keeps how the function's own result was nested.
         """
 
         def flat(*arguments: Any) -> Any:
@@ -128,7 +128,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Replace the result of a call such as chunk, which returns several tensors, by a tuple of symbols.
+        """Return a call's result with symbols of tuples, such as chunk returns, replaced by tuples of symbols.
 
         The example shows how many tensors there are; without an example the result stays as it is.
         """

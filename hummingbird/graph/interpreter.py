@@ -130,6 +130,9 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """Compute a step's value in plain torch; a constant is moved to the device and type of the net's input `x`."""
+    """Return a step's value, computed in plain torch; constants are moved to the device and type of the input `x`.
+
+    number, step: the step. arguments: the values of its inputs.
+    """
     value = OPS[step.op](step.attrs, *arguments)
     return like(value, x) if step.op == "constant" else value

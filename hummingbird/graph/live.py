@@ -86,7 +86,7 @@ class LiveNet:
         return inputs.leaves
 
     def result(self, out: Any) -> Any:
-        """Rebuild the structure of forward()'s result around `out`, which has the net's results in order."""
+        """Return forward()'s result: its structure, filled with `out`, the net's results in order (or the only one)."""
         return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(

@@ -53,9 +53,9 @@ def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
 
 
 def _values(steps: Sequence[Step], shape: Sequence[int], images: int) -> list[Any] | None:
-    """Compute every step's value on the meta device for a batch of `images`; None if the net cannot take such a batch.
+    """Return every step's value for a batch of `images`, on the meta device; None if the net cannot take such a batch.
 
-    shape: of the net's input; the first size is ignored.
+    shape: of the net's input; its first size is replaced by `images`.
     """
     try:
         return run_all(steps, *on_meta(steps, (images, *shape[1:])))

@@ -158,10 +158,10 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Trace the net in one of the ways of `Example.readings`.
+    """Trace the net once, as the example `reading` says (one of `Example.readings`), or without an example for None.
 
-    Returns the `TraceState`, None if the net cannot be traced, and the problems. reading: the way; None for a trace
-    without an example. hidden: the `HiddenNumbers` of the net, or None.
+    Returns the `TraceState` (None if the net cannot be traced) and the problems. hidden: the `HiddenNumbers` of the
+    net, or None.
     """
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)

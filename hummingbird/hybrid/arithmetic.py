@@ -159,10 +159,11 @@ def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Facto
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """Make the function that `online` calls for a layer: it computes W x + s + bias, the model side's share.
+    """Make the function that `online` calls for a layer: it returns W x + s + bias mod 2^ring, the model side's share.
 
-    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result. weights:
-    from `factors`. masks: the masks s, int64 (B, *step.shape), by number of the step.
+    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result.
+    parameters: the layers' integer weights and biases, by number of the step. weights: from `factors`. masks: the masks
+    s, int64 (B, *step.shape), by number of the step.
     """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:

@@ -187,7 +187,10 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 
 
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel."""
+    """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel.
+
+    number, step: the net's step. x: its input in the plan. Returns the plan's step for the result.
+    """
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
     geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
@@ -201,7 +204,7 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a clamp into steps of the plan: low + relu(x - low) - relu(x - high).
 
-    One gate computes both ReLUs in one round trip.
+    One gate computes both ReLUs in one round trip. number, step: the net's step. Returns the plan's last step for it.
     """
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
@@ -221,7 +224,7 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a LeakyReLU into steps of the plan: (c lift(x) + (2^f - c) relu(x)) / 2^f.
 
-    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate.
+    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate. Returns the plan's last step for it.
     """
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
@@ -237,7 +240,7 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a PReLU into steps of the plan: relu(x) - slope relu(-x).
 
-    One gate computes both ReLUs, and a layer multiplies by the slopes.
+    One gate computes both ReLUs, and a layer multiplies by the slopes. Returns the plan's last step for it.
     """
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
@@ -256,6 +259,7 @@ def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> Un
     """Turn a concatenation into steps of the plan that bring the values to one unit, and concatenate them.
 
     Values are concatenated along an image's first dimension; for another dimension, they are permuted before and after.
+    parts: the values in the plan. Returns the plan's step for the result.
     """
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
@@ -279,7 +283,7 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a max pooling into steps of the plan: max(a, b) = a + relu(b - a), a tree for each dimension of the window.
 
-    A ReLU before the pooling is computed after it, on fewer values.
+    A ReLU before the pooling is computed after it, on fewer values. Returns the plan's step for the result.
     """
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])

@@ -87,19 +87,19 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """Add a step without weights, on one value x, that each side computes alone.
+        """Add a step without weights, on one value x, that each side computes alone; return the step.
 
-        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by that of x.
+        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by the unit of x.
         """
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a step that sums values of equal shape, and a real number.
+        """Add a step that sums values of equal shape, and a real number; return the step.
 
-        Each value is multiplied by an integer that brings it to the sum's unit. signs: 1 or -1 for each value; by
-        default all are added. real: the number.
+        Each value is multiplied by an integer that brings it to the sum's unit. parts: the values. signs: 1 or -1 for
+        each value; by default all are added. real: the number.
         """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
@@ -113,7 +113,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Add a step that concatenates values with the same unit, along the first dimension of one image."""
+        """Add a step that concatenates values with one unit along the first dimension of one image; return the step."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -127,10 +127,10 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`).
+        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`), and return the step.
 
-        The unit of its result is chosen later, together with those of values that are added to the result. geometry:
-        fields of a `Linear`.
+        The unit of its result is chosen later, together with the units of values that are added to the result.
+        geometry: fields of a `Linear`.
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
@@ -154,7 +154,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a step with garbled gates on the result of `cut`.
+        """Add a step with garbled gates on x, a result of `cut`, and return the step.
 
         kind: "relu" or "lift". window: [k:m), the bits that the gates read.
         """
@@ -170,10 +170,11 @@ class PlanBuilder:
     def finished(
         self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
     ) -> Model:
-        """Finish the plan whose result is `last`: choose all units and rings, and round the weights to integers.
+        """Finish the plan with result `last`: choose units and rings, round weights to integers; return a `Model`.
 
-        window: bounds the result; None for the bound that follows from the weights. attrs: of the output step. Raises
-        ConfigError, listing all steps, for values that need too large a ring.
+        garbler: the side that garbles, "data" or "model". input_range: bound on |x| of an image. window: bounds the
+        result; None for the bound that follows from the weights. attrs: of the output step. Raises ConfigError, listing
+        all steps, for values that need too large a ring.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:

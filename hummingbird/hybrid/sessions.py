@@ -92,9 +92,10 @@ class Sessions:
         return sum(slots for slots, _ in found), sum(size for _, size in found)
 
     def begin(self, owner: str, make: Callable[[], Store]) -> None:
-        """Make a new session with `make`, which sets it up.
+        """Make a new session for a client with the name `owner`, and keep it.
 
-        Raises StoreError if the owner has too many sessions, and the errors of `make`.
+        make: a function that sets the session up and returns its store. Raises StoreError if the owner has too many
+        sessions, and the errors of `make`.
         """
         with self._lock:
             self._remove_old()

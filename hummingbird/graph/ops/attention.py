@@ -185,9 +185,10 @@ def multihead(
     add_zero_attn: bool,
     out_proj: nn.Linear,
 ) -> tuple[Ref, Ref | None]:
-    """Convert a call of nn.MultiheadAttention, on a batch, to steps; the arguments are its call's and its attributes.
+    """Convert a call of nn.MultiheadAttention, on a batch, to steps.
 
-    Returns references to the result and to the attention weights, which are None without `need_weights`.
+    The arguments after `b` are the call's, then the module's attributes. Returns references to the result and to the
+    attention weights; None in place of the weights without `need_weights`.
     """
     if bias_k is not None or bias_v is not None or add_zero_attn:
         raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")

@@ -55,7 +55,10 @@ _MODULES: dict[type[nn.Module], tuple[str, str]] = {
 
 
 def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """Compute the value of a step "elementwise". attrs: the name of torch's function and its keyword arguments."""
+    """Return the value of a step "elementwise" for its inputs `values`.
+
+    attrs: the step's attributes: the name of torch's function and its keyword arguments.
+    """
     options = {key: value for key, value in attrs.items() if key != "function"}
     out: Tensor = FUNCTIONS[attrs["function"]](*values, **options)
     return out

@@ -203,9 +203,10 @@ def embedding_bag(
 
 
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """Compute a step "public_call": the value of a function of public values.
+    """Return the value of a step "public_call": of a function of public values.
 
-    If an argument is on another device than the CPU, all are moved there; on the meta device only a shape is computed.
+    attrs: the step's attributes, which name the function. values: its arguments. If an argument is on another device
+    than the CPU, all are moved there; on the meta device only a shape is computed.
     """
     places = [value.device for value in values if isinstance(value, Tensor)]
     place = next((device for device in places if device.type != "cpu"), None)
@@ -230,7 +231,10 @@ def constant(attrs: dict[str, Any]) -> Tensor:
 
 
 def rows(attrs: dict[str, Any], numbers: Tensor, x: Tensor) -> Tensor:
-    """Select rows of a step's table, in the type of the net's input `x`; InputError for numbers outside the table."""
+    """Return the rows `numbers` of a step's table, in the type of the net's input `x`.
+
+    attrs: the step's attributes, which have the table. Raises InputError for numbers outside the table.
+    """
     table = attrs["weight"]
     check_rows(numbers, table.shape[0])
     return F.embedding(numbers.to(table.device), table).to(device=x.device, dtype=x.dtype)

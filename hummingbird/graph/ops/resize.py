@@ -63,9 +63,9 @@ def upsample_bilinear(b: StepBuilder, input: Any, size: Any = None, scale_factor
 
 
 def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
-    """Compute the operation "resize" in plain torch, by interpolate. x: (batch, channels, *space).
+    """Return x, (batch, channels, *space), resized by torch's interpolate: the meaning of the operation "resize".
 
-    sizes: the target sizes, if they are inputs of the step and not attributes.
+    a: the step's attributes. sizes: the target sizes, if they are inputs of the step and not attributes.
     """
     size = [n for item in sizes for n in (item if isinstance(item, (tuple, list)) else (item,))]
     size = size * (x.dim() - 2) if len(size) == 1 else size

@@ -130,7 +130,7 @@ def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """Apply a rule to `values`; the names of the steps that it emits end with `suffix`."""
+    """Return the result of a rule for `values`; the names of the steps that it emits end with `suffix`."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)

@@ -39,7 +39,7 @@ class LayerShape:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> LayerShape:
-        """Make the shapes of a layer, checked.
+        """Return the shapes of a layer, after a check that the arguments fit each other.
 
         input_shape: (C, H, W), (C, L) or (features,). weight_shape: as torch has it.
         stride, padding, dilation: one number, or one for each dimension.

@@ -39,7 +39,10 @@ class Fresh:
     body: Tensor
 
     def parts(self) -> Tensor:
-        """Return c_0 and a of each ciphertext, with a from the seed, transformed: int32 (n, 2, 4, N), 128 KiB each."""
+        """Return c_0 and a of each ciphertext, transformed (NTT): int32 (n, 2, 4, N), 128 KiB each.
+
+        Each a is expanded from the seed.
+        """
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:

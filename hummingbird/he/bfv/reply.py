@@ -57,9 +57,9 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
 
 
 def dropped(parts: Tensor) -> Tensor:
-    """Divide ciphertexts by two of their four primes, and round: int32 (n, 2, 4, N) to int32 (n, 2, 2, N).
+    """Return ciphertexts divided by two of their four primes and rounded: int32 (n, 2, 4, N) to int32 (n, 2, 2, N).
 
-    parts: the ciphertexts, as coefficients; so is the result.
+    parts: the ciphertexts, as coefficients and not transformed; so is the result.
     """
     rows = parts.view(-1, 1, *parts.shape[2:])
     for primes in range(len(RING.primes), len(REST.primes), -1):

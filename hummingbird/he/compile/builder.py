@@ -115,9 +115,9 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 
 
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
-    """Round a layer's weights to integers at scale 2^bits: float64 (G, rows, K).
+    """Return a layer's weights as integers at scale 2^bits: float64 (G, rows, K).
 
-    bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
+    linear: the layer. bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
     """
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
@@ -155,10 +155,10 @@ def log2(unit: Fraction) -> float:
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """Find a common unit u of some units: each unit is nearly an integer times u.
+    """Return a common unit u of some units, with an integer for each unit such that the unit is nearly integer * u.
 
-    Returns u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units can
-    be added after multiplication by their integers.
+    The result is u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units
+    can be added after multiplication by their integers.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None

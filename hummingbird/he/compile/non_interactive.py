@@ -297,9 +297,9 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Write real constants as integers in this unit, modulo each of L primes: residues around 0, int32 (n, L).
+        """Return real constants as integers in this unit, modulo each of L primes, and the largest rounding error.
 
-        Returns the largest rounding error of a constant, too. values: (n,).
+        The integers are residues around 0, int32 (n, L). values: the constants, (n,).
         """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
