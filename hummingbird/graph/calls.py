@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
 ) -> Inputs:
-    """Find the input tensors among the arguments of a call, and check them.
+    """Find the input tensors among the arguments of a call, check them, and return them as `Inputs`.
 
     private: whether an argument is a private input.
     Raises InputError for a call whose arguments differ from the example's in structure, shapes or public constants.

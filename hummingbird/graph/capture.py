@@ -229,10 +229,10 @@ def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
 
 
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example | None = None) -> Capture:
-    """Trace `net`, in eval mode, with the example `call` or without one; optional arguments take their defaults.
+    """Trace `net`, in eval mode, and return the `Capture`; optional arguments of forward() take their defaults.
 
-    custom: module types to keep whole.
-    No error is raised for a net that cannot be traced: the result lists the problems.
+    custom: module types to keep whole. call: the example, or None.
+        No error is raised for a net that cannot be traced: the result lists the problems.
     """
     # A net that is itself one layer of torch.nn would be traced into; as a child module it is a leaf.
     if is_leaf(net, custom):

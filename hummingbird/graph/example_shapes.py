@@ -104,7 +104,7 @@ def fingerprints(
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
-    """Trace a net to steps, with these images as the example if the net needs one.
+    """Trace a net and return its steps; `images` are the example if the net cannot be traced without one.
 
     Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
     """

@@ -95,7 +95,7 @@ class Interpreter(Generic[S]):
             self.drop(values, number)
 
     def drop(self, values: dict[int, Any], number: int) -> None:
-        """Delete from `values` those that no step reads after step `number`."""
+        """Delete from `values` every value that no step reads after step `number`."""
         for index in self._dead[number]:
             del values[index]
 

@@ -90,7 +90,7 @@ def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
 
 
 def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:
-    """Hash the names, operations, inputs and attributes of steps: SHA-256 in hex, equal on every device and machine.
+    """Return a hash of the steps' names, operations, inputs and attributes: SHA-256 in hex, equal on every machine.
 
     weights: hash the tensors' values too; else only types and shapes. Raises InputError for values on the meta device.
     """

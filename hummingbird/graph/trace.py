@@ -72,7 +72,7 @@ def trace(
 def unfolded(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Step]:
-    """Trace a net without folding its batch norms, as `SavedNet` takes the steps.
+    """Trace a net and return its steps with batch norms not folded, as `SavedNet` takes them.
 
     Arguments and errors as for `trace`.
     """

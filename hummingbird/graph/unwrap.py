@@ -31,7 +31,7 @@ def unwrapped(net: Any) -> nn.Module:
 
 
 def plain_copy(net: Any) -> nn.Module:
-    """Copy a net deeply, in eval mode, leaving out the wrappers around it and inside it.
+    """Return a deep copy of a net, in eval mode, without the wrappers around it and inside it.
 
     Raises InputError as `unwrapped`, ModelError for a net that cannot be copied.
     """

@@ -212,5 +212,5 @@ def expand(seed: bytes, shape: tuple[int, ...], ring: int) -> Tensor:
 
 
 def _bits(values: Tensor, width: int) -> Tensor:
-    """Split numbers into their low `width` bits, lowest first: uint8 (n * width,)."""
+    """Return the low `width` bits of n numbers, lowest first: uint8 (n * width,), zeros and ones."""
     return (values[:, None] >> torch.arange(width) & 1).to(torch.uint8).view(-1)

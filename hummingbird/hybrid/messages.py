@@ -53,7 +53,7 @@ class CallOpening:
     plan: str = field(records.text(2 * DIGEST_BYTES), default="")
 
     def pack(self) -> bytes:
-        """Write the opening as JSON."""
+        """Return the opening as JSON, in bytes."""
         return records.write(self).encode()
 
 
@@ -140,18 +140,18 @@ def pack(x: Tensor, ring: int) -> Tensor:
 
 
 def unpack(data: Tensor, shape: tuple[int, ...], ring: int) -> Tensor:
-    """Unpack integers mod 2^ring that `pack` wrote: int64 (1, *shape)."""
+    """Return the integers mod 2^ring that `pack` has packed into `data`: int64 (1, *shape)."""
     count = torch.Size(shape).numel()
     return unpack_words(data, count, ring).view(1, *shape)
 
 
 def tensor_of(data: bytes) -> Tensor:
-    """Copy bytes to a tensor, uint8 (size,)."""
+    """Return a copy of bytes as a tensor, uint8 (size,)."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def octets(labels: Tensor) -> Tensor:
-    """Write labels of wires, int64 (..., 2), as bytes, uint8 (16 n,)."""
+    """Return n labels of wires, int64 (..., 2), as bytes, uint8 (16 n,)."""
     return labels.contiguous().view(-1).view(torch.uint8)
 
 

@@ -51,7 +51,7 @@ class PlanFile:
 
 
 def to_json(plan: Plan) -> str:
-    """Write a plan as text; equal plans have equal texts."""
+    """Return a plan as JSON text; equal plans have equal texts."""
     return records.write(PlanFile(plan.steps, plan.garbler, plan.input_range), separators=(",", ":"), sort_keys=True)
 
 
@@ -246,7 +246,7 @@ assert set(_RULES) == LOCAL | {"input", "output", "linear", "gate"}
 
 
 def describe(model: Model, secret: bytes) -> bytes:
-    """Write the description of a model that a server sends to clients: a tag of the weights, then the plan.
+    """Return the description of a model that a server sends to clients, as bytes: a tag of the weights, then the plan.
 
     secret: the server's; without it nobody can test guesses of the weights with the tag.
     """

@@ -76,7 +76,7 @@ class Proxy:
         self._thread.join()
 
     def report(self) -> str:
-        """Write predicted and counted bytes between proxy and server for the images so far, as a table.
+        """Return a text table of the predicted and counted bytes between proxy and server for the images so far.
 
         The first messages of calls are not included.
         """

@@ -39,7 +39,7 @@ class ProxyView:
 
 
 def proxy_view(plan: Plan, digest: str) -> bytes:
-    """Write the part of a plan that a proxy's user knows, as JSON."""
+    """Return the part of a plan that a proxy's user knows, as JSON. digest: of the whole plan."""
     ends = [(step.shape, step.ring, step.unit, dict(step.attrs)) for step in (plan.input, plan.output)]
     return records.write(ProxyView(digest, plan.input_range, *ends)).encode()
 

@@ -72,7 +72,7 @@ def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return the number of dimensions after those from the attribute `start` to `end` are flattened into one.
+    """Return the number of dimensions after the dimensions from `start` to `end` (attributes) are flattened into one.
 
     a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
     unknown) or None (unknown).

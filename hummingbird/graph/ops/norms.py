@@ -320,7 +320,7 @@ def _per_channel(a: Attrs, x: Tensor) -> Tensor:
 
 
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
-    """Reshape x to (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
+    """Return x as (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
 
     a: the norm's attributes, which say which values make a row.
     """

@@ -170,7 +170,7 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Select the indices `places` of a dimension, in this order: emit steps that slice x and one that joins them."""
+    """Emit steps that select the indices `places` of a dimension of x, in this order; return a reference to them."""
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):

@@ -67,7 +67,7 @@ class SwitchingKey:
         return SwitchingKey(parts)
 
     def to_bytes(self) -> bytes:
-        """Write the key as 851,968 bytes."""
+        """Return the key as 851,968 bytes, which `from_bytes` reads."""
         return pack(RING, self.parts).numpy().tobytes()
 
     @staticmethod
@@ -81,7 +81,7 @@ class SwitchingKey:
 
 
 def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
-    """Switch n ciphertexts to the secret for which the key was made.
+    """Return n ciphertexts switched to the secret for which the key was made, so that this secret decrypts them.
 
     x: the ciphertexts, int32 (n, 2, 4, N), from `Fresh.parts`; the result has the same form. Give the result to
     `evaluate` with the public key for which the switching key was made. Raises InputError for another type or shape.
@@ -128,7 +128,7 @@ class Secret:
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt n polynomials, int64 (n, N), modulo 2^k, to n ciphertexts.
+        """Encrypt n polynomials, int64 (n, N), whose coefficients count mod 2^k; return n ciphertexts.
 
         The randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """
@@ -146,7 +146,7 @@ class Secret:
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
-        """Decrypt a reply to int64 (n, N): from 0 to 2^k - 1 in the coefficients that were sent, 0 in all others.
+        """Decrypt a reply to n polynomials, int64 (n, N): values mod 2^k in the coefficients that were sent, else 0.
 
         k: the bits of a value for which the reply was made; for another k the values are wrong. Raises InputError for k
         outside 1 .. 32.

@@ -55,7 +55,7 @@ class Layout:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Layout:
-        """Lay out a layer so that its messages have the fewest bytes.
+        """Make the layout of a layer whose messages have the fewest bytes.
 
         input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
         or one for each dimension, as in torch. degree: coefficients of a polynomial, N, a power of two. Raises
@@ -128,7 +128,7 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack an input, int64 of `input_shape`, into the coefficients of polynomials, int64 (inputs, N).
+        """Return an input, int64 of `input_shape`, as coefficients of polynomials, int64 (inputs, N).
 
         Raises InputError for another shape.
         """
@@ -139,7 +139,7 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Pack weights, int64 of `weight_shape`, into polynomials, int64 (n, N): one for each product in `pairs`."""
+        """Return weights, int64 of `weight_shape`, as polynomials, int64 (n, N): one for each product in `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
@@ -157,7 +157,7 @@ class Layout:
         return polys.view(-1, self.degree)
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs, int64 of `output_shape`, from the replies' decrypted polynomials, int64 (replies, N)."""
+        """Return the outputs, int64 of `output_shape`, from the replies' decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         outputs = self.layer.output_shape[0]
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)

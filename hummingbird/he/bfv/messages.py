@@ -46,7 +46,7 @@ class Fresh:
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:
-        """Write the ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 bytes for each ciphertext."""
+        """Return the ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 bytes for each ciphertext."""
         return self.seed + pack(RING, self.body).numpy().tobytes()
 
     @staticmethod
@@ -75,7 +75,7 @@ class PublicKey:
         return self.sent.parts()[0]
 
     def to_bytes(self) -> bytes:
-        """Write the key as 53,264 bytes."""
+        """Return the key as 53,264 bytes, which `from_bytes` reads."""
         return self.sent.to_bytes()
 
     @staticmethod
@@ -119,7 +119,7 @@ class Reply:
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
 
     def to_bytes(self) -> bytes:
-        """Write the reply as bytes: all c_1, 26,624 bytes each, then the used coefficients of c_0.
+        """Return the reply as bytes: all c_1, 26,624 bytes each, then the used coefficients of c_0.
 
         A used coefficient takes 26 bits for each of two primes, 6.5 bytes; all residues of the first prime come first.
         """
@@ -174,6 +174,6 @@ def check_length(data: bytes, wanted: int, where: str) -> None:
 
 
 def as_tensor(data: bytes, start: int, stop: int | None = None) -> Tensor:
-    """Copy data[start:stop] to a tensor, uint8 (n,)."""
+    """Return a copy of data[start:stop] as a tensor, uint8 (n,)."""
     piece = bytearray(data[start:stop])
     return torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)

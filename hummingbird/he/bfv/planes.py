@@ -201,9 +201,9 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Join the outputs of all tiles, (..., height, width) each, to the output of the layer, (..., H', W').
+        """Return the output of the layer, (..., H', W'), joined from the outputs of all tiles.
 
-        parts: the outputs of each tile, in the order of `tiles`.
+        parts: the outputs of each tile, (..., height, width), in the order of `tiles`.
         """
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
@@ -211,7 +211,7 @@ class Planes:
         return out
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Select the weights of the kernel positions in use (`Axis.taps`).
+        """Return the weights of the kernel positions in use, which read not only padding (`Axis.taps`).
 
         weights: (O, C, h, w), or a shape that reshapes to it.
         """

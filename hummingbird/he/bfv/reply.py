@@ -34,7 +34,7 @@ def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
 
 
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
-    """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k and nothing else.
+    """Make a reply of sums of products, from which the client decrypts values - masks mod 2^k and nothing else.
 
     public: the client's key. sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of
     bfv/noise.py.

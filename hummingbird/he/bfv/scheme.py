@@ -51,7 +51,7 @@ def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
 
 
 def transform(polys: Tensor) -> Tensor:
-    """Transform a server's weight polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
+    """Return a server's weight polynomials, int64 (n, N), |w| <= 2^25, transformed for `products`: int32 (n, 4, N).
 
     A transformed polynomial (NTT modulo each of four primes) has 64 KiB and can be reused for all clients. Raises
     InputError for another type, shape or magnitude.
@@ -76,7 +76,7 @@ def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
 
 
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
-    """Encrypt 0 `count` times with new randomness: int32 (count, 2, 4, N), transformed (NTT).
+    """Return `count` encryptions of 0 with new randomness: int32 (count, 2, 4, N), transformed (NTT).
 
     public: the public key's two polynomials, int32 (2, 4, N), transformed.
     """

@@ -114,7 +114,7 @@ class Taps:
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack inputs, int64 (images, *input_shape), into the coefficients of polynomials, int64 (inputs, N)."""
+        """Return inputs, int64 (images, *input_shape), as coefficients of polynomials, int64 (inputs, N)."""
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -137,16 +137,16 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Multiply encrypted inputs by a layer's weights and add: int32 (inputs, 2, 4, N) to int32 (replies, 2, 4, N).
+        """Multiply encrypted inputs by a layer's weights, and return the sums for each reply: int32 (replies, 2, 4, N).
 
-        x: the inputs, from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
+        x: the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
         (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
+        """Return the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
         out = self.planes.join([part[:, places] for part, places in tiles])

@@ -76,7 +76,7 @@ def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> 
 
 
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
-    """Measure the magnitude of every step whose value is a tensor; other steps get None.
+    """Return the measured magnitude of every step whose value is a tensor, and None for other steps.
 
     inputs: float64 (n, *input_shape), n >= 2.
     """

@@ -110,7 +110,7 @@ class PlanAttempt(PlanBuilder):
         self.registers = Registers(Form(received, 2, len(parameters.primes)))
 
     def plan(self, bound: float, basis: str) -> Plan:
-        """Build the plan, or raise TooLarge.
+        """Build and return the plan, or raise TooLarge if a value does not fit the modulus.
 
         bound: on |input|, which the client checks. basis: where sizes come from, in words for the report.
         """
@@ -394,7 +394,7 @@ def build(
     calibrated: bool,
     basis: str,
 ) -> Plan:
-    """Build the plan of a polynomial net with the smallest degree that has enough primes, or with the given degree.
+    """Make the plan of a net in polynomial mode, with the given degree or the smallest that has enough primes.
 
     sizes: the measured magnitude of each step's value. bound: bound on |input|. calibrated: whether the largest
     measured values serve as bounds, instead of proven ones. basis: where sizes come from, in words for the report.

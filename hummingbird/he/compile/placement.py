@@ -207,7 +207,7 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """Describe the problem of a step that only the client can compute, while step `reader` needs its result encrypted.
+    """Make the problem of step `index`, which only the client can compute while step `reader` reads it encrypted.
 
     The steps that a PReLU was replaced by are reported as the PReLU.
     """

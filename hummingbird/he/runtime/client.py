@@ -117,7 +117,7 @@ class ClientBatch:
         self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside typical images
 
     def uploads(self, number: int) -> Iterator[Upload]:
-        """Generate the slices of turn `number`, encrypted on demand; the turn before must be complete.
+        """Yield the slices to send in turn `number`, encrypted on demand; the turn before must be complete.
 
         A second call for the current turn encrypts again and discards the answers received so far.
         """

@@ -111,7 +111,7 @@ class Public:
         return sum(up for up, _ in turns), sum(down for _, down in turns)
 
     def to_json(self) -> str:
-        """Write the public part as JSON text, with numbers, names and shapes; it is the same on every machine."""
+        """Return the public part as JSON text, with numbers, names and shapes; it is the same on every machine."""
         text = ClientText(
             mode=self.mode,
             packing=self.packing,

@@ -107,7 +107,7 @@ class HEModel:
             count["client"] += start - sending
 
     def report(self) -> str:
-        """Write the plan as a table; after a call also the measurements, and outputs beside those of the plain net."""
+        """Return the plan as a text table; after a call also what was measured, and outputs beside the plain net's."""
         text = report.before(self.plan)
         return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
 

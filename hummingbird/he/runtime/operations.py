@@ -206,7 +206,7 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide ciphertexts, int32 (n, size, L, N), by their last primes one after another, until `primes` of L are left.
+    """Return ciphertexts, int32 (n, size, L, N), divided by their last primes until `primes` of L primes are left.
 
     kind: "mixed" if component 0 is given as coefficients, "ntt" if all components are transformed.
     """
@@ -216,7 +216,7 @@ def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
 
 
 def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """Multiply x, int32 (..., L, N), by an integer of at most 20 significant bits."""
+    """Return x, int32 (..., L, N), times an integer of at most 20 significant bits, modulo each of L primes."""
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

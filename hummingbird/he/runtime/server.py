@@ -43,7 +43,7 @@ class Server:
         self._programs = moved(plan.programs, self.device)
 
     def turn(self, number: int) -> ServerRound:
-        """Begin turn `number` of one client."""
+        """Begin turn `number` of one client; return the `ServerRound` that takes its messages and answers."""
         return ServerRound(self.public, number, self._programs[number], self.device)
 
 

@@ -109,9 +109,9 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Expand a seed to the uniform component 1 of `count` ciphertexts: int32 (count, L, N) for L primes, transformed.
+    """Return the uniform component 1 of `count` ciphertexts, expanded from a seed: int32 (count, L, N), transformed.
 
-    The result is the same on every device.
+    L is the number of primes. The result is the same on every device.
     """
     return uniform(ring, prg.Stream(seed, device), count)
 

@@ -91,7 +91,7 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first dimension: on a CPU into pieces of 32 polynomials, elsewhere not at all.
+    """Yield pieces of tensors, cut along the first dimension: on a CPU 32 polynomials, elsewhere everything.
 
     Pieces are so small that several passes over one stay in the cache.
     """

@@ -231,5 +231,5 @@ def _blocks(where: str, first: int, count: int) -> int:
 
 
 def _bits(octets: Tensor) -> Tensor:
-    """Split bytes into bits, lowest first: uint8 (8 n,) of zeros and ones."""
+    """Return the bits of n bytes, lowest first: uint8 (8 n,) of zeros and ones."""
     return (octets[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)
