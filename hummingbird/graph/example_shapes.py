@@ -83,7 +83,7 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 def alone(example: Any) -> bool:
     """Whether an example says no more than a shape: it is None, or a single tensor.
 
-    If a net can also be traced without any example, that trace has the same steps as the trace with such an example.
+    If a net can be traced without an example, its trace with such an example has the same steps.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 

@@ -229,7 +229,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait until the slot that is being dealt is complete; it stays ready."""
+        """Hand out no more slots, and wait until the slot that is now dealt is complete; it stays in the store."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

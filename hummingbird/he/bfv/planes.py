@@ -70,7 +70,7 @@ class Axis:
 
     @cached_property
     def taps(self) -> tuple[Tap, ...]:
-        """The kernel positions in use: those that read a value of the input, and not only padding, for some output."""
+        """The kernel positions in use: each reads, for some output, a value of the input and not only padding."""
         taps = []
         for place in range(self.kernel):
             offset, phase = divmod(self.dilation * place - self.padding, self.stride)

@@ -65,12 +65,12 @@ def transform(polys: Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Multiply ciphertexts by weights, and add the products that belong to the same result.
+    """Multiply ciphertexts by weights, and return for each result the sum of its products: int32 (outputs, 2, 4, N).
 
     Result o encrypts the sum of weights[p] x[i] over all p for which pairs[p] is (i, o). x: int32 (inputs, 2, 4, N),
     from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at most 4,096 for one o.
-    outputs: number of results. Returns int32 (outputs, 2, 4, N), for `evaluate`. The noise of a result grows by its sum
-    of absolute weights. Raises InputError for other types, shapes or numbers.
+    outputs: number of results, which `evaluate` takes. The noise of a result grows by its sum of absolute weights.
+    Raises InputError for other types, shapes or numbers.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 

@@ -139,8 +139,8 @@ class Taps:
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
         """Multiply encrypted inputs by a layer's weights, and return the sums for each reply: int32 (replies, 2, 4, N).
 
-        x: the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
-        (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
+        x: the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The
+        result is transformed (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))

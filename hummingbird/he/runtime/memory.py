@@ -58,7 +58,7 @@ def at_client(public: Public) -> int:
 
 
 def installed(device: torch.device | str = "cpu") -> int:
-    """Return the bytes of memory of this machine, or for a GPU, those that ciphertexts may take on it.
+    """Return how many bytes of memory this machine has, or for a GPU how many bytes ciphertexts may take on it.
 
     Returns `sys.maxsize` if the system does not report its memory.
     """

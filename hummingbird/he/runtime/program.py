@@ -72,8 +72,8 @@ class Program:
     def held(self, register: int, degree: int) -> int:
         """Return how many bytes of a register are held while the operation that makes it runs.
 
-        These are the bytes of one tile if the result is computed and sent back tile by tile (`streams`), otherwise
-        those of the register. degree: of the ciphertexts.
+        For a result that is computed and sent back tile by tile (`streams`), only one tile's bytes count, otherwise the
+        whole register's. register: its number. degree: of the ciphertexts.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
