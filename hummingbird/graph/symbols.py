@@ -112,7 +112,10 @@ class _Questions:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
 
     def _write(self, function: Callable[..., Any], other: Any) -> Any:
-        """Record `x += y` as a call that writes in place, as other names of x change too; fx would record a sum."""
+        """Record `x += y` as a call that writes in place, because other names of x change too; return x's new symbol.
+
+        fx alone would record a sum. function: the operator, such as iadd. other: y.
+        """
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __iadd__(self, other: Any) -> Any:

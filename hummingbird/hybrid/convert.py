@@ -59,12 +59,13 @@ def make_plan(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
 ) -> Model:
-    """Make the plan of a net and its integer weights; the net itself does not change, and is used as in eval mode.
+    """Return the `Model` of a net: its plan and integer weights. The net does not change, and is used as in eval mode.
 
     input_shape: of one image, such as (3, 32, 32).
-    bits: windows, as for `hummingbird.convert_model`. Every activation needs a window of 2 to 24 bits. So does a layer
-    whose result goes to another layer without an activation, under its own name. A window of the last layer bounds the
-    logits; without one, the weights bound them. `input_range` of `bits` bounds images; the default is 4.0.
+    bits: windows, in one of the forms that `hummingbird.convert_model` takes. Every activation needs a window of 2 to
+    24 bits. A layer whose result another layer reads without an activation between them needs one too, under the
+    layer's own name. A window of the last layer bounds the logits; without one, the weights bound them. `input_range`
+    of `bits` bounds images; the default is 4.0.
     garbler: "data" or "model", the side that garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
     """

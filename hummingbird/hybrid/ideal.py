@@ -37,7 +37,7 @@ def gate(step: Gate, x: Tensor) -> Tensor:
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """Make the function that computes the data side's share W r - s mod 2^ring of a layer's result in the clear.
+    """Make a function that computes the data side's share of a layer's result, W r - s mod 2^ring, without encryption.
 
     r is the data side's share of the layer's input, and W are the layer's weights. hidden: the masks s, by number of
     the step.

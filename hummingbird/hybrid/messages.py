@@ -135,7 +135,7 @@ def words_bytes(count: int, ring: int) -> int:
 
 
 def pack(x: Tensor, ring: int) -> Tensor:
-    """Pack integers mod 2^ring, int64 of any shape, into bytes, uint8 (size,), with `ring` bits for each."""
+    """Return integers mod 2^ring, int64 of any shape, packed into bytes, uint8 (size,), with `ring` bits for each."""
     return pack_words(x.reshape(-1), ring)
 
 

@@ -56,7 +56,7 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str | bytes) -> Plan:
-    """Read a plan from the text that `to_json` writes, and check it. Raises InputError for anything else."""
+    """Return the plan that `to_json` has written as `text`, after a check. Raises InputError for anything else."""
     found = records.read(text, PlanFile, name="plan", most=MOST_TEXT, deepest=DEEPEST, where="plan", hint=_HINT)
     plan = Plan(found.steps, found.garbler, found.input_range)
     check(plan)
@@ -257,7 +257,7 @@ def describe(model: Model, secret: bytes) -> bytes:
 
 
 def read_description(text: bytes) -> Plan:
-    """Read the plan of a description. Raises InputError if the text is malformed."""
+    """Return the plan in a description that `describe` has written. Raises InputError if the text is malformed."""
     if len(text) < _TAG or not set(text[:_TAG]) <= set(b"0123456789abcdef"):
         raise InputError("a description that is cut short", where="plan", hint="is it a server of two-party inference?")
     return from_json(text[_TAG:])

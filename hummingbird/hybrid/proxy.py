@@ -70,7 +70,7 @@ class Proxy:
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Stop preparing slots, and wait until the slot that is being dealt is complete."""
+        """Stop preparing slots, and wait until a slot that is just being dealt is complete."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()

@@ -72,7 +72,7 @@ class SwitchingKey:
 
     @staticmethod
     def from_bytes(data: bytes) -> SwitchingKey:
-        """Read a key from the bytes of `to_bytes`.
+        """Return the key that `to_bytes` has written to `data`.
 
         Raises InputError for another length, or for a value that is not below its prime.
         """

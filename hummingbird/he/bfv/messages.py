@@ -51,7 +51,7 @@ class Fresh:
 
     @staticmethod
     def from_bytes(data: bytes, count: int) -> Fresh:
-        """Read `count` ciphertexts from the bytes of `to_bytes`.
+        """Return the `count` ciphertexts that `to_bytes` has written to `data`.
 
         Raises InputError for another length, or for a value that is not below its prime.
         """
@@ -130,7 +130,7 @@ class Reply:
 
     @staticmethod
     def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
-        """Read a reply from bytes.
+        """Return the reply that `to_bytes` has written to `data`.
 
         used: for each polynomial the positions of its used coefficients, int64 (values,). Raises InputError for another
         length, or a value not below its prime.

@@ -180,7 +180,10 @@ class PlanAttempt(PlanBuilder):
             raise TooLarge(self.steps[index].name, len(self.parameters.primes) + more)
 
     def _locate(self, index: int) -> Located:
-        """Return where a step's ciphertexts are; a free step, such as a reshape, has those of its inputs."""
+        """Return where a step's ciphertexts are; a free step, such as a reshape, has the ciphertexts of its inputs.
+
+        index: of the step.
+        """
         if index not in self.located:
             self.error(index)
             self.located[index] = self._free(index)
@@ -270,7 +273,10 @@ class PlanAttempt(PlanBuilder):
         )
 
     def _linear(self, index: int) -> float:
-        """Plan a layer, a pool or a sum; returns the error of rounding the weights and the bias."""
+        """Plan a layer, a pool or a sum; return the error that comes from rounding the weights and the bias.
+
+        index: of the step.
+        """
         source = self.read(index)[0]
         located = self._locate(source)
         linear = linear_map(self.steps[index], located.index)
@@ -336,7 +342,10 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """Plan a step that adds a number from the net's code, or pads with it; returns the number's rounding error."""
+        """Plan a step that adds a number from the net's code, or pads with it; return the number's rounding error.
+
+        index: of the step.
+        """
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":

@@ -207,9 +207,9 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """Make the problem of step `index`, which only the client can compute while step `reader` reads it encrypted.
+    """Return the problem that only the client can compute step `index`, whose result step `reader` needs encrypted.
 
-    The steps that a PReLU was replaced by are reported as the PReLU.
+    The steps that replace a PReLU are reported as the PReLU.
     """
     step = steps[index]
     name, op = step.name, step.attrs.get("function", step.op)

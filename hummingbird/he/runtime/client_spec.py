@@ -127,7 +127,7 @@ class Public:
 
     @staticmethod
     def from_json(text: str | bytes) -> Public:
-        """Read the text of `to_json`, which may come from anybody, and check it.
+        """Return the public part that `to_json` has written as `text`, once checked; the text may come from anybody.
 
         Raises InputError if it is malformed or its parts do not fit together, ConfigError for insecure parameters.
         """
