@@ -232,7 +232,7 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
     """Trace `net`, in eval mode, and return the `Capture`; optional arguments of forward() take their defaults.
 
     custom: module types to keep whole. call: the example, or None.
-        No error is raised for a net that cannot be traced: the result lists the problems.
+    No error is raised for a net that cannot be traced: the result lists the problems.
     """
     # A net that is itself one layer of torch.nn would be traced into; as a child module it is a leaf.
     if is_leaf(net, custom):

@@ -279,10 +279,10 @@ _POOLS = "max_pool", "adaptive_max_pool"
 
 
 def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]]:
-    """Exchange each ReLU with a max pooling that is its only reader, so that the ReLU is computed for fewer values.
+    """Return the steps with each ReLU exchanged with the max pooling that is its only reader, to compute fewer ReLUs.
 
-    Returns the steps, and for each pooling, by name, the names of the ReLUs that now come after it. All names, and the
-    values of all other steps, stay the same.
+    Also returns, for each pooling, by name, the names of the ReLUs that now come after it. All names, and the values of
+    all other steps, stay the same.
     """
     steps, passed = list(steps), dict[str, list[str]]()
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))

@@ -146,9 +146,9 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check(steps: Sequence[Step]) -> None:
-    """Check that steps are a valid net: their names, inputs and attributes; no value is computed.
+    """Raise InputError, naming the step, unless steps are a valid net: their names, inputs and attributes.
 
-    Raises InputError that names the step.
+    No value is computed.
     """
     kinds: list[str] = []
     names: set[str] = set()

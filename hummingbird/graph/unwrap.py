@@ -20,7 +20,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def unwrapped(net: Any) -> nn.Module:
     """Return the net inside its wrappers, such as DataParallel; no copy is made.
 
-    InputError for an object that is no net.
+    Raises InputError for an object that is no net.
     """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner

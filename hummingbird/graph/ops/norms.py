@@ -178,10 +178,10 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, as a norm has it; Unsupported for other roots.
+    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
 
-    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
-    The steps are added to `b`; returns a reference to the result.
+    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt. Raises Unsupported for other roots. The step
+    is added to `b`; returns a reference to its value.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:

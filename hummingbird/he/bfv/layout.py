@@ -182,9 +182,9 @@ class Layout:
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+        """The positions of outputs among the coefficients of a reply, as a list with one tensor for each tile.
 
-        It is int64 (output channels in a reply, height, width).
+        Each tensor is int64 (output channels in a reply, height, width).
         """
         count, block = self.blocks.planes, self.blocks.outputs
         first = (torch.arange(block) * count + count - 1) * self.planes.size

@@ -167,9 +167,9 @@ class Taps:
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+        """The positions of outputs among the coefficients of a reply, as a list with one tensor for each tile.
 
-        It is int64 (images, height, width), as a reply has one output channel.
+        Each tensor is int64 (images, height, width), as a reply has one output channel.
         """
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -185,7 +185,7 @@ class ClientBatch:
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """Compute the net's outputs after the last turn: tensors on the CPU, float32 unless they are indices."""
+        """Return the net's outputs after the last turn: a list of tensors on the CPU, float32, or indices."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
