@@ -33,21 +33,22 @@ class Aliases:
         self._handle: dict[Node, int] = {}
 
     def fresh(self, node: Node) -> None:
-        """Note that the value of `node` shares no memory with an earlier node's."""
+        """Note that the value of `node` is in memory of its own, which no earlier node's value shares."""
         self._storage[node] = self._handle[node] = self._order[node]
 
     def same(self, node: Node, base: Node) -> None:
-        """Note that `node` is the same value as `base`."""
+        """Note that `node` is another name of the value of `base`: same elements, same memory."""
         self._storage[node], self._handle[node] = self._storage[base], self._handle[base]
 
     def view(self, node: Node, base: Node) -> None:
-        """Note that `node` may share memory with `base`, in another shape or order."""
+        """Note that `node` may share memory with `base`, but shows it in another shape or order."""
         self._storage[node], self._handle[node] = self._storage[base], self._order[node]
 
     def written(self, node: Node, base: Node) -> list[Node]:
-        """Find the nodes whose value changes because `node` writes in place into `base`: those equal to `base`.
+        """Return the nodes whose value changes because `node` writes in place into the value of `base`.
 
-        Raises Unsupported if another view of that memory is read later.
+        These are the nodes that `same` has made other names of this value, `base` included. Raises Unsupported if a
+        view of this value, in another shape or order, is read after the write.
         """
         sharing = [other for other, storage in self._storage.items() if storage == self._storage[base]]
         for other in sharing:

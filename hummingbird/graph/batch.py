@@ -19,7 +19,7 @@ class BatchFixed(InputError):
 
 
 class TracedBatch:
-    """The batch size of one trace, and what forward() has asked about it.
+    """The batch size with which a net is traced, and a list of the questions about it that forward() asked.
 
     asked: in words, the uses of the batch size whose answer is right for this size only, such as a comparison. They
         stay in the list even if forward() catches the error that `fixed` returns.
@@ -30,7 +30,7 @@ class TracedBatch:
         self.asked: list[str] = []
 
     def fixed(self, what: str) -> BatchFixed:
-        """Note a use of the batch size whose answer is right for one size only, and return the error to raise.
+        """Append to `asked` a use of the batch size that is right for one size only; return the error to raise.
 
         what: the use, in words.
         """
@@ -39,10 +39,10 @@ class TracedBatch:
 
 
 class BatchSize(int):
-    """An int that stands, in a trace, for `factor` times the batch size; its value is that of the traced batch.
+    """An int that stands, in a trace, for `factor` times the batch size.
 
-    Arithmetic that is right for every batch size gives another `BatchSize` or an int; all other uses raise
-    `BatchFixed`.
+    As a plain number it equals `factor` times the size of the batch with which the net is traced. Arithmetic that is
+    right for every batch size gives another `BatchSize` or an int; all other uses raise `BatchFixed`.
     """
 
     factor: int

@@ -40,7 +40,7 @@ class StepBuilder:
     """The list of steps under construction, to which the rules of `ops/` add; it also checks the arguments of calls.
 
     name: qualified name of the call that is being converted; its steps get names from it.
-    root: the net, a copy whose tensors may be kept.
+    root: a copy of the net; steps may keep its tensors.
     ranks: a function that takes the steps and returns the number of dimensions of each step's value (properties.py).
     integers: a function that takes the steps and returns the numbers of those whose values are integers in torch
     (properties.py).
@@ -106,7 +106,10 @@ class StepBuilder:
         return ref
 
     def rank(self, value: Ref) -> int | str | None:
-        """Return the number of dimensions of a value (`properties.ranks`); None if some step could not be converted."""
+        """Return the number of dimensions of a step's value, or INPUT if it is the unknown number of the net's input.
+
+        Returns None if the number does not follow from the steps, or some step could not be converted.
+        """
         try:
             return self._ranks(self.steps)[value.index]
         except KeyError:
@@ -121,18 +124,18 @@ class StepBuilder:
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note that a constant was computed from parameters or buffers, so that `owns` is True for its tensors.
+        """Note that a constant is computed from the net's weights, so that from now on `owns` is True for its tensors.
 
-        value: the constant, which forward() computed from other constants. owned: whether `owns` is True for one of
-        these other constants; if not, nothing is noted.
+        value: the constant that forward() has computed, with all tensors nested in it. owned: whether it was computed
+        from a constant for which `owns` is True; if not, this method does nothing.
         """
         if owned:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})
 
     def weight(self, value: Any, what: str = "weight") -> Tensor:
-        """Return a detached copy of a constant tensor; for the same tensor, every call returns the same copy.
+        """Return a detached copy of a constant tensor, for a step to keep; the same tensor always gives the same copy.
 
-        Raises Unsupported for other values. what: the argument's name for the error.
+        Raises Unsupported for a value that is no constant tensor. what: the argument's name for the error.
         """
         if isinstance(value, Ref):
             raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")
@@ -167,9 +170,9 @@ class StepBuilder:
         return float(value)
 
     def check_told(self, value: Any, what: str) -> None:
-        """Raise Unsupported if a secret tensor is given as a number, which all parties would see.
+        """Raise Unsupported if an argument that a step keeps as a public number is one of the net's secret tensors.
 
-        what: the argument, in words.
+        value: the argument. what: its name for the error.
         """
         if self.is_hidden(value):
             told = f"{what} is a number of a parameter or buffer: it would be shown to parties without the weights"

@@ -25,8 +25,8 @@ from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, odd, place
 class Inputs(NamedTuple):
     """The tensors of one call of a converted net.
 
-    leaves: all tensors, in the order of the arguments. private, public: the tensors of each kind. batch: number of
-    images.
+    leaves: all input tensors, in the order of the call's arguments. private: those that the parties hold as shares.
+    public: those that every party has. batch: number of images.
     """
 
     leaves: list[Any]
@@ -35,14 +35,17 @@ class Inputs(NamedTuple):
     batch: int
 
     def packed(self) -> Tensor:
-        """Pack the private inputs into one tensor; they must be plain tensors, not shares."""
+        """Pack the private inputs, which must be plain tensors and not shares, into one tensor (batch, values).
+
+        A single private input stays as it is; without any the result is (batch, 0).
+        """
         return packed(self.private) if self.private else torch.zeros(self.batch, 0)
 
 
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
 ) -> Inputs:
-    """Find the input tensors among the arguments of a call, and check them.
+    """Find the input tensors among the arguments of a call, check them, and return them as `Inputs`.
 
     private: whether an argument is a private input.
     Raises InputError for a call whose arguments differ from the example's in structure, shapes or public constants.
@@ -98,9 +101,9 @@ def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
 
 
 def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
-    """Make empty inputs of a net on the meta device, with which its steps compute shapes only.
+    """Make inputs for a run of the net that computes shapes only: tensors without memory, on torch's meta device.
 
-    shape: of the private input, with the batch first.
+    Returns the private input, then the public ones. shape: of the private input, with the batch first.
     """
     public = [step.attrs for step in steps if step.op == "public"]
     shapes = [[shape[0] if size is None else size for size in attrs["shape"]] for attrs in public]
@@ -122,10 +125,10 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]], wrap: Callable[[Tensor], Any]) -> Any:
-    """Unpack the net's results into the structure of forward()'s result.
+    """Unpack the net's results, and return them in the structure of forward()'s result.
 
-    out: the packed results, (batch, values). shapes: of the results, from `shapes_for`. wrap: is applied to each
-    result.
+    out: the packed results, (batch, values). shapes: the shape of each result, from `shapes_for`. wrap: a function that
+    is applied to each result.
     """
     structure = steps[-1].attrs.get("structure")
     if structure is None:
@@ -135,10 +138,10 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps of a net with a tuple of results as output, in place of one packed tensor.
+    """Return the steps with an output step that reads a tuple of all results, not one tensor with all results packed.
 
-    This is the form of nets that are sent to others. Raises ModelError if the structure of the results has constants
-    that JSON cannot hold.
+    Nets that are sent to others have this form. A net with a single result stays as it is. Raises ModelError if the
+    structure of the results has constants that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -150,9 +153,9 @@ def separate(steps: Sequence[Step]) -> list[Step]:
 
 
 def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Compute the shapes of the results that the net packs into its output; [] if the output is its only result.
+    """Compute the shape of each result that the net packs into its output, for an input of this shape, batch first.
 
-    shape: of the net's input.
+    Returns [] if the output is the net's only result, which is not packed.
     """
     if "structure" not in steps[-1].attrs:
         return []
@@ -163,7 +166,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """List a unique name of each private input with its shape for one image, or None if the net takes any shape."""
+    """List for each private input a unique name and its shape for one image; return None if the net takes any shape."""
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]
@@ -173,7 +176,10 @@ def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | Non
 
 
 def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-    """Return the structure of the results for an input of this shape, and name and shape of each tensor in it."""
+    """Return the structure of the net's results, and a list with the name and the shape of each tensor in it.
+
+    shape: of the net's input, with the batch first.
+    """
     structure = steps[-1].attrs.get("structure", TENSOR)
     if structure == TENSOR:
         bare = weightless(steps)

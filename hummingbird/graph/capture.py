@@ -70,7 +70,7 @@ class Capture:
     places: dict[fx.Node, tuple[str, int]] = field(default_factory=dict)
 
     def place(self, node: fx.Node) -> str:
-        """Return file, line and text of a call in the net's code, " (net.py:12: x = x[y])"; "" if not known."""
+        """Return where the net's own code makes a call, as text: " (net.py:12: x = x[y])"; "" if that is not known."""
         if node.op not in ("call_function", "call_method") or node not in self.places:
             return ""
         file, line = self.places[node]
@@ -100,9 +100,10 @@ class _Tracer(SymbolTracer):
         self.places: dict[fx.Node, tuple[str, int]] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Make the function and arguments that torch.fx traces: forward(), called as in the example.
+        """Return the function that torch.fx traces, and its arguments: forward(), called as in the example.
 
-        Without an example forward() gets one input, as in net(x), and every other argument has its default.
+        Without an example forward() gets one input, as in net(x), and every other argument has its default. root_fn,
+        is_module, concrete_args: as torch.fx's method of this name takes them.
         """
         if self.example is not None:
             example = self.example
@@ -114,9 +115,9 @@ class _Tracer(SymbolTracer):
         return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
 
     def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that it returns one tensor or a flat tuple of tensors.
+        """Wrap a function so that it returns one tensor or a flat tuple of tensors; return the wrapped function.
 
-        The attribute `structure` keeps how the function's own result was nested.
+        The tracer's attribute `structure` keeps how the function's own result was nested.
         """
 
         def flat(*arguments: Any) -> Any:
@@ -127,7 +128,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Replace the result of a call such as chunk, which returns several tensors, by a tuple of symbols.
+        """Return a call's result with symbols of tuples, such as chunk returns, replaced by tuples of symbols.
 
         The example shows how many tensors there are; without an example the result stays as it is.
         """
@@ -200,11 +201,12 @@ def _wrapped_functions_open() -> Iterator[None]:
 
 
 def _given(argument: Any, positional: int) -> Any:
-    """Return an argument's value when only the net's input is given: its default, or the argument itself.
+    """Return what forward() gets for one of its arguments when the net is called with its input only, as net(x).
 
-    argument: an argument of forward() as torch.fx gives it: a placeholder, which stores the default, or a value.
-    positional: number of the positional arguments of forward(), of which the first is the net's input. Without
-    positional arguments, `*args` takes the input.
+    The first positional argument gets `argument`, which stands for the input. Every other one gets its default; without
+    a default it gets `argument`. `*args` takes the input if there are no positional arguments, else nothing.
+    argument: what torch.fx has made for the argument: a placeholder that stores the default, or a value. positional:
+    number of positional arguments of forward().
     """
     if not isinstance(argument, fx.Proxy):
         return argument
@@ -227,9 +229,9 @@ def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
 
 
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example | None = None) -> Capture:
-    """Trace `net`, in eval mode, with the example `call` or without one; optional arguments take their defaults.
+    """Trace `net`, in eval mode, and return the `Capture`; optional arguments of forward() take their defaults.
 
-    custom: module types to keep whole.
+    custom: module types to keep whole. call: the example, or None.
     No error is raised for a net that cannot be traced: the result lists the problems.
     """
     # A net that is itself one layer of torch.nn would be traced into; as a child module it is a leaf.
@@ -242,10 +244,10 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
 
 
 def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) -> Capture | None:
-    """Capture the net for batches of any size; None if its calls depend on the size.
+    """Trace the net for batches of any size, and return the `Capture`; None if the net's calls depend on the size.
 
-    The net is traced twice with different sizes: if code that the trace does not see depends on the size, such as a
-    loop over the batch, the two traces differ.
+    The net is traced twice with different sizes. If code that the trace does not see depends on the size, such as a
+    loop over the batch, the two traces differ. custom: module types to keep whole. call: the example.
     """
     first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
     for captured in (first, again):
@@ -345,7 +347,8 @@ def _failure(path: str, error: Exception) -> Problem:
 def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> list[Problem]:
     """List a problem for each layer without a private form inside the module at `path`, which the trace did not enter.
 
-    example: the example of the trace; with one, recurrent layers are no problem.
+    example: the example of the trace, or None. With an example, recurrent layers are no problem, because they are
+    unrolled.
     """
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))

@@ -40,9 +40,11 @@ class Example:
     """An example call of a net: the inputs with which the net is traced.
 
     structure: the structure of (arguments, keyword arguments), without the tensors.
-    leaves: the tensors, in order: private inputs, and those public ones that each later call brings itself.
-    names: the parameters of forward() that take these tensors.
-    batched: whether a public tensor's first dimension is taken for the batch if it has the batch's size.
+    leaves: in the order of the arguments, the tensors that every later call of the net replaces by its own: all private
+    inputs, and those public inputs that are not taken for constants.
+    names: the parameter of forward() that takes each of these tensors.
+    batched: whether a public tensor counts images in its first dimension if that has as many indices as there are
+    images.
     any_batch: whether the trace may be for any batch size.
     """
 
@@ -77,12 +79,12 @@ class Example:
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
     def call(self, net: Any, leaves: Sequence[Any]) -> Any:
-        """Call the net, in the structure of the example, with these tensors in place of the example's."""
+        """Call the net as the example does, with `leaves` in place of the example's tensors; return the result."""
         args, kwargs = rebuild(self.structure, iter(leaves))
         return net(*args, **kwargs)
 
     def readings(self) -> list[Example]:
-        """List the ways to trace this call: the most general one first, to be tried in this order.
+        """List the ways to understand this call when the net is traced, as `Example`s, the most general one first.
 
         A public tensor is free (each later call of the net brings its own), or a constant of the net. Free tensors may
         have the batch in their first dimension, or not. The order is: free with a batch; free without a batch;
@@ -213,9 +215,10 @@ class Running:
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """Join the values for each batch size into one: a size that grows with the batch becomes a `BatchSize`.
+        """Join the values that a call has for the two traced batch sizes into one value, also inside tuples and lists.
 
-        Raises `BatchFixed` if the values differ in another way.
+        An int that grows in proportion to the batch becomes a `BatchSize`; equal values become that value. Raises
+        `BatchFixed` if the values differ in another way. values: one value for each batch size.
         """
         first, last = values[0], values[-1]
         if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):

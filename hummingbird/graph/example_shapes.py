@@ -22,10 +22,10 @@ from hummingbird.graph.unwrap import unwrapped
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
-    """Return the images if the net can be traced only with them as the example; None if it needs no example.
+    """Return `images` if the net can be traced only with an example, and None if it can be traced without.
 
-    images: (B, ...); only the shape matters. custom: as for `trace`. Raises ModelError if the net cannot be traced with
-    the images either.
+    images: (B, ...); only the shape matters. custom: module types to keep whole. Raises ModelError if the net cannot be
+    traced with the images either.
     """
     if not problems(net, custom=custom):
         return None
@@ -42,10 +42,10 @@ def settled(
     custom: Collection[type[nn.Module]] = (),
     secret: bool = False,
 ) -> nn.Module:
-    """Return a net that needs no example: the net itself, or the `SavedNet` of its trace with these images.
+    """Return a net that can be traced without an example: `net` itself, or the `SavedNet` of its trace with `images`.
 
-    secret: as for `trace`. any_batch: raise ModelError for a net that can take the batch size of these images only.
-    Raises as `example_of`.
+    any_batch: whether to raise ModelError for a net that takes batches of len(images) only. custom, secret: arguments
+    of `trace`. Raises the errors of `example_of`.
     """
     example = example_of(net, images, custom=custom)
     if example is None:
@@ -57,9 +57,9 @@ def settled(
 
 
 def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] = (), secret: bool = False) -> SavedNet:
-    """Trace a net with this example, and return its steps as a `SavedNet`, which needs no example.
+    """Trace a net with this example, and return its steps as a `SavedNet`, which can be traced without an example.
 
-    Arguments and errors as for `trace`; raises ModelError also for a layer of register_converter.
+    Arguments and errors are those of `trace`; also raises ModelError for a layer of register_converter.
     """
     steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
@@ -70,9 +70,9 @@ def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] =
 
 
 def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
-    """Return the shape of an example's private inputs, packed into one tensor, and a text that lists all inputs.
+    """Return the shape of the tensor into which an example's private inputs are packed, and all inputs as text.
 
-    Without private inputs the shape is (batch, 0). Raises as `trace`.
+    Without private inputs the shape is (batch, 0). Raises the errors of `trace`.
     """
     call = given(unwrapped(net), example)
     words = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(call.names, call.leaves, strict=True))
@@ -83,7 +83,7 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 def alone(example: Any) -> bool:
     """Whether an example says no more than a shape: it is None, or a single tensor.
 
-    If a net can also be traced without any example, that trace has the same steps as the trace with such an example.
+    If a net can be traced without an example, its trace with such an example has the same steps.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 
@@ -91,9 +91,11 @@ def alone(example: Any) -> bool:
 def fingerprints(
     net: nn.Module, steps: Sequence[Step], example: Any, *, custom: Collection[type[nn.Module]] = ()
 ) -> list[str]:
-    """List the fingerprints by which a file of windows may name this net. steps: the net traced with the example.
+    """List the fingerprints by which a file of windows may name this net.
 
-    Windows that were found without an example also fit the net with an example that gives only a shape (`alone`).
+    steps: the net, traced with `example`. custom: module types to keep whole. The list has the fingerprint of these
+    steps. If the example gives no more than a shape (`alone`), the fingerprint of the net traced without an example
+    follows, as windows found without one fit too.
     """
     found = [fingerprint(steps)]
     if example is not None and alone(example) and not problems(net, custom=custom):
@@ -102,7 +104,7 @@ def fingerprints(
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
-    """Trace a net to steps, with these images as the example if the net needs one.
+    """Trace a net and return its steps; `images` are the example if the net cannot be traced without one.
 
     Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
     """
@@ -119,7 +121,10 @@ def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret:
 
 
 def _check_batch(steps: Sequence[Step], images: Tensor) -> None:
-    """Raise ModelError if the steps are valid for one batch size only."""
+    """Raise ModelError if a traced net takes batches of one size only.
+
+    steps: the net's steps. images: the batch with which it was traced; the error names its size.
+    """
     if steps[0].attrs["shape"][0] is not None:
         what = f"forward() depends on how many images there are, and was traced with {len(images)}"
         raise ModelError([Problem("net", what, "write it for any number of images")])

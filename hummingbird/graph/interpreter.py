@@ -81,11 +81,12 @@ class Interpreter(Generic[S]):
         compute: Callable[[int, S, tuple[Any, ...]], Any],
         numbers: Iterable[int] | None = None,
     ) -> None:
-        """Run all steps, or those in `numbers`, in order, and add their values to `values`.
+        """Run steps in order, and add the value of each to the dict `values`, which `start` has made.
 
-        compute: (number, step, arguments) -> the step's value; the argument of an input step is its own value. Unless
-        the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice from
-        the same point, pass a copy of the dict: no value is modified in place.
+        compute: takes a step's number, the step and its arguments, and returns the step's value. An input step has its
+        value in `values` already, and gets it as its only argument. numbers: the steps to run; None: all of them.
+        Unless the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice
+        from the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]
@@ -94,7 +95,7 @@ class Interpreter(Generic[S]):
             self.drop(values, number)
 
     def drop(self, values: dict[int, Any], number: int) -> None:
-        """Delete from `values` those that no step reads after step `number`."""
+        """Delete from `values` every value that no step reads after step `number`."""
         for index in self._dead[number]:
             del values[index]
 
@@ -129,6 +130,9 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """Compute a step's value in plain torch; a constant is moved to the device and type of the net's input `x`."""
+    """Return a step's value, computed in plain torch; constants are moved to the device and type of the input `x`.
+
+    number, step: the step. arguments: the values of its inputs.
+    """
     value = OPS[step.op](step.attrs, *arguments)
     return like(value, x) if step.op == "constant" else value

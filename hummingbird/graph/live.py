@@ -27,10 +27,10 @@ from hummingbird.structure import TENSOR, Structure, rebuild
 
 @dataclass(frozen=True)
 class LiveCall:
-    """One call in the code of a net, a node of the net's trace, with the step that the call becomes.
+    """One call that a net's forward() makes: a node of the net's trace, with the step that the call becomes.
 
-    renamed: nodes that have this call's result as their value from here on, because the call writes in place.
-    training: the arguments, positional and by keyword, of the same call if the net is in training mode.
+    renamed: nodes whose value is this call's result from here on, because the call writes in place.
+    training: the arguments, positional and by keyword, that the same call has if the net is in training mode.
     dead: nodes whose values nothing reads after this call.
     """
 
@@ -43,7 +43,7 @@ class LiveCall:
 
 @dataclass(frozen=True)
 class LiveNet:
-    """All calls that a net's forward() makes, in order, to run them again on the net's own modules and present weights.
+    """All calls that a net's forward() makes, in order; `run` makes them again with the net's present weights.
 
     wrapped: whether the net is itself a single layer, which the trace then names "0".
     """
@@ -82,11 +82,11 @@ class LiveNet:
         raise AssertionError("a graph ends with its output")
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
-        """Return the values of the graph's placeholders, one for each input of forward()."""
+        """Return the values for the inputs of forward() in a run, one for each placeholder of the graph, in order."""
         return inputs.leaves
 
     def result(self, out: Any) -> Any:
-        """Rebuild the structure of forward()'s result around `out`, which has the net's results in order."""
+        """Return forward()'s result: its structure, filled with `out`, the net's results in order (or the only one)."""
         return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(
@@ -136,10 +136,10 @@ _OF_TWO = frozenset({"maximum", "minimum", "greater"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `twin`, a replacement of a layer that compares two tensors, or a tensor with a number.
+    """Call `twin`, which replaces a layer that compares two tensors or a tensor with a number; return its result.
 
-    twin: takes one tensor if `step` has the number as an attribute, else both tensors. args, kwargs: of the layer's
-    call.
+    twin: takes the tensor alone if `step` has the number as an attribute, else both tensors. args, kwargs: the
+    arguments of the layer's call. The result of a step "greater" is converted to bool.
     """
     operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
     if "value" in step.attrs:
@@ -199,14 +199,14 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
 
 
 class _SavedLive(LiveNet):
-    """The calls of a `SavedNet`, which takes all private inputs packed into one tensor, then the public ones."""
+    """The calls of a `SavedNet`; a run gives it all private inputs packed into one tensor, then the public inputs."""
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
         return [inputs.packed(), *inputs.public]
 
 
 def _saved(net: SavedNet) -> LiveNet:
-    """List the calls of a `SavedNet`, in which each step is a module."""
+    """Make the `LiveNet` of a `SavedNet`: one call for each step, as a saved step is a module."""
     if found := problems(net):
         raise ModelError(found)
     graph, nodes = fx.Graph(), list[fx.Node]()
@@ -240,9 +240,11 @@ def _without_weights(step: Step | None) -> Step | None:
 
 
 def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
-    """Return, for each node of a graph, the arguments that the same call has in another graph, with nodes of the first.
+    """Match the calls of two traces of one net, and return the other trace's arguments for each node of `graph`.
 
-    Returns None unless both graphs have the same calls in the same order.
+    The result maps a node of `graph` to the arguments, positional and by keyword, of the same call in `other`; nodes
+    among them are replaced by their counterparts in `graph`. It is None unless both graphs have the same calls in the
+    same order.
     """
     if len(graph.nodes) != len(other.nodes):
         return None

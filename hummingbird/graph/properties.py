@@ -48,9 +48,10 @@ def is_size(step: Step) -> bool:
 
 
 def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
-    """Return how many sizes a step such as a reshape reads, which is its result's number of dimensions.
+    """Return the number of dimensions of a step, such as a reshape, that reads the sizes of its result one by one.
 
-    Returns None if one of the inputs is a whole shape, or a slice of one, whose length is not known here.
+    It is the number of these sizes. Returns None if an input is a whole shape, or a slice of one, whose length is not
+    known here.
     """
     sizes = [steps[ref.index] for ref in refs(step.inputs[1:])]
     shapes = [s for s in sizes if s.attrs.get("dim", 0) is None or isinstance(s.attrs.get("index"), slice)]

@@ -31,18 +31,19 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 
 
 def fold(steps: Sequence[Step]) -> list[Step]:
-    """Fold every "batch_norm" into the layer before it, and every "scale_last" into the linear layers that read it.
+    """Return the steps with batch norms and constant factors folded into the layers beside them.
 
-    A batch norm is folded if nothing else reads the layer before it and neither module is called twice; otherwise it
-    becomes an "affine" step.
+    Every "batch_norm" is folded into the layer before it, if nothing else reads that layer and neither module is called
+    twice; otherwise it becomes an "affine" step. Every "scale_last", a product with constants along the last dimension,
+    is folded into the linear layers that read it.
     """
     return compact(_scaled_inside(_batch_norms(steps)))
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:
-    """Fold "scale_last" steps into the linear layers that read them.
+    """Fold each "scale_last", a product with constants along the last dimension, into the linear layers that read it.
 
-    A folded step stays in the list, as other steps may read it.
+    Returns `steps`, which is changed. A folded "scale_last" stays in the list, as other steps may read it.
     """
     for index, step in enumerate(steps):
         if step.op != "linear" or (before := steps[step.inputs[0].index]).op != "scale_last":
@@ -63,7 +64,10 @@ def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
 
 
 def sums(rows: Tensor) -> Tensor:
-    """Sum every row by adding neighbours pairwise: torch's own sum adds in an order that differs between machines."""
+    """Return the sum of every row, added in a fixed order, neighbours pairwise, to be the same on every machine.
+
+    torch's own sum adds in an order that differs between machines.
+    """
     while rows.shape[1] > 1:
         odd = rows[:, -1:] if rows.shape[1] % 2 else rows[:, :0]
         rows = torch.cat([rows[:, : rows.shape[1] // 2 * 2 : 2] + rows[:, 1::2], odd], 1)
@@ -101,9 +105,9 @@ def _scale_shift(a: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def scaled_outputs(step: Step, scale: Tensor, shift: Tensor) -> Step:
-    """Change the weights of a convolution or linear layer so that its outputs are scaled and shifted.
+    """Return a convolution or linear layer with its weights changed so that it computes scale * output + shift.
 
-    scale, shift: float64 (channels,).
+    scale, shift: float64 (channels,), a number for each output channel.
     """
     weight, bias = step.attrs["weight"], step.attrs["bias"]
     if step.op == "conv_transpose":  # weight (in, out / groups, ...): output channel g * out/groups + o
@@ -123,12 +127,12 @@ def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
 
 
 def _channels_agree(steps: list[Step], known: Sequence[Rank], index: int, channels: int) -> bool:
-    """Whether a batch norm may be folded into the layer that is step `index`: its value has `channels` in dimension 1.
+    """Whether a batch norm can be folded into step `index`, which must have `channels` outputs in dimension 1.
 
-    channels: number of channels that the batch norm scales. known: number of dimensions of every step's value. A
-    convolution has its output channels in dimension 1; a linear layer only if its value has 2 dimensions, (batch,
-    features). If that depends on the net's input, whose number of dimensions is not known, 2 is assumed: the input step
-    gets the attribute `rank`, with which the net refuses other inputs.
+    channels: how many channels the batch norm scales. known: the number of dimensions of every step's value. A
+    convolution has its outputs in dimension 1; a linear layer only if its value has 2 dimensions, (batch, features). If
+    that depends on the net's input, whose number of dimensions is not known, 2 is assumed: the input step gets the
+    attribute `rank`, with which the net refuses other inputs.
     """
     step = steps[index]
     if step.op == "conv_transpose":
@@ -160,12 +164,10 @@ _NOTHING = 2.0**-12  # of the largest weight: a centred value below it is a roun
 
 
 def centered(steps: Sequence[Step]) -> list[Step]:
-    """Change weights so that norms need not subtract a mean, where possible; the results stay the same.
+    """Return the steps with weights changed so that norms need not subtract a mean, where that is possible.
 
-    Names and references stay the same, too.
-
-    A norm that no longer subtracts the mean has the attributes center=False and centered=True, as its input's rows have
-    mean 0.
+    The results, names and references stay the same. A norm whose input now has rows of mean 0 gets the attributes
+    center=False and centered=True: it does not subtract the mean.
     """
     steps = list(steps)
     shifts = _shifts(steps)
@@ -184,17 +186,20 @@ def centered(steps: Sequence[Step]) -> list[Step]:
 
 
 def _taken(step: Step) -> int:
-    """Return the length of a norm's rows, along the last dimension, if it subtracts their means; 0 for other steps."""
+    """Return the length of a norm's rows if the step is a norm that subtracts each row's mean, else 0.
+
+    The rows must lie along the last dimension.
+    """
     a = step.attrs
     known = step.op == "norm" and a["center"] and a["last"] == 1 and a["sizes"] is not None
     return int(a["sizes"][0]) if known else 0
 
 
 def _shifts(steps: Sequence[Step]) -> list[int]:
-    """Find the values for which a number added to a whole row changes no reader's result; a row is the last dimension.
+    """Return for each step the length of its value's rows if a number added to a whole row changes no result, else 0.
 
-    Only norms that subtract a row's mean may read such a value, directly or through sums. Returns for each step the
-    length of its value's rows, or 0 for another value.
+    A row lies along the last dimension. A value has this property if only norms that subtract a row's mean read it,
+    directly or through sums.
     """
     asked: list[set[int]] = [set() for _ in steps]
     found = [0] * len(steps)
@@ -207,9 +212,10 @@ def _shifts(steps: Sequence[Step]) -> list[int]:
 
 
 def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
-    """Find the values whose rows have mean 0, or can get mean 0 by changed weights; a row is along the last dimension.
+    """Return for each step the length of its value's rows if they have mean 0 or can get it by changed weights, else 0.
 
-    Returns for each step the length of its value's rows, or 0 if this is not possible. shifts: the result of `_shifts`.
+    A row lies along the last dimension. shifts: for each step the length of the rows if adding a number to a row
+    changes no result, else 0 (`_shifts`).
     """
     found: list[int] = []
     for step, length in zip(steps, shifts, strict=True):
@@ -228,10 +234,10 @@ def _free(steps: Sequence[Step], shifts: Sequence[int]) -> list[int]:
 
 
 def _fits(step: Step, length: int) -> bool:
-    """Whether the mean of each row of a sum can be subtracted by subtracting it from the rows of the sum's operands.
+    """Whether a sum has rows of mean 0 once all its operands have rows of mean 0.
 
-    It can if both operands are values, or if the constant operand has rows of this `length`; a number, or a constant
-    that is broadcast along the row, has no such rows.
+    It has if both operands are values, or if the constant operand has rows of this `length`. A number, or a constant
+    that is broadcast along the row, has no rows whose mean could be subtracted.
     """
     value = step.attrs.get("value")
     if "value" not in step.attrs:
@@ -240,7 +246,7 @@ def _fits(step: Step, length: int) -> bool:
 
 
 def _less_mean(step: Step) -> Step:
-    """Change a step's constants so that the rows of its value have mean 0."""
+    """Return a step with constants (weights, bias, summand) changed so that the rows of its value have mean 0."""
     a = step.attrs
     if step.op == "linear":
         bias = None if a["bias"] is None else _centered(a["bias"], 0)
@@ -254,7 +260,7 @@ def _less_mean(step: Step) -> Step:
 
 
 def _centered(x: Tensor, dim: int) -> Tensor:
-    """Subtract from x its mean along a dimension, in x's type; return zeros if only rounding errors are left."""
+    """Return x less its mean along a dimension, in x's type; zeros if only rounding errors are left."""
     moved = x.double().movedim(dim, -1)
     mean = sums(moved.reshape(-1, moved.shape[-1])) / moved.shape[-1]
     out = moved - mean.view(*moved.shape[:-1], 1)
@@ -273,10 +279,10 @@ _POOLS = "max_pool", "adaptive_max_pool"
 
 
 def pools_first(steps: Sequence[Step]) -> tuple[list[Step], dict[str, list[str]]]:
-    """Exchange each ReLU with a max pooling that is its only reader, so that the ReLU is computed for fewer values.
+    """Return the steps with each ReLU exchanged with the max pooling that is its only reader, to compute fewer ReLUs.
 
-    Returns the steps, and for each pooling, by name, the names of the ReLUs that now come after it. All names, and the
-    values of all other steps, stay the same.
+    Also returns, for each pooling, by name, the names of the ReLUs that now come after it. All names, and the values of
+    all other steps, stay the same.
     """
     steps, passed = list(steps), dict[str, list[str]]()
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))

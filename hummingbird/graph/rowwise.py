@@ -32,7 +32,10 @@ class _Known(NamedTuple):
 
 
 def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
-    """Whether the net computes the images of a batch of this shape independently of each other."""
+    """Whether it is proven that the net computes the images of a batch independently of each other.
+
+    shape: of the net's input, with the batch first.
+    """
     probed = _values(steps, shape, PROBE)
     others = {images: _values(steps, shape, images) for images in {*_OTHERS, shape[0]}}
     if probed is None:
@@ -50,9 +53,9 @@ def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
 
 
 def _values(steps: Sequence[Step], shape: Sequence[int], images: int) -> list[Any] | None:
-    """Compute every step's value on the meta device for a batch of `images`; None if the net cannot take such a batch.
+    """Return every step's value for a batch of `images`, on the meta device; None if the net cannot take such a batch.
 
-    shape: of the net's input; the first size is ignored.
+    shape: of the net's input; its first size is replaced by `images`.
     """
     try:
         return run_all(steps, *on_meta(steps, (images, *shape[1:])))
@@ -97,7 +100,10 @@ def _layout(
 
 
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
-    """Return where an expanded constant holds the batch: in the dimension that is expanded to the batch's size."""
+    """Return where the batch is in a constant that the step `expand`s to the batch's size; None if it does not.
+
+    values: each step's value for the batch of 3 images with which the net is examined.
+    """
     sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
     return BatchLayout(sizes.index(PROBE)) if PROBE in sizes else None
 
@@ -113,10 +119,10 @@ def _tensors(inputs: Any) -> Iterator[_Known]:
 
 
 def _same(layout: Any, value: Any, probe: Any, images: int) -> None:
-    """Raise Mixed unless `value` has the sizes of `probe` in all dimensions but the batch's.
+    """Raise Mixed unless a step's value grows with the batch in the batch's dimension alone.
 
-    value: a step's value for a batch of `images` images. probe: the same step's value for a batch of three images.
-    layout: where this value holds the batch.
+    value: the step's value for a batch of `images` images. probe: its value for a batch of three images. layout: where
+    the value has the batch, a `BatchLayout`, or None; a list of these for a tuple of values.
     """
     if isinstance(value, Tensor):
         sizes = list(probe.shape)

@@ -64,7 +64,7 @@ class SavedNet(nn.Module):
         return [Step(step.name, step.op, step.inputs, step.attrs) for step in self._by_name.values()]
 
     def step(self, name: str) -> SavedStep:
-        """Return the module that stands for the step `name`."""
+        """Return the submodule that computes the step with this name."""
         return self._by_name[name]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

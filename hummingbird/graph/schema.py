@@ -102,7 +102,7 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Replace, in the structure of a call, every constant that is a type, a slice or "..." by None.
+    """Return the structure of a call with None in place of each constant that is a type, a slice or "...".
 
     Only the structure of a call may have such constants. Without them it can be checked as every other structure is.
     """
@@ -146,9 +146,9 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check(steps: Sequence[Step]) -> None:
-    """Check that steps are a valid net: their names, inputs and attributes; no value is computed.
+    """Raise InputError, naming the step, unless steps are a valid net: their names, inputs and attributes.
 
-    Raises InputError that names the step.
+    No value is computed.
     """
     kinds: list[str] = []
     names: set[str] = set()
@@ -230,7 +230,7 @@ def _check_attributes(step: Step) -> None:
 
 
 def _check_shapes(step: Step) -> None:
-    """Raise ValueError unless a layer's attributes all are for the same number of dimensions, and fit together."""
+    """Raise ValueError unless a layer's attributes have one number of spatial dimensions, 1 or 2, and fit together."""
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}

@@ -26,9 +26,9 @@ def check_name(name: Any, number: int) -> str:
 
 
 def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
-    """Convert a value of a step's fields to what JSON can hold.
+    """Return a field of a step (a number, text, tuple, reference, slice or tensor) in a form that JSON can hold.
 
-    tensor: tensor -> the name that stands for it; None: a tensor raises TypeError.
+    tensor: a function from a tensor to the name that stands for it; None: a tensor raises TypeError.
     """
     if isinstance(value, tuple):
         return {"tuple": [plain(item, tensor) for item in value]}
@@ -50,7 +50,10 @@ def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
 
 
 def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
-    """Convert what `plain` returned back to the value. tensor: name -> tensor; None: a tensor raises ValueError."""
+    """Return the value that `plain` has converted to `data`. Raises ValueError for data that `plain` does not make.
+
+    tensor: a function from a name to the tensor that it stands for; None: a tensor raises ValueError.
+    """
     if not isinstance(data, dict):
         if data is None or isinstance(data, (bool, int, float, str)):
             return data

@@ -63,17 +63,17 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
-    """Replace every reference in a step's inputs, also in nested tuples, by `function(ref)`; other values stay."""
+    """Return a step's inputs with every reference replaced by `function(ref)`, also in nested tuples; others stay."""
     if isinstance(value, Ref):
         return function(value)
     return tuple(map_refs(item, function) for item in value) if isinstance(value, tuple) else value
 
 
 def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
-    """Drop the steps that the last one does not need, and renumber the rest.
+    """Return the steps that the last step needs, renumbered; the net's inputs stay even where nothing reads them.
 
-    forward: i -> j: references to step i are first redirected to step j. The net's inputs stay even where nothing reads
-    them, as the caller supplies a value for each.
+    forward: maps i to j: whoever reads step i reads step j instead, before steps are dropped. The inputs stay because
+    the caller supplies a value for each.
     """
     forward = forward or {}
     steps = [_renumbered(step, lambda index: forward.get(index, index)) for step in steps]
@@ -90,7 +90,7 @@ def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
 
 
 def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:
-    """Hash the names, operations, inputs and attributes of steps: SHA-256 in hex, equal on every device and machine.
+    """Return a hash of the steps' names, operations, inputs and attributes: SHA-256 in hex, equal on every machine.
 
     weights: hash the tensors' values too; else only types and shapes. Raises InputError for values on the meta device.
     """

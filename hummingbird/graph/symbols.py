@@ -112,7 +112,10 @@ class _Questions:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
 
     def _write(self, function: Callable[..., Any], other: Any) -> Any:
-        """Record `x += y` as a call that writes in place, as other names of x change too; fx would record a sum."""
+        """Record `x += y` as a call that writes in place, because other names of x change too; return x's new symbol.
+
+        fx alone would record a sum. function: the operator, such as iadd. other: y.
+        """
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __iadd__(self, other: Any) -> Any:
@@ -181,9 +184,10 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Compute a call that asks parameters for a shape, a type or the like, which needs no example.
+        """Return the result of a call that asks parameters for a shape, a type or the like, which needs no example.
 
-        None for a call that asks anything else or has another tensor among its arguments.
+        Returns None for a call that asks anything else or has another tensor among its arguments. kind, target: the
+        call as torch.fx records it. name: of the called function or method. args, kwargs: its arguments.
         """
         given = [leaf.node for leaf in (*_leaves(args), *_leaves(kwargs)) if _isinstance(leaf, fx.Proxy)]
         if name not in FACTS or name == "getitem" or not given or any(self.own(node) is None for node in given):
@@ -196,9 +200,9 @@ class SymbolTracer(fx.Tracer):
         return self.own(value.node) if _isinstance(value, fx.Proxy) else value
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """Make a symbol for a call; with an example, a call that asks for a shape or type returns the shape or type.
+        """Return a symbol for a call; with an example, a call that asks for a shape or type returns the shape or type.
 
-        With an example, a cast that changes nothing returns its input.
+        With an example, a cast that changes nothing returns its input. kind, target: the call as torch.fx records it.
         """
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:
@@ -219,9 +223,10 @@ class SymbolTracer(fx.Tracer):
         return self.running.same(values)
 
     def _filled(self, name: str, values: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Make the constant that a call such as zeros_like(x) returns, expanded to a size that grows with the batch.
+        """Return the constant that a call such as zeros_like(x) makes, in a shape that grows with the batch.
 
-        values: the result for each batch size.
+        name: of the called function. values: its result for each batch size of the example. args, kwargs: its
+        arguments. The constant is a tensor, or a symbol that expands one to the batch's size.
         """
         rest = [*args[1:], kwargs.get("fill_value")]
         number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]
@@ -282,7 +287,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _answer(value: Any, kinds: Any) -> bool:
-    """Answer isinstance() in traced code: a symbol counts as the tensor that it stands for, but not inside torch."""
+    """Return what isinstance(value, kinds) gives in traced code.
+
+    A symbol counts as the tensor that it stands for, but not for callers inside torch.
+    """
     if not _isinstance(value, _Questions):
         return _isinstance(value, kinds)
     asking = sys._getframe(1)

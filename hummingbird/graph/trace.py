@@ -72,7 +72,7 @@ def trace(
 def unfolded(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Step]:
-    """Trace a net without folding its batch norms, as `SavedNet` takes the steps.
+    """Trace a net and return its steps with batch norms not folded, as `SavedNet` takes them.
 
     Arguments and errors as for `trace`.
     """
@@ -158,10 +158,10 @@ def _walk(
 def _walked(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None, hidden: Any
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Trace the net in one of the ways of `Example.readings`.
+    """Trace the net once, as the example `reading` says (one of `Example.readings`), or without an example for None.
 
-    Returns the `TraceState`, None if the net cannot be traced, and the problems. reading: the way; None for a trace
-    without an example. hidden: the `HiddenNumbers` of the net, or None.
+    Returns the `TraceState` (None if the net cannot be traced) and the problems. hidden: the `HiddenNumbers` of the
+    net, or None.
     """
     with torch.no_grad(), RandomnessCheck() as chance:
         captured = capture(net, tuple(custom), reading)
@@ -411,7 +411,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note which memory a call's result uses; an in-place call changes all nodes that equal its first input."""
+        """Note which memory the result of a call is in; a call in place updates all nodes whose value it changes."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:
@@ -434,7 +434,7 @@ class TraceState:
 
 
 def _live(captured: Capture) -> list[fx.Node]:
-    """List the nodes that the output needs and the in-place calls, which may have effects, but no assertions of fx."""
+    """List the nodes that the output needs, inputs without a default, and calls in place; no assertions of fx."""
     assert captured.graph is not None
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):
@@ -456,7 +456,7 @@ def _apply(rule: Rule, builder: StepBuilder, args: Iterable[Any], kwargs: dict[s
 
 
 def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute a call that does not depend on the net's input, as its result is a constant of the steps."""
+    """Compute a call that does not depend on the net's input; return its result, a constant of the steps."""
     name = function_name(node)
     if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
         raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")

@@ -20,7 +20,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def unwrapped(net: Any) -> nn.Module:
     """Return the net inside its wrappers, such as DataParallel; no copy is made.
 
-    InputError for an object that is no net.
+    Raises InputError for an object that is no net.
     """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner
@@ -31,7 +31,7 @@ def unwrapped(net: Any) -> nn.Module:
 
 
 def plain_copy(net: Any) -> nn.Module:
-    """Copy a net deeply, in eval mode, leaving out the wrappers around it and inside it.
+    """Return a deep copy of a net, in eval mode, without the wrappers around it and inside it.
 
     Raises InputError as `unwrapped`, ModelError for a net that cannot be copied.
     """

@@ -67,9 +67,9 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Compute one side's share of the result of a step that needs no message (`plan.LOCAL`): a sum, view, pool or cut.
+    """Return one side's share of the result of a step that needs no message (`plan.LOCAL`): a sum, view, pool or cut.
 
-    values: the side's shares of the step's inputs. model: whether this is the model's side, which adds constants.
+    values: the side's shares of the step's inputs. model: whether this is the model's side, which alone adds constants.
     """
     if step.op == "cut":
         m = step.attrs["m"]
@@ -79,10 +79,11 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
 
 
 def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
-    """Run all steps of a plan on x, int64 (B, *shape), with a function for each kind of step; returns the last value.
+    """Run all steps of a plan, and return the value of the last one.
 
-    linear, gate, other: these functions, for a layer with weights, for a gate, and for any other step; each gets the
-    step's number, the step, and the values that it reads, and returns the step's value.
+    x: the value of the input step, int64 (B, *shape). linear, gate, other: functions that compute a layer with weights,
+    a gate, and any other step; each gets the step's number, the step, and the values that it reads, and returns the
+    step's value.
     """
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -123,12 +124,12 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 
 def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tuple[dict[int, Tensor], Tensor]:
-    """Compute the data's side of a plan before the image is known.
+    """Compute the data's side of a plan before the image is known: its shares of all gates' inputs and of the logits.
 
-    masks: as for `requests`. linear: computes for a layer d = W r - s mod 2^ring, int64 (B, *step.shape), this side's
-    share of the result, from its share r of the input; W are the layer's weights, and s is a mask that the model's side
-    has drawn. Returns this side's shares mod 2^width of all gates' inputs, by number of the step, and its share of the
-    logits.
+    masks: the data side's masks r of the image and of the gates' results, by number of the step, int64 (B, *shape), mod
+    2^ring. linear: computes for a layer d = W r - s mod 2^ring, int64 (B, *step.shape), this side's share of the
+    result, from its share r of the input; W are the layer's weights, and s is a mask that the model's side has drawn.
+    Returns the shares of the gates' inputs, mod 2^width, by number of the step, and the share of the logits.
     """
     shares: dict[int, Tensor] = {}
 
@@ -140,28 +141,29 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
 
 
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
-    """Compute the model's side of a plan: its share of the logits, from its share x = X - r of the images X.
+    """Compute the model's side of a plan: return its share of the logits, from its share x = X - r of the images X.
 
     x: int64 (B, *shape). r is the data side's mask. linear: computes for a layer W x + s + bias mod 2^ring, from this
     side's share x of the input, the weights W and the mask s of the result (`model_linear`). gate: computes this side's
-    share of a gate's result y, y - r mod 2^ring, from its share of the input mod 2^width; r is the data side's mask of
-    y.
+    share of a gate's result y, which is y - r mod 2^ring with the data side's mask r of y, from its share of the input
+    mod 2^width.
     """
     return walk(plan, x, linear, gate, _model_side)
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Return the weights of all layers prepared for many products, a `products.Factor` each, by number of the step."""
+    """Return each layer's weights prepared for many products, as `products.Factor`, by number of the step."""
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """Make the function that `online` calls for a layer: it computes W x + s + bias, the model side's share.
+    """Make the function that `online` calls for a layer: it returns W x + s + bias mod 2^ring, the model side's share.
 
-    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result. weights:
-    from `factors`. masks: the masks s, int64 (B, *step.shape), by number of the step.
+    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result.
+    parameters: the layers' integer weights and biases, by number of the step. weights: from `factors`. masks: the masks
+    s, int64 (B, *step.shape), by number of the step.
     """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:

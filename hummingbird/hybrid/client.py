@@ -87,9 +87,9 @@ class Connection:
 
     @contextmanager
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
-        """Call a method of the server: the context gives this end of the connection.
+        """Call a method of the server; the `with` block gets this end of the connection, a `MessageStream`.
 
-        At the end the bytes of the call are added to `count`. Raises PeerError for a malformed answer.
+        count: when the block ends, the bytes of the call are added to it. Raises PeerError for a malformed answer.
         """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:
@@ -178,9 +178,9 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """Run an attempt that takes a slot, and return its result; try again with another slot if the slot was damaged.
+    """Return the result of `attempt`, which takes a slot; if the slot is damaged, try again with another one.
 
-    After 8 tries the last error is raised. failed: called before another try.
+    After 8 tries the last error is raised. failed: called before each further try.
     """
     retry = Retry(math.inf, (0.0, 0.0), passing=(SlotError, NotFoundError), tries=TRIES)
     while True:
@@ -193,7 +193,7 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Hands out one slot for each of `images` images: ready slots first, then slots that a thread prepares."""
+    """Hands out one slot for each of `images` images: first the ready slots, then slots that a thread has dealt."""
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -205,7 +205,11 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Take a slot for the caller; waits until one is ready. Raises the error of dealing slots if that failed."""
+        """Wait until a slot is ready, and hand it out to the caller.
+
+        Raises the error that dealing slots met, if there is no ready slot left, and CancelledError if the supply is
+        closed.
+        """
         with self._changed:
             # No limit of its own: preparing has its limits.
             self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
@@ -216,7 +220,7 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Add a slot to those that are handed out, because one of them turned out damaged."""
+        """Allow one more slot to be handed out, and have it dealt if needed, because a slot turned out damaged."""
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -225,7 +229,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait until the slot that is being dealt is complete; it stays ready."""
+        """Hand out no more slots, and wait until the slot that is now dealt is complete; it stays in the store."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

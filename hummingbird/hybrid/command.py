@@ -179,7 +179,10 @@ def add_server(
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add the options that every program of the data's side has: the server's address, and the timeout."""
+    """Add to a program of the data's side the options that all of them have: the server's address, and the timeout.
+
+    sub: the program's parser.
+    """
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
 

@@ -26,9 +26,9 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Replace steps that add a tensor of the net, such as a parameter, or multiply by one, by layers.
+    """Return the steps with layers in place of sums with, and products with, tensors of the net such as parameters.
 
-    The tensor, or a number in its place, becomes part of the layer before the step where that is possible; otherwise a
+    The tensor, or a number beside it, becomes part of the layer before the step where that is possible; otherwise a
     tensor becomes a layer of its own. A step stays as it is if its tensor changes the shape of an image's value, or
     differs between images. shapes: of each step's value for one image.
     """
@@ -55,9 +55,9 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 
 
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """Return s and t of a step that computes s x + t: it adds, subtracts or multiplies by a tensor or number.
+    """Return s and t of a step that computes s x + t, because it adds, subtracts or multiplies by a tensor or number.
 
-    s and t are float64 in the shape of one image's value. Returns None if the tensor differs between images.
+    s and t are float64 in the shape of one image's value, `shape`. Returns None if the tensor differs between images.
     """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
@@ -76,7 +76,7 @@ def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None
 
 
 def _of_channels(x: Tensor) -> Tensor | None:
-    """Return one value for each channel of x; None if values differ within a channel."""
+    """Return one value for each channel of x, its first dimension; None if values differ within a channel."""
     if not x.dim():
         return None
     rows = x.reshape(len(x), -1)
@@ -89,8 +89,8 @@ def _of_channels(x: Tensor) -> Tensor | None:
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a step "scale_last", which multiplies each value of an image by a factor and adds a summand, into a layer.
 
-    to: the `Lowering`, for which this is the operation's rule. number, step: the net's step, which has factors and
-    summands. x: the layer's input in the plan.
+    to: the `Lowering` that calls this function for the operation. number, step: the net's step, which has factors and
+    summands. x: the layer's input in the plan. Returns the plan's step for the result.
     """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -105,8 +105,8 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
     """Turn a step "add" or "sub", on two values or a value and a number in the net's code, into a sum in the plan.
 
-    to: the `Lowering`, for which this is the rule for both operations. number, step: the net's step. parts: the values
-    in the plan.
+    to: the `Lowering` that calls this function for both operations. number, step: the net's step. parts: the values in
+    the plan. Returns the plan's step for the sum.
     """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -118,8 +118,9 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a step "mul" or "neg", which multiplies a value by a number in the net's code, into steps of a plan.
 
-    The value's integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`,
-    for which this is the rule for both operations. number, step: the net's step. x: the value in the plan.
+    The value's integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`
+    that calls this function for both operations. number, step: the net's step. x: the value in the plan. Returns the
+    plan's step for the product.
     """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

@@ -59,12 +59,13 @@ def make_plan(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
 ) -> Model:
-    """Make the plan of a net and its integer weights; the net itself does not change, and is used as in eval mode.
+    """Return the `Model` of a net: its plan and integer weights. The net does not change, and is used as in eval mode.
 
     input_shape: of one image, such as (3, 32, 32).
-    bits: windows, as for `hummingbird.convert_model`. Every activation needs a window of 2 to 24 bits. So does a layer
-    whose result goes to another layer without an activation, under its own name. A window of the last layer bounds the
-    logits; without one, the weights bound them. `input_range` of `bits` bounds images; the default is 4.0.
+    bits: windows, in one of the forms that `hummingbird.convert_model` takes. Every activation needs a window of 2 to
+    24 bits. A layer whose result another layer reads without an activation between them needs one too, under the
+    layer's own name. A window of the last layer bounds the logits; without one, the weights bound them. `input_range`
+    of `bits` bounds images; the default is 4.0.
     garbler: "data" or "model", the side that garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
     """
@@ -94,7 +95,7 @@ class TracedNet:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """Number of values that each activation or max pooling makes for an image, by name of the layer.
+        """How many values each activation or max pooling makes for an image, by name of the layer.
 
         The layers are in the order in which they run.
         """
@@ -116,10 +117,7 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Return the attributes of the plan's output step: if the net has several results, their structure and shapes.
-
-        A single tensor needs no attributes.
-        """
+        """Return the attributes of the plan's output step: {} for one result, else the structure and shapes."""
         if "structure" not in self.steps[-1].attrs:
             return {}
         results = separate(self.steps)[-1].inputs
@@ -134,10 +132,10 @@ def check_windows(
 ) -> None:
     """Raise ConfigError for windows that do not fit the net's steps.
 
-    A window's name must be that of a step that may have one, and its `q` must be 0. Windows from a search must come
-    from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: a function that
-    returns the steps for which windows are searched; they also have the numbers that forward() reads from weights.
-    Default: `steps`.
+    A window's name must be the name of a step that may have a window, and its `q` must be 0. Windows from a search must
+    come from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: a function
+    that returns the net's steps as a search traces them, with the numbers that forward() reads from weights; it is
+    called only for windows from a search. Default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
@@ -152,8 +150,9 @@ def check_windows(
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
     """List the names of the steps that may have a window although they compare nothing.
 
-    They are layers, sums, products and concatenations. If another layer follows such a step without an activation, a
-    lift gate reads the step's window. If the step makes a result of the net, the window bounds the result's values.
+    They are layers, sums, products and concatenations. If another layer reads such a step's result without an
+    activation between them, a lift gate reads the bits in the window. If the step makes a result of the net, the window
+    bounds the result's values.
     """
     return [step.name for step in steps if step.op in ("conv", "linear", "affine", "cat", *ARITHMETIC)]
 

@@ -37,9 +37,9 @@ from hummingbird.prg import Stream, derive
 class Slot:
     """A slot that is in use for an image, at the data's side.
 
-    number: of the slot. seed: from which all masks of the slot follow. kept: tensors of the slot from the store: one of
-    masked labels if this side garbles; labels, then the tables of each gate, if this side evaluates. share: this side's
-    share of the logits, (1, *shape), also from the store.
+    number: of the slot. seed: from which all masks of the slot follow. kept: tensors of the slot from the store: if
+    this side garbles, one tensor of masked labels; if it evaluates, a tensor of labels, then the tables of each gate.
+    share: this side's share of the logits, (1, *shape), also from the store.
     """
 
     number: int
@@ -101,10 +101,11 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Garble all gates and send their tables; returns the masked labels of 0 of the model side's bits.
+        """Garble all gates and send their tables; return labels for the model side's bits, masked.
 
-        They are int64 (bits, 2); a label is masked by XOR with the key Q of an oblivious transfer (gc/cot.py). values:
-        this side's shares of the gates' inputs. masks: of the gates' results. seed: of the slot.
+        This side keeps the result. It has the labels of 0, int64 (bits, 2), each masked by XOR with the key Q of an
+        oblivious transfer (gc/cot.py). slot: its number. seed: of the slot. values: this side's shares of the gates'
+        inputs, by number of the step. masks: of the gates' results, by number of the step.
         """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
@@ -118,10 +119,10 @@ class DataSide:
         return labels ^ keys
 
     def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
-        """Receive the labels of this side's bits, by oblivious transfer, and the tables of all gates.
+        """Receive the labels of this side's bits, by oblivious transfer, and the tables of all gates; return them.
 
-        values: this side's shares of the gates' inputs. Returns the labels, int64 (bits, 2), then the tables of each
-        gate.
+        The labels, int64 (bits, 2), come first, then the tables of each gate. slot: its number. values: this side's
+        shares of the gates' inputs, by number of the step.
         """
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
@@ -158,10 +159,9 @@ class DataSide:
         return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
 
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
-        """Begin a call for one image: send its first message, which names the slot.
+        """Begin a call for one image: send its first message, which names the session and the slot.
 
-        ticket, input: only from a proxy, for its user: the ticket that identifies the user, and how the user sends its
-        image.
+        ticket, input: given by a proxy only: the ticket by which its user is known, and how the user sends its image.
         """
         session = self.store.header.session
         opening = messages.OnlineOpening(
@@ -172,7 +172,8 @@ class DataSide:
     def answer(self, link: MessageStream, slot: Slot) -> None:
         """Answer the messages of the model's side for all gates of the plan, in order.
 
-        A garbler answers masked bits by their labels; an evaluator answers labels by the gate's masked result.
+        A garbler receives masked bits and answers with their labels; an evaluator receives labels and answers with the
+        gate's masked result.
         """
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
@@ -187,10 +188,11 @@ class DataSide:
                 link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
 
     def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
-        """Evaluate a gate; returns the message from which the model's side gets its share of the result: int64 (n,).
+        """Evaluate a gate; return the message from which the model's side gets its share of the result: int64 (n,).
 
-        The message is the gate's result plus the garbler's offset, minus the data side's mask of the result. position:
-        of the gate among the slot's gates. labels: those that stand for the bits of the model side's share.
+        The message is the result plus the garbler's offset, minus the data side's mask of the result. position, place:
+        of the gate among the slot's gates, as number and as `GatePosition`. labels: the labels of the bits of the model
+        side's share.
         """
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]
@@ -210,5 +212,5 @@ def expand(seed: bytes, shape: tuple[int, ...], ring: int) -> Tensor:
 
 
 def _bits(values: Tensor, width: int) -> Tensor:
-    """Split numbers into their low `width` bits, lowest first: uint8 (n * width,)."""
+    """Return the low `width` bits of n numbers, lowest first: uint8 (n * width,), zeros and ones."""
     return (values[:, None] >> torch.arange(width) & 1).to(torch.uint8).view(-1)

@@ -23,14 +23,15 @@ _POLYNOMIAL = 1 << 16  # bytes of a transformed polynomial
 
 
 def layout(step: Linear) -> Layout:
-    """Return the mapping of a layer's values to polynomials, which both sides derive from the plan."""
+    """Return how a layer's values are laid out in polynomials, which both sides derive from the plan."""
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
 class MessageSizes:
-    """The two messages of a layer with weights in dealing a slot: what each side computes for them, and their sizes.
+    """The two messages of one layer when a slot is dealt: functions that make and read them, and their sizes.
 
-    up: bytes of the encrypted mask from the data's side. down: bytes of the reply.
+    The data's side sends the encrypted mask of the layer's input; the model's side replies with the product. step: the
+    layer. up, down: bytes of the two messages.
     """
 
     def __init__(self, step: Linear) -> None:
@@ -38,17 +39,17 @@ class MessageSizes:
         self.up, self.down = self.layout.up_bytes, self.layout.down_bytes
 
     def ask(self, secret: bfv.Secret, r: Tensor) -> bytes:
-        """Encrypt the layer's input mask r mod 2^ring, int64 (C, H, W), at the data's side.
+        """Return the data side's message: the encrypted mask r of the layer's input.
 
-        The mask is new for every slot.
+        r: mod 2^ring, int64 (C, H, W), new for every slot. secret: the data side's key.
         """
         return secret.encrypt(self.layout.pack_input(r), self.step.ring).to_bytes()
 
     def read(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt a reply at the data's side to d = W r - s mod 2^ring, its share of the layer's result.
+        """Decrypt the model side's reply to the data side's share of the layer's result: d = W r - s mod 2^ring.
 
-        W are the weights, r is the input's mask from `ask`, and s the mask from `hidden`. Returns int64 (1, *shape).
-        Raises InputError for damaged bytes.
+        W are the weights, r is the mask from `ask`, and s the mask from `hidden`. Returns int64 (1, *shape). secret:
+        the data side's key. Raises InputError for damaged bytes.
         """
         polys = secret.decrypt(bfv.Reply.from_bytes(reply, self.layout.used), self.step.ring)
         return self.layout.unpack(polys).view(1, *self.step.shape)
@@ -56,25 +57,28 @@ class MessageSizes:
     def masks(self, seed: bytes) -> Tensor:
         """Draw the masks that the model's side subtracts from all coefficients of a layer's reply: int64 (replies, N).
 
-        seed: of these masks, another one for every slot.
+        seed: of the slot's masks for this layer (`mask_seed`), a new one for every slot.
         """
         return bfv.draw_masks(Stream(seed), self.layout.replies, self.step.ring)
 
     def hidden(self, seed: bytes) -> Tensor:
-        """Return the masks s of the layer's outputs, at the model's side: int64 (1, *shape)."""
+        """Return the masks s of the layer's outputs, which the model's side draws: int64 (1, *shape), mod 2^ring.
+
+        seed: of the slot's masks for this layer (`mask_seed`).
+        """
         return self.layout.unpack(self.masks(seed)).view(1, *self.step.shape)
 
 
 def layers(plan: Plan) -> dict[int, MessageSizes]:
-    """Return the `MessageSizes` of every layer with weights of a plan, by number of the step."""
+    """Return a `MessageSizes` for every layer with weights of a plan, by number of the step."""
     return {number: MessageSizes(step) for number, step in plan.linears.items()}
 
 
 class Weights:
-    """The weights of all layers at the model's side, which answers encrypted masks with them.
+    """The weights of all layers at the model's side, prepared to answer the data side's encrypted masks.
 
-    Up to 4 GiB of weights are transformed (NTT) only once, others for every slot. Raises ConfigError if the statistical
-    distance of the replies to one image from ones that hide the weights exceeds 2^-30.
+    Up to 4 GiB of weights are transformed (NTT) only once, others for every slot. Raises ConfigError if the replies to
+    one image could reveal the weights: if their statistical distance from replies that hide the weights exceeds 2^-30.
     """
 
     def __init__(

@@ -17,9 +17,10 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Draw all masks of a plan from a seed: r of the input and the gates (`plan.masked`), and s of the layers.
+    """Draw all masks of a plan from a seed; return the masks r of the input and the gates, and s of the layers.
 
-    Returns a dictionary of the r and one of the s, by number of the step: int64 (images, *shape), mod 2^ring.
+    Each is a dictionary by number of the step: int64 (images, *shape), mod 2^ring. `plan.masked` lists the steps with
+    an r.
     """
 
     def mask(kind: str, number: int) -> Tensor:
@@ -36,7 +37,7 @@ def gate(step: Gate, x: Tensor) -> Tensor:
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """Make the function that computes the data side's share of a layer's result without encryption: W r - s mod 2^ring.
+    """Make a function that computes the data side's share of a layer's result, W r - s mod 2^ring, without encryption.
 
     r is the data side's share of the layer's input, and W are the layer's weights. hidden: the masks s, by number of
     the step.
@@ -66,9 +67,9 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on integers, without shares: `plain(x, low)` returns what the two sides compute together.
+    """Computes a plan on plain integers, without shares or messages.
 
-    model: the plan with its weights.
+    model: the plan with its weights. `plain(x, low)` returns the logits that the two sides compute together.
     """
 
     def __init__(self, model: Model) -> None:
@@ -94,10 +95,10 @@ class Plain:
 
 
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
-    """Compute for each cut the low bits of the data side's share that the cut drops, by number of the step.
+    """Return, for each cut of a plan, the low bits that it drops from the data side's share, by number of the step.
 
-    Needs no weights. masks: returns the mask of each step in `plan.masked`, mod 2^ring. linear: returns the data side's
-    share of a layer's result, which is uniform for any share of the input.
+    Needs no weights. masks: a function that returns the mask of a step in `plan.masked`, mod 2^ring. linear: a function
+    that returns the data side's share of a layer's result, which is uniform for any share of the input.
     """
     found: dict[int, Tensor] = {}
 

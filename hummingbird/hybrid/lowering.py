@@ -100,9 +100,11 @@ class Lowering:
             raise ConfigError(what, where="bits", hint=hint)
 
     def pool_window(self, number: int) -> BitWindow:
-        """Return the window of a max pooling: its own, or the window of the ReLU before it with one more high bit.
+        """Return the window that a max pooling uses for the difference of any two values.
 
-        This bit makes room for the difference of any two values. number: of the pooling's step.
+        If a ReLU before the pooling is computed after it, and no window is given for the pooling, it is the ReLU's
+        window with one more high bit, as a difference can have twice the size. Otherwise it is the pooling's own
+        window. number: of the pooling's step.
         """
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
@@ -114,8 +116,8 @@ class Lowering:
     def resting(self, x: UnfinishedStep) -> UnfinishedStep:
         """Return x if a layer may read it; otherwise the result of a lift gate on x, which is added if needed.
 
-        A layer may read only a value of which the data's side knows its share before any image. It may read a gate's
-        result, because the data's side draws that result's mask. The lift gate's result has the bits of x that lie in
+        A layer may read only a value of which the data's side knows its share before any image. A gate's result is such
+        a value, because the data's side draws the result's mask. The lift gate's result has the bits of x that lie in
         its window. All layers that read x share the gate. Raises ConfigError if a gate is needed and x has no window of
         2 to 24 bits.
         """
@@ -146,9 +148,10 @@ def _farthest(clamp: NetStep) -> float:
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
-    """Find the ReLUs that only a max pooling reads, and that may as well be computed after the pooling.
+    """Find the ReLUs that are computed after a max pooling instead of before it, on fewer values.
 
-    Returns a dictionary from the number of the ReLU's step to that of the pooling's.
+    They are the ReLUs whose only reader is the pooling. Returns a dictionary from the number of the ReLU's step to the
+    number of the pooling's step.
     """
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     found = {}
@@ -184,7 +187,10 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 
 
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel."""
+    """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel.
+
+    number, step: the net's step. x: its input in the plan. Returns the plan's step for the result.
+    """
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
     geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
@@ -198,7 +204,7 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a clamp into steps of the plan: low + relu(x - low) - relu(x - high).
 
-    One gate computes both ReLUs in one round trip.
+    One gate computes both ReLUs in one round trip. number, step: the net's step. Returns the plan's last step for it.
     """
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
@@ -218,7 +224,7 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a LeakyReLU into steps of the plan: (c lift(x) + (2^f - c) relu(x)) / 2^f.
 
-    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate.
+    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate. Returns the plan's last step for it.
     """
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
@@ -234,7 +240,7 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a PReLU into steps of the plan: relu(x) - slope relu(-x).
 
-    One gate computes both ReLUs, and a layer multiplies by the slopes.
+    One gate computes both ReLUs, and a layer multiplies by the slopes. Returns the plan's last step for it.
     """
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
@@ -253,6 +259,7 @@ def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> Un
     """Turn a concatenation into steps of the plan that bring the values to one unit, and concatenate them.
 
     Values are concatenated along an image's first dimension; for another dimension, they are permuted before and after.
+    parts: the values in the plan. Returns the plan's step for the result.
     """
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
@@ -276,7 +283,7 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a max pooling into steps of the plan: max(a, b) = a + relu(b - a), a tree for each dimension of the window.
 
-    A ReLU before the pooling is computed after it, on fewer values.
+    A ReLU before the pooling is computed after it, on fewer values. Returns the plan's step for the result.
     """
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])
@@ -295,9 +302,10 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """Add the maximum over the first dimension of x to the plan, as a tree of ReLUs.
+    """Add steps to the plan for the maximum over the first dimension of x, as a tree of ReLUs; return the last step.
 
-    window: of the differences between two values, which the ReLUs read.
+    drafts: the plan. name: begins the steps' names. window: of the differences between two values, which the ReLUs
+    read.
     """
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
@@ -325,8 +333,8 @@ def _sum_pool(
 ) -> UnfinishedStep:
     """Turn an average pooling into steps of the plan: sums under the kernel, in a unit that makes the sums averages.
 
-    name: of the steps. shape: of the result. divisor: the number by which the sums are divided: the unit of the result
-    is that of x over `divisor`. sizes: kernel, stride, padding.
+    name: of the steps. shape: of the result. divisor: by how much an average is smaller than the sum; the result's unit
+    is the unit of x over `divisor`. sizes: kernel, stride, padding. Returns the plan's step for the averages.
     """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
@@ -404,9 +412,10 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """List a problem for each step that has no rule, or an option that its rule does not support, and for other faults.
+    """List a problem for each step that cannot become steps of a plan, and for other faults of the net.
 
-    Other faults are a last step that garbled gates and shares do not support, and a net without weights.
+    A step cannot if it has no rule, or an option that its rule does not support. Other faults are a last step that
+    garbled gates and shares do not support, and a net without weights. shapes: of each step's value for one image.
     """
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):
@@ -473,7 +482,7 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
 
 
 def _is_whole(index: Any) -> bool:
-    """Return whether an index selects all values of a tensor, in order."""
+    """Return whether an index, as in x[index], selects all values of a tensor, in order."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or part == slice(None) for part in parts)
 

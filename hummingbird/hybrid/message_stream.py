@@ -66,7 +66,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> bytes | None:
-        """Take the next message.
+        """Take the next message from the queue and return it; None stands for the end.
 
         timeout: seconds to wait; None: without limit. Raises TimeoutError if no message comes in time.
         """
@@ -126,9 +126,10 @@ class MessageStream:
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
-        """Receive `size` bytes, uint8 (size,). name: the name under which the bytes are counted.
+        """Receive `size` bytes, in one or more messages, and return them as a tensor, uint8 (size,).
 
-        Raises InputError if the messages hold more; PeerError if the other side is silent, or ends.
+        name: the name under which the bytes are counted. Raises InputError if the messages hold more; PeerError if the
+        other side is silent, or ends.
         """
         buffer = torch.empty(size, dtype=torch.uint8)
         view, at = buffer.numpy().data, 0
@@ -144,9 +145,10 @@ class MessageStream:
         return buffer
 
     def receive_text(self, name: str, limit: int = CHUNK) -> bytes:
-        """Receive one message, such as the first message of a call. name: the name under which the bytes are counted.
+        """Receive one message, such as the first message of a call, and return its bytes.
 
-        Raises InputError if the message has more than `limit` bytes, PeerError if the other side is silent, or ends.
+        name: the name under which the bytes are counted. limit: the largest size in bytes. Raises InputError if the
+        message is larger, PeerError if the other side is silent, or ends.
         """
         message = self._next(name)
         if len(message) > limit:
@@ -176,7 +178,7 @@ class MessageStream:
 
 
 class _Queued:
-    """A queue of messages as the source of messages for the side that receives them: an `Incoming`."""
+    """A queue of messages as an `Incoming`, the source from which the receiving side reads."""
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -224,9 +226,9 @@ def both(
 
 @contextmanager
 def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIMEOUT) -> Iterator[MessageStream]:
-    """Call a method of a service: the context gives the caller's end of the connection, and leaving it ends the call.
+    """Call a method of a service; the `with` block gets the caller's end of the connection, and its end ends the call.
 
-    where: name of the service, for errors. timeout: as in `MessageStream`.
+    where: name of the service, for errors. timeout: longest silence of the service, seconds (`MessageStream`).
     """
     outgoing = Outgoing()
     call = rpc_client.exchange(channel, method, iter(outgoing.get, None), timeout=_LONGEST_CALL)
@@ -243,10 +245,10 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run one side of a call on its own thread, at a service; yields that side's messages, and raises its error.
+    """Run one side of a call on a thread of its own, at a service; yield the messages that this side sends.
 
-    role: the function that is run, with this end of the connection as its argument. While it computes, empty messages
-    are sent as heartbeats.
+    role: the function that is run; its argument is the side's end of the connection. requests: the caller's messages.
+    While the side computes, empty messages are sent as heartbeats. An error of the side is raised at the end.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

@@ -53,7 +53,7 @@ class CallOpening:
     plan: str = field(records.text(2 * DIGEST_BYTES), default="")
 
     def pack(self) -> bytes:
-        """Write the opening as JSON."""
+        """Return the opening as JSON, in bytes."""
         return records.write(self).encode()
 
 
@@ -101,10 +101,10 @@ T = TypeVar("T", bound=CallOpening)
 
 
 def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T:
-    """Read the first message of a call, as an opening of this kind.
+    """Read the first message of a call, and return it as an object of the class `kind`.
 
-    plan: the digest that the other side must have; empty for any. us, them: names of the sides, for errors. Raises
-    AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
+    plan: the digest of the plan that the other side must have; empty for any. us, them: names of the sides, for errors.
+    Raises AgreementError, naming both sides, for another format, release or plan; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "hybrid", "hint": _HINT}
     fields = records.parse(data, most=MOST_OPENING, **how)
@@ -120,9 +120,9 @@ def read_opening(data: bytes, plan: str, us: str, them: str, kind: type[T]) -> T
 
 
 def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
-    """Raise AgreementError unless both sides have plans with the same digest.
+    """Raise AgreementError unless two sides have the same plan.
 
-    theirs, ours: the digests. us, them: names of the sides, for the error.
+    theirs, ours: the digests of the plans. us, them: names of the sides, for the error.
     """
     if theirs != ours:
         what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"
@@ -135,23 +135,23 @@ def words_bytes(count: int, ring: int) -> int:
 
 
 def pack(x: Tensor, ring: int) -> Tensor:
-    """Pack integers mod 2^ring, int64 of any shape, into bytes, uint8 (size,), with `ring` bits for each."""
+    """Return integers mod 2^ring, int64 of any shape, packed into bytes, uint8 (size,), with `ring` bits for each."""
     return pack_words(x.reshape(-1), ring)
 
 
 def unpack(data: Tensor, shape: tuple[int, ...], ring: int) -> Tensor:
-    """Unpack integers mod 2^ring that `pack` wrote: int64 (1, *shape)."""
+    """Return the integers mod 2^ring that `pack` has packed into `data`: int64 (1, *shape)."""
     count = torch.Size(shape).numel()
     return unpack_words(data, count, ring).view(1, *shape)
 
 
 def tensor_of(data: bytes) -> Tensor:
-    """Copy bytes to a tensor, uint8 (size,)."""
+    """Return a copy of bytes as a tensor, uint8 (size,)."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def octets(labels: Tensor) -> Tensor:
-    """Write labels of wires, int64 (..., 2), as bytes, uint8 (16 n,)."""
+    """Return n labels of wires, int64 (..., 2), as bytes, uint8 (16 n,)."""
     return labels.contiguous().view(-1).view(torch.uint8)
 
 

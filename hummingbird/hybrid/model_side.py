@@ -81,9 +81,9 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Garble all gates and send their tables; returns for each gate the offsets that hide its results.
+        """Garble all gates of a slot and send their tables; return for each gate the offsets added to its results.
 
-        The evaluator sees a result plus its offset only.
+        The evaluator sees a result plus its offset only. slot: its number.
         """
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
@@ -99,7 +99,7 @@ class ModelSide:
         return offsets
 
     def own(self, store: Store, slot: int) -> Tensor:
-        """Return the labels of 0 for the bits of this side's shares, int64 (bits, 2). Only a garbler calls this."""
+        """Return the labels of 0 for all bits of this side's shares in a slot: int64 (bits, 2). Only for a garbler."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
@@ -141,18 +141,19 @@ class Online:
         return arithmetic.online(self._plan, x, self._linear, self._answer)
 
     def _answer(self, number: int, step: Gate, share: Tensor) -> Tensor:
-        """Compute this side's share y - r of a gate's result y, mod 2^ring, from its share of the input, mod 2^width.
+        """Return this side's share of a gate's result y: y - r mod 2^ring, where r is the data side's mask of y.
 
-        r is the data side's mask of y. Both shares are int64 (1, *shape). number: of the step.
+        share: this side's share of the gate's input, mod 2^width. Both shares are int64 (1, *shape). number: of the
+        step.
         """
         place, kept = self._places[number]
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
 
     def _evaluate(self, place: GatePosition, tables: Tensor, bits: Tensor) -> Tensor:
-        """Evaluate a gate: send the masked bits of this side's share, and receive labels for them.
+        """Evaluate a gate that the data's side has garbled; return this side's share of its result.
 
-        bits: of the share, packed. tables: of the gate. Returns this side's share of the result. Only an evaluator
-        calls this.
+        place: the gate. bits: of this side's share of the input, packed; they are sent masked, and the data's side
+        answers with their labels. tables: of the gate. Only an evaluator calls this.
         """
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
@@ -162,10 +163,11 @@ class Online:
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
-        """Have the data's side evaluate a gate: send the labels of this side's bits, and receive the masked result.
+        """Have the data's side evaluate a gate that this side has garbled; return this side's share of its result.
 
-        bits: of this side's share, packed. offset: what this side subtracts from the received result to get its share
-        of the result. Only a garbler calls this.
+        place: the gate. bits: of this side's share of the input, packed; their labels are sent, and the data's side
+        answers with the masked result. offset: what is subtracted from this answer to get the share. Only a garbler
+        calls this.
         """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

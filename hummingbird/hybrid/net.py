@@ -65,7 +65,7 @@ class HybridNet:
         self._slots += count
 
     def report(self) -> str:
-        """Write the plan with its prices as a table; after images have run also the counted bytes."""
+        """Return the plan with its prices as a text table; after images have run also the counted bytes."""
         told = report.before(self._parts)
         if not self._images:
             return told

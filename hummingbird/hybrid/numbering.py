@@ -21,7 +21,7 @@ class GatePosition:
 
     number, gate: the number of the gate's step in the plan, and the step. circuit: what is garbled for the gate. bit:
     number of the gate's first input bit, counted over all gates of the slot. tile: number of the gate's first tile,
-    counted likewise; a tile is 16 instances of a circuit.
+    counted over all gates too; a tile is 16 instances of a circuit.
     """
 
     number: int
@@ -41,7 +41,7 @@ class GatePosition:
         return self.circuit.table_bytes(self.gate.count)
 
     def part(self, labels: Tensor) -> Tensor:
-        """Select this gate's labels, int64 (n, width, 2), from all labels of a slot, int64 (bits, 2)."""
+        """Return this gate's labels, int64 (n, width, 2), out of all labels of a slot, int64 (bits, 2)."""
         return labels[self.bit : self.bit + self.bits].view(self.gate.count, self.gate.width, 2)
 
 

@@ -168,7 +168,7 @@ class Plan:
         return {self.input_number: self.input, **self.gates}
 
     def encode(self, images: Tensor) -> Tensor:
-        """Encode real images as integers, int64 (B, *shape).
+        """Return real images (B, *shape) as integers in the input's unit, int64 (B, *shape).
 
         Raises InputError for images of another shape, or with values beyond the input's range.
         """
@@ -201,7 +201,7 @@ class Plan:
         return rebuild(self.structure, iter([part.reshape(len(logits), *shape) for part, shape in parts]))
 
     def decode(self, values: Tensor) -> Tensor:
-        """Decode integers to logits, float32.
+        """Return the logits, float32, that integers stand for.
 
         values: the sum of both sides' shares, int64 (B, *shape), reduced mod 2^ring or not.
         """
@@ -228,12 +228,12 @@ class Model:
 
 
 def reduced(x: Tensor, ring: int) -> Tensor:
-    """Reduce x mod 2^ring, to numbers from 0 to 2^ring - 1."""
+    """Return x mod 2^ring, as numbers from 0 to 2^ring - 1."""
     return x & ((1 << ring) - 1)
 
 
 def signed(x: Tensor, ring: int) -> Tensor:
-    """Reduce x mod 2^ring, to numbers from -2^(ring-1) to 2^(ring-1) - 1."""
+    """Return x mod 2^ring, as numbers from -2^(ring-1) to 2^(ring-1) - 1."""
     half = 1 << (ring - 1)
     return reduced(x + half, ring) - half
 
@@ -241,7 +241,7 @@ def signed(x: Tensor, ring: int) -> Tensor:
 def at_rest(plan: Plan) -> set[int]:
     """Return the numbers of the steps whose values layers may read.
 
-    These are values of which the data's side knows its share in advance, from its masks alone, without any image.
+    The data's side knows its share of such a value in advance, from its masks alone, without any image.
     """
     found: set[int] = set()
     for number, step in enumerate(plan.steps):

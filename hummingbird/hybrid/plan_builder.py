@@ -26,19 +26,19 @@ INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's s
 
 @dataclass(eq=False)
 class UnfinishedStep:
-    """A step of a plan under construction; name, op, shape and attrs as in `Step`.
+    """A step of a plan under construction; its name, op, shape and attrs are as in `Step`.
 
     scale: the unit, which may be unknown yet.
     rests: whether the data side's share follows from masks only, so that a layer may read the value.
     signs: 1 or -1 for each value that a sum adds; a further integer brings the value to the sum's unit.
-    factors: given instead of signs, the integers that multiply the values of a sum.
+    factors: the integers that multiply the values of a sum, given instead of signs.
     real: a real number added to a sum.
-    weights: float64 (O, C // groups, h, w), and a bias or None.
-    geometry: fields of a `Linear`.
+    weights: of a layer, float64 (O, C // groups, h, w), and its bias or None.
+    geometry: of a layer, fields of a `Linear`.
     kind, width: of a `Gate`.
     window: the window to which the values are cut.
     limit: bound on the absolute real values, if known.
-    bound: on the absolute integers.
+    bound: bound on the absolute values as integers, once all units are chosen.
     """
 
     name: str
@@ -87,25 +87,25 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """Add a step without weights, on one value x, that each side computes alone.
+        """Add a step without weights, on one value x, that each side computes alone; return the step.
 
-        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by that of x.
+        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by the unit of x.
         """
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a step that sums values of equal shape, and a real number.
+        """Add a step that sums values of equal shape, and a real number; return the step.
 
-        Each value is multiplied by an integer that brings it to the sum's unit. signs: 1 or -1 for each value; by
-        default all are added. real: the number.
+        Each value is multiplied by an integer that brings it to the sum's unit. parts: the values. signs: 1 or -1 for
+        each value; by default all are added. real: the number.
         """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a sum of values; the sum's unit is given by `scale`.
+        """Add a step that sums values in the unit that `scale` gives, and return it.
 
         parts: the values. attrs: `factors` or `signs` of the values, and other fields of an `UnfinishedStep`.
         """
@@ -113,7 +113,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Add a step that concatenates values with the same unit, along the first dimension of one image."""
+        """Add a step that concatenates values with one unit along the first dimension of one image; return the step."""
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -127,10 +127,10 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`).
+        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`), and return the step.
 
-        The unit of its result is chosen later, together with those of values that are added to the result. geometry:
-        fields of a `Linear`.
+        The unit of its result is chosen later, together with the units of values that are added to the result.
+        geometry: fields of a `Linear`.
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
@@ -139,9 +139,9 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "linear", [x], shape, scale, False, weights=weights, geometry=geometry))
 
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-        """Add a step that drops low bits of x; its unit is 2^(m-16), the value of the lowest bit of the window [k:m).
+        """Add a step that drops low bits of x, and return it: its unit is 2^(m-16), the lowest bit of the window [k:m).
 
-        If the unit of x is as coarse already, or coarser, nothing is added. Returns the new step, or x.
+        If the unit of x is as coarse already, or coarser, nothing is dropped, and x is returned.
         """
         scale = power(x.scale)
         if scale is not x.scale:
@@ -154,7 +154,7 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a step with garbled gates on the result of `cut`.
+        """Add a step with garbled gates on x, a result of `cut`, and return the step.
 
         kind: "relu" or "lift". window: [k:m), the bits that the gates read.
         """
@@ -170,10 +170,11 @@ class PlanBuilder:
     def finished(
         self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
     ) -> Model:
-        """Finish the plan whose result is `last`: choose all units and rings, and round the weights to integers.
+        """Finish the plan with result `last`: choose units and rings, round weights to integers; return a `Model`.
 
-        window: bounds the result; None for the bound that follows from the weights. attrs: of the output step. Raises
-        ConfigError, listing all steps, for values that need too large a ring.
+        garbler: the side that garbles, "data" or "model". input_range: bound on |x| of an image. window: bounds the
+        result; None for the bound that follows from the weights. attrs: of the output step. Raises ConfigError, listing
+        all steps, for values that need too large a ring.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:
@@ -223,9 +224,9 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Bound the absolute value of a step's integers, if all values that are cut to windows lie in their windows.
+    """Return a bound on |integer| of a step's value, if all values that are cut to windows lie in the windows.
 
-    input_range: bound on |x| of an image. parameters: of a layer, None for other steps.
+    input_range: bound on |x| of an image. parameters: the integer weights of a layer, None for other steps.
     """
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
@@ -246,7 +247,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return, for each input of a step, how many low bits of the input's shares the step reads."""
+    """Return for each input of a step how many low bits of the input's shares the step reads."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

@@ -33,7 +33,7 @@ _HINT = "it was damaged, or is of another program or release"
 
 
 def _step(value: Any) -> Step:
-    """Read a step of a plan's text, as `Linear`, `Gate` or `Step`."""
+    """Return the step, a `Linear`, `Gate` or `Step`, that an item of a plan's text describes."""
     op = value.get("op") if isinstance(value, dict) else None
     kinds: dict[Any, type[Step]] = {"linear": Linear, "gate": Gate}
     step: Step = records.record(kinds.get(op if isinstance(op, str) else None, Step)).read(value)
@@ -42,7 +42,7 @@ def _step(value: Any) -> Step:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """The fields of the text of a plan, which `to_json` writes and `from_json` reads."""
+    """The fields of a plan as text, which `to_json` writes and `from_json` reads."""
 
     steps: tuple[Step, ...] = field(records.many(Kind("a step", _step, records.plain), 1 << 16, 3))
     garbler: str = field(records.one_of(GARBLERS))
@@ -51,12 +51,12 @@ class PlanFile:
 
 
 def to_json(plan: Plan) -> str:
-    """Write a plan as text; equal plans have equal texts."""
+    """Return a plan as JSON text; equal plans have equal texts."""
     return records.write(PlanFile(plan.steps, plan.garbler, plan.input_range), separators=(",", ":"), sort_keys=True)
 
 
 def from_json(text: str | bytes) -> Plan:
-    """Read a plan from the text that `to_json` writes, and check it. Raises InputError for anything else."""
+    """Return the plan that `to_json` has written as `text`, after a check. Raises InputError for anything else."""
     found = records.read(text, PlanFile, name="plan", most=MOST_TEXT, deepest=DEEPEST, where="plan", hint=_HINT)
     plan = Plan(found.steps, found.garbler, found.input_range)
     check(plan)
@@ -107,7 +107,7 @@ def check(plan: Plan) -> None:
 
 
 def at_rest_of(plan: Plan) -> set[int]:
-    """Return `at_rest` of a plan that was just read and is not checked yet.
+    """Return the numbers of the steps whose values layers may read (`at_rest`), for a plan that is not checked yet.
 
     Raises InputError if a step refers to a step that does not come before it.
     """
@@ -122,9 +122,9 @@ def _output(step: Step, x: Step) -> bool:
 
 
 def are_results(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
-    """Return whether the attributes of an output step describe several results that are concatenated in the output.
+    """Return whether an output step's attributes describe several results that are concatenated in the output.
 
-    attrs: must be the results' structure and shapes. shape: of the output, which the results must fill.
+    attrs: must hold the results' structure and shapes. shape: of the output, which the results must fill.
     """
     shapes: Any = tuples(attrs.get("shapes"))
     if set(attrs) != {"structure", "shapes"} or not isinstance(shapes, tuple) or not all(map(_sizes, shapes)):
@@ -246,7 +246,7 @@ assert set(_RULES) == LOCAL | {"input", "output", "linear", "gate"}
 
 
 def describe(model: Model, secret: bytes) -> bytes:
-    """Write the description of a model that a server sends to clients: a tag of the weights, then the plan.
+    """Return the description of a model that a server sends to clients, as bytes: a tag of the weights, then the plan.
 
     secret: the server's; without it nobody can test guesses of the weights with the tag.
     """
@@ -257,7 +257,7 @@ def describe(model: Model, secret: bytes) -> bytes:
 
 
 def read_description(text: bytes) -> Plan:
-    """Read the plan of a description. Raises InputError if the text is malformed."""
+    """Return the plan in a description that `describe` has written. Raises InputError if the text is malformed."""
     if len(text) < _TAG or not set(text[:_TAG]) <= set(b"0123456789abcdef"):
         raise InputError("a description that is cut short", where="plan", hint="is it a server of two-party inference?")
     return from_json(text[_TAG:])

@@ -22,9 +22,9 @@ def session() -> dict[str, int]:
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of the messages that a call for dealing slots has for any number of slots, by message name.
+    """Return the bytes of the messages that a call for dealing slots sends once, by message name.
 
-    The opening is not included. The messages for each slot are in `offline`.
+    They do not depend on the number of slots. The opening is not included; the messages for each slot are in `offline`.
     """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
@@ -56,8 +56,8 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
 
-    Answers are listed by themselves. plan: only its input and output are read. kind: how the user sends its images, one
-    of `users.INPUTS`.
+    The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read. kind: how the user
+    sends its images, one of `users.INPUTS`.
     """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
@@ -70,8 +70,9 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 def user(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives for one image, by method called.
 
-    The methods are `Slot` of the proxy and `Input` of the model's side; answers are listed by themselves. plan: only
-    its input and output are read. kind: how the user sends its image, one of `users.INPUTS`.
+    The user calls `Slot` of the proxy and `Input` of the model's side; the bytes of an answer stand under "Slot:
+    answer" and "Input: answer". plan: only its input and output are read. kind: how the user sends its image, one of
+    `users.INPUTS`.
     """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)
@@ -98,7 +99,10 @@ def _gates(plan: Plan) -> dict[str, int]:
 
 
 def stored(plan: Plan) -> tuple[int, int]:
-    """Return the bytes of a slot's tensors in the data side's and in the model side's store, without file headers."""
+    """Return two numbers: the bytes of a slot's tensors in the data side's store and in the model side's.
+
+    File headers are not included.
+    """
     numbering = Numbering(plan)
     tables = sum(place.table_bytes for place in numbering.places)
     labels, share = 16 * numbering.bits, 8 * plan.output.count

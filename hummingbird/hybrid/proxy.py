@@ -70,13 +70,13 @@ class Proxy:
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Stop preparing slots, and wait until the slot that is being dealt is complete."""
+        """Stop preparing slots, and wait until a slot that is just being dealt is complete."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()
 
     def report(self) -> str:
-        """Write predicted and counted bytes between proxy and server for the images so far, as a table.
+        """Return a text table of the predicted and counted bytes between proxy and server for the images so far.
 
         The first messages of calls are not included.
         """
@@ -109,9 +109,9 @@ class Proxy:
         return call.ticket + seed + messages.pack(slot.share, plan.output.ring).numpy().tobytes()
 
     def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
-        """Take a slot for a user of this name, announce the user to the model's side, and return the image's `_Call`.
+        """Take a slot for a user's image, tell the model's side about the user, and return the image's `_Call`.
 
-        secret: the proxy's, if the user sends encrypted images; None otherwise.
+        name: of the user; None if unknown. secret: the proxy's key, if the user sends encrypted images; None otherwise.
         """
         leave = lambda late: self._users.leave(name, late=late)  # noqa: E731
         try:
@@ -146,8 +146,8 @@ class _Call:
 
     slot: for the image. leave: a function that is called at the end, if the model's side has heard of the user; its
     argument is the seconds for which the call still counts against the quota of the user's name. count: a function that
-    is called after a completed image, with the kind of its input. secret: the proxy's, for encrypted images; None
-    otherwise.
+    is called after a completed image, with the kind of its input. secret: the proxy's key, if the image comes
+    encrypted; None otherwise.
     """
 
     def __init__(
@@ -195,10 +195,9 @@ class _Call:
                 self._leave(late)
 
     def _mask(self, link: MessageStream, secret: bfv.Secret) -> None:
-        """Decrypt the image X as the model's side has masked it, X - rho, and send it back less the slot's mask r.
+        """Receive the image X as X - rho, encrypted, from the model's side; send back X - rho - r, not encrypted.
 
-        The message is X - rho - r; the mask r is the proxy's share of the image, and rho the model side's mask. secret:
-        the proxy's.
+        rho is the model side's mask, and the slot's mask r is the proxy's share of the image. secret: the proxy's key.
         """
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())

@@ -23,8 +23,8 @@ _End = tuple[tuple[int, ...], int, float, Mapping[str, Any]]
 class ProxyView:
     """The fields of the text that tells a proxy's user about a plan.
 
-    They are the digest of the plan, the bound on |x| of an image, and (shape, ring, unit, attributes) of input and
-    output.
+    They are the digest of the plan, the bound on |x| of an image, and for the input and the output (shape, ring, unit,
+    attributes).
     """
 
     plan: str = field(records.digits(messages.DIGEST_BYTES))
@@ -39,13 +39,13 @@ class ProxyView:
 
 
 def proxy_view(plan: Plan, digest: str) -> bytes:
-    """Write the part of a plan that a proxy's user knows, as JSON."""
+    """Return the part of a plan that a proxy's user knows, as JSON. digest: of the whole plan."""
     ends = [(step.shape, step.ring, step.unit, dict(step.attrs)) for step in (plan.input, plan.output)]
     return records.write(ProxyView(digest, plan.input_range, *ends)).encode()
 
 
 def read_proxy_view(data: bytes) -> tuple[Plan, str]:
-    """Read the text of `proxy_view`: a plan with only input and output, and the digest of the whole plan.
+    """Read the text of `proxy_view`: return a plan with only input and output, and the digest of the whole plan.
 
     Raises InputError if it is malformed.
     """

@@ -17,7 +17,7 @@ from hummingbird.table import text_table
 
 
 def before(model: Model) -> str:
-    """Write a plan as a table: window, ring, bytes and noise of every layer for one image.
+    """Return a plan as a text table: window, ring, bytes and noise of every layer for one image.
 
     The table's columns: window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's
     result. room: bits between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of
@@ -40,7 +40,7 @@ def before(model: Model) -> str:
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
-    """Write the counted bytes of an image beside the predicted ones, as a table.
+    """Return a text table of the counted bytes of an image beside the predicted ones.
 
     offline, online: bytes by name, of all `slots` and `images` together.
     """
@@ -59,7 +59,7 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
 
 
 def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> str:
-    """Write the counted bytes between a proxy and the model's side beside the predicted ones, as a table.
+    """Return a text table of the counted bytes between a proxy and the model's side beside the predicted ones.
 
     served: number of images, by kind of input.
     """
@@ -70,7 +70,7 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 
 
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
-    """Write the counted bytes of a proxy's user beside the predicted ones, as a table.
+    """Return a text table of the counted bytes of a proxy's user beside the predicted ones.
 
     plan: only its input and output are read. kind: how the user sends images. once, online: bytes before the first
     image, and of all `images` together.

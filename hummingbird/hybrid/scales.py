@@ -31,8 +31,8 @@ class UnitGroup:
     """A group of values whose units have known ratios to each other, because sums add the values.
 
     unit: the unit of the group, None until `resolve` has chosen it; the unit of a value is a known factor times it.
-    demands: functions that return whether the current unit is fine enough. anchored: whether the ratios are fixed such
-    that the unit of a value that is cut becomes a power of two.
+    demands: functions without arguments that say whether the current unit is fine enough. anchored: whether the ratios
+    are fixed such that the unit of a value that is cut becomes a power of two.
     """
 
     unit: float | None = None
@@ -41,7 +41,10 @@ class UnitGroup:
     demands: list[Callable[[], bool]] = field(default_factory=list)
 
     def resolve(self, name: str) -> None:
-        """Choose the coarsest unit that meets all demands. Raises ModelError, naming step `name`, if there is none."""
+        """Set `unit` to the coarsest power of two that meets all demands.
+
+        Raises ModelError, naming step `name`, if there is none.
+        """
         for fraction in _FRACTIONS:
             self.unit = 2.0**-fraction
             if all(demand() for demand in self.demands):
@@ -94,7 +97,7 @@ def precise(factor: float) -> bool:
 
 
 def finest(units: Sequence[float]) -> float:
-    """Find the coarsest unit of which all given units are nearly integer multiples.
+    """Return the coarsest unit of which all given units are nearly integer multiples.
 
     It is the least given unit, divided by a power of two.
     """
@@ -106,10 +109,10 @@ def finest(units: Sequence[float]) -> float:
 
 
 def power(scale: ValueScale) -> ValueScale:
-    """Return a scale whose unit is a power of two, for a value that is cut.
+    """Return a scale whose unit is a power of two, so that a value can be cut.
 
-    This is the given scale, if its unit is a power of two or can still be chosen so. Otherwise it is a scale with a
-    finer unit, of which the given unit is nearly an integer multiple; the value must then be multiplied by that
+    If the unit of `scale` is a power of two or can still be chosen so, this is `scale`. Otherwise it is a scale with a
+    finer unit, and the given unit is nearly an integer multiple of it; the value must then be multiplied by that
     integer.
     """
     if not scale.known and not scale.group.anchored:
@@ -127,8 +130,8 @@ def power(scale: ValueScale) -> ValueScale:
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
     """Return the scale of a sum of values with these scales.
 
-    The groups of the values whose units are unknown become one group. Its unit must become so fine that the known units
-    are nearly integer multiples of the sum's unit.
+    All values whose units are not chosen yet come into one group with the sum. The group gets the demand that each unit
+    that is known already is nearly an integer multiple of the sum's unit.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:
@@ -159,17 +162,17 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 
 
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
-    """Return the demand of a layer on its result's unit (`UnitGroup.demands`): its integer weights must be precise.
+    """Return a layer's demand on its result's unit: a function that says whether integer weights are precise enough.
 
     They are if their root mean square is at least 16. rms: root mean square of the real weights. source, result: scales
-    of the layer's input and result.
+    of the layer's input and result. `UnitGroup.demands` takes the function.
     """
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """Return the demand of a cut on the unit of its input (`UnitGroup.demands`): the unit must be at most 2^(m-16).
+    """Return a cut's demand on the unit of its input: a function that says whether the unit is at most 2^(m-16).
 
-    m: the lowest bit of the cut's window. source: scale of the input.
+    m: the lowest bit of the cut's window. source: scale of the input. `UnitGroup.demands` takes the function.
     """
     return lambda: source.unit <= 2.0 ** (m - SCALE)

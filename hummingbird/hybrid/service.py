@@ -65,7 +65,7 @@ class Service:
 
     @property
     def dealing_bytes(self) -> int:
-        """Bytes of memory that a call for dealing slots takes: room for its messages, and for one slot."""
+        """The bytes of memory that one call for dealing slots takes: room for its messages, and for one slot."""
         return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
@@ -78,7 +78,7 @@ class Service:
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def measure(self, registry: CollectorRegistry) -> None:
-        """Register gauges for Prometheus that show sessions, ready slots and their bytes."""
+        """Register Prometheus gauges for the number of sessions, the number of ready slots, and the slots' bytes."""
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)
@@ -141,9 +141,9 @@ class Service:
 
     @contextmanager
     def _opened(self, link: MessageStream, owner: str, kind: type[S]) -> Iterator[tuple[Store, S]]:
-        """Read the first message of a call, and open the store of the session that it names, within the context.
+        """Read the first message of a call, and open the session's store for the time of the `with` block.
 
-        The context gives the store and the message. Raises AccessError unless the session is this client's, `owner`.
+        The block gets the store and the message. Raises AccessError unless the session belongs to this client, `owner`.
         kind: class of the message.
         """
         opening = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM, kind)

@@ -92,9 +92,10 @@ class Sessions:
         return sum(slots for slots, _ in found), sum(size for _, size in found)
 
     def begin(self, owner: str, make: Callable[[], Store]) -> None:
-        """Make a new session with `make`, which sets it up.
+        """Make a new session for a client with the name `owner`, and keep it.
 
-        Raises StoreError if the owner has too many sessions, and the errors of `make`.
+        make: a function that sets the session up and returns its store. Raises StoreError if the owner has too many
+        sessions, and the errors of `make`.
         """
         with self._lock:
             self._remove_old()
@@ -115,9 +116,9 @@ class Sessions:
 
     @contextmanager
     def use(self, name: str, owner: str) -> Iterator[Store]:
-        """Open the store of the session `name` for a call of its owner, within the context.
+        """Open the store of the session `name` for its owner's call; the `with` block gets the store.
 
-        Raises StoreError if there is none, and the errors of `check_bound` and `check_owner`.
+        Raises StoreError if there is no such session, and the errors of `check_bound` and `check_owner`.
         """
         with self._lock:
             session = self._sessions.get(name)
@@ -145,7 +146,7 @@ class Sessions:
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
-        """Reserve disk space for a slot of `size` bytes, which is dealt within the context.
+        """Reserve disk space for one slot of `size` bytes for the time of the `with` block, in which the slot is dealt.
 
         owner: the owner of the slot's session. Raises StoreError if there is no space.
         """

@@ -212,9 +212,9 @@ class Store:
         return self.folder / f"{SLOT}{slot:07d}"
 
     def _leftovers(self) -> dict[int, int]:
-        """Return the sizes in bytes of the ready slots, by number, and remove the files of all other slots.
+        """Remove files of slots that are not ready, which a crash may have left; return the sizes of the ready slots.
 
-        A crash may have left such files.
+        The sizes are in bytes, by number of the slot.
         """
         found = {}
         for path in self.folder.glob(f"{SLOT}*"):

@@ -37,7 +37,10 @@ class Image:
         self.up, self.down = bfv_fresh(self._count), bfv_reply(self._count, step.count)
 
     def encrypt(self, secret: bfv.Secret, x: Tensor) -> bytes:
-        """Encrypt the image x mod 2^ring, int64 (1, *shape), at the user."""
+        """Return the user's message: its image x, int64 (1, *shape), mod 2^ring, encrypted.
+
+        secret: the user's key.
+        """
         polys = F.pad(x.flatten(), (0, self._count * bfv.DEGREE - self._step.count)).view(-1, bfv.DEGREE)
         return secret.encrypt(reduced(polys, self._step.ring), self._step.ring).to_bytes()
 
@@ -53,9 +56,9 @@ class Image:
         return bfv.evaluate(keys.public, parts, masks, ring, self._used).to_bytes(), self._read(masks)
 
     def decrypt(self, secret: bfv.Secret, reply: bytes) -> Tensor:
-        """Decrypt the masked image at the proxy: X - rho mod 2^ring, int64 (1, *shape), for the image X.
+        """Decrypt the message to the proxy: return X - rho mod 2^ring, int64 (1, *shape), for the user's image X.
 
-        rho is the model side's mask. Raises InputError for damaged bytes.
+        rho is the model side's mask. secret: the proxy's key. Raises InputError for damaged bytes.
         """
         return self._read(secret.decrypt(bfv.Reply.from_bytes(reply, self._used), self._step.ring))
 
@@ -87,7 +90,7 @@ class Keys:
 
 
 def keys_of(secret: bfv.Secret, public: bytes) -> bytes:
-    """Make the user's message to the model's side, with the proxy's public key and the key that switches to it.
+    """Return the user's message to the model's side: the proxy's public key, and the key that switches to it.
 
     secret: the user's. public: the proxy's public key.
     """

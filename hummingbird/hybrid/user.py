@@ -93,7 +93,7 @@ class ProxiedNet:
         return self.plan.results(self.plan.decode(torch.cat(logits)))
 
     def report(self) -> str:
-        """Write predicted and counted bytes of all messages so far, as a table."""
+        """Return a text table of the predicted and counted bytes of all messages so far."""
         return report.user(self.plan, self._input, self.once, self.online, self._images)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ _US, _USER = "the model's side", "the user"
 
 
 class ConnectedUsers:
-    """The users of all proxies, at the model's side: a user's image is brought together with the proxy's call for it.
+    """The users of all proxies, at the model's side: it brings a user's image together with the proxy's call for it.
 
     digest: the digest of the server's plan. idle: how long a user may wait for its answer, seconds. A proxy's call
     waits as long for the user's image, but at most 30 seconds.
@@ -90,11 +90,11 @@ class ConnectedUsers:
         return met.bring(body, self._idle)
 
     def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
-        """Run a proxy's call for one image: wait for the user with this ticket, and compute.
+        """Run a proxy's call for one image: wait for the user with this ticket, compute, and send the user its answer.
 
-        kind: how the user sends its image. infer: computes this side's share of the logits from its share X - r of the
-        image X, with a slot that is marked as used; r is the proxy's mask. Raises the errors of `infer`, which the user
-        receives too, and PeerError if no user comes.
+        link: the connection to the proxy. kind: how the user sends its image. infer: computes this side's share of the
+        logits from its share X - r of the image X, with a slot that is marked as used; r is the proxy's mask. Raises
+        the errors of `infer`, which the user receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
@@ -112,9 +112,9 @@ class ConnectedUsers:
             link.send("done", messages.DONE)
 
     def _switched(self, link: MessageStream, data: bytes) -> Tensor:
-        """Compute this side's share X - r of an image X from a user's ciphertexts, with the proxy's help.
+        """Return this side's share X - r of an image X that a user has sent encrypted; the proxy helps to compute it.
 
-        r is the proxy's mask. data: name of the user's keys, then the ciphertexts.
+        r is the proxy's mask. link: the connection to the proxy. data: name of the user's keys, then the ciphertexts.
         """
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:
@@ -147,9 +147,9 @@ class ConnectedUsers:
 
 
 class _Meeting:
-    """The exchange of an image between two threads: that of a proxy's call, and that of the user's call.
+    """The exchange between two threads about one image: the thread of the proxy's call, and that of the user's call.
 
-    The user's thread brings the input and gets the answer. size: bytes of the user's input.
+    The user's thread hands over the input and gets the answer. size: bytes of the user's input.
     """
 
     def __init__(self, size: int) -> None:
@@ -158,7 +158,10 @@ class _Meeting:
         self._answer: queue.SimpleQueue[bytes | HummingbirdError] = queue.SimpleQueue()
 
     def bring(self, data: bytes, timeout: float) -> bytes:
-        """Hand over the user's input and wait for the answer, on the thread of the user's call."""
+        """Hand the user's input to the proxy's thread, wait, and return the answer. The user's thread calls this.
+
+        data: the input. timeout: seconds. Raises PeerError if no answer comes in time, or the answer is an error.
+        """
         self._input.put(data)
         try:
             answer = self._answer.get(timeout=timeout)
@@ -169,7 +172,10 @@ class _Meeting:
         return answer
 
     def brought(self, timeout: float) -> bytes:
-        """Wait for the user's input, on the thread of the proxy's call."""
+        """Wait for the user's input, and return it. The thread of the proxy's call calls this.
+
+        timeout: seconds. Raises PeerError if no user comes in time.
+        """
         try:
             return self._input.get(timeout=timeout)
         except queue.Empty:
@@ -177,5 +183,5 @@ class _Meeting:
             raise PeerError(f"no user came within {timeout:.0f} s", where=_US, hint=hint) from None
 
     def answer(self, answer: bytes | HummingbirdError) -> None:
-        """Hand over the answer for the user, on the thread of the proxy's call."""
+        """Hand the answer for the user, or an error, to the user's thread. The proxy's thread calls this."""
         self._answer.put(answer)

@@ -50,7 +50,10 @@ def relu6(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
 
 
 def clamp(b: StepBuilder, input: Any, min: Any = None, max: Any = None) -> Ref:
-    """Convert a call of clamp to a step: hardtanh for two bounds, relu for min=0 alone, else minimum or maximum."""
+    """Convert a call of clamp to a step: hardtanh for two bounds, relu for min=0 alone, else minimum or maximum.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if all(isinstance(bound, (int, float)) for bound in (min, max)):
         return hardtanh(b, input, min, max)
     if max is None and isinstance(min, (int, float)) and min == 0:
@@ -91,7 +94,10 @@ def argmax(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False) -
 
 
 def glu(b: StepBuilder, input: Any, dim: int = -1) -> Ref:
-    """Convert a call of glu to steps: one half of the values along `dim` times the sigmoid of the other half."""
+    """Convert a call of glu to steps: one half of the values along `dim` times the sigmoid of the other half.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     both = b.emit("chunk", b.tensor(input), suffix=".halves", kind="tuple", chunks=2, dim=dim)
     value, gate = (b.emit("getitem", both, suffix=f".{name}", index=i) for i, name in enumerate(("value", "gate")))
     return b.emit("mul", value, b.emit("sigmoid", gate, suffix=".sigmoid"))
@@ -104,7 +110,10 @@ def softmin(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, d
 
 
 def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: bool = False) -> Ref:
-    """Convert a call of threshold to steps: the result is x where x is above the threshold, else `value`."""
+    """Convert a call of threshold to steps: the result is x where x is above the threshold, else `value`.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if b.plain:
         return elementwise.emit(b, "threshold", (input, threshold, value), {})
     x, least, other = b.tensor(input), b.number(threshold, "the threshold"), b.number(value, "the value")
@@ -134,10 +143,10 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Compute the softmax along a dimension, over those positions only that no mask hides (mpc/plan/rewritten.py).
+    """Compute the softmax along the attribute `dim`, over the logits that no attention mask hides.
 
-    a: the step's attributes; "causal" hides later keys, "hidden" is a constant mask. mask: a public mask, if there is
-    one.
+    a: the step's attributes; "causal" hides the keys after a query, "hidden" is a constant mask, bool. mask: a public
+    attention mask from `public.hidden`, if there is one. Hidden logits get 0.
     """
     places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
     return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])

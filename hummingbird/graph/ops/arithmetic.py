@@ -53,6 +53,7 @@ def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any =
     """Convert a call of addcmul to steps: input + tensor1 * tensor2; one of the factors may be constant.
 
     Raises Unsupported for a `value` other than 1.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if value != 1 or not (b.kind(tensor1) or b.kind(tensor2)):
         raise Unsupported(f"addcmul with value={b._show(value)}, or of constant factors", "write a product and a sum")
@@ -64,7 +65,7 @@ def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any =
 
 
 def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Emit the product of a comparison, which is 1 or 0, and a value."""
+    """Emit steps for the product of a comparison, which is 1 or 0, and a value; return a reference to the product."""
     bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
     if isinstance(value, Ref) and b.kind(value) != BOOL:
         return b.emit("mul", bit, b.tensor(value, "the other operand"))
@@ -98,7 +99,7 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """Convert a public number or tensor to the constant operand of a sum or product, a float or a tensor."""
+    """Return a public constant as operand of a sum or product: a number as float, a tensor as a copy for the step."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -124,7 +125,10 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
 
 
 def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
-    """Convert a call of pow to steps: squares and products for the exponents 2, 3 and 4, a root for 0.5 and -0.5."""
+    """Convert a call of pow to steps: squares and products for the exponents 2, 3 and 4, a root for 0.5 and -0.5.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
@@ -146,7 +150,10 @@ def neg(b: StepBuilder, input: Any) -> Ref:
 
 
 def reduction(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of mean or sum to a step; dim None: over all elements, without keepdim."""
+    """Return the rule that converts a call of mean or sum to a step. op: "mean" or "sum".
+
+    A call without `dim`, or with dim=None, is over all elements; it must not have keepdim.
+    """
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
         no_dtype(dtype)
@@ -163,7 +170,10 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """Return a reference to a tensor that the net computes; for a constant tensor, emit a step "constant"."""
+    """Return a reference to `item` as a step's value, where a call may take tensors of the net and constant tensors.
+
+    A constant tensor first becomes a step "constant". Raises Unsupported for anything else.
+    """
     if isinstance(item, Tensor):
         real = item if item.is_floating_point() else item.float()
         return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))

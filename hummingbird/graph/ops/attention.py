@@ -34,6 +34,7 @@ def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
     """Convert a call of matmul to a step: a product of two values, broadcast as in torch, or a linear layer.
 
     A value times a constant matrix becomes a linear layer.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
@@ -41,12 +42,18 @@ def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
 
 
 def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
-    """Convert a call of bmm to a step that multiplies two batches of matrices."""
+    """Convert a call of bmm to a step that multiplies two batches of matrices.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return matmul(b, input, mat2)
 
 
 def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net."""
+    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
     product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
     if b.number(beta, "beta") == 0:
@@ -55,7 +62,10 @@ def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1,
 
 
 def addmm(b: StepBuilder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """Convert a call of addmm to a linear layer: a constant row plus a value times a constant matrix."""
+    """Convert a call of addmm to a linear layer: a constant row plus a value times a constant matrix.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if b.kind(input) or (beta, alpha) != (1, 1) or not isinstance(input, Tensor) or input.dim() != 1:
         raise Unsupported("addmm of anything but a constant row and matrix", "write it as a product and a sum")
     if b.kind(mat2) or not isinstance(mat2, Tensor) or mat2.dim() != 2:
@@ -68,6 +78,7 @@ def einsum(b: StepBuilder, equation: Any, *operands: Any) -> Ref:
     """Convert a call of einsum on two values of the net to a step.
 
     The equation must have an arrow, and each index at most once in an operand; other equations raise Unsupported.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
@@ -97,6 +108,7 @@ def scaled_dot_product_attention(
     """Convert a call of torch's function of this name to steps; the mask must be constant or public.
 
     Dropout and grouped queries raise Unsupported.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
@@ -173,7 +185,11 @@ def multihead(
     add_zero_attn: bool,
     out_proj: nn.Linear,
 ) -> tuple[Ref, Ref | None]:
-    """Convert a call of nn.MultiheadAttention, on a batch, to steps: its result, and the attention weights or None."""
+    """Convert a call of nn.MultiheadAttention, on a batch, to steps.
+
+    The arguments after `b` are the call's, then the module's attributes. Returns references to the result and to the
+    attention weights; None in place of the weights without `need_weights`.
+    """
     if bias_k is not None or bias_v is not None or add_zero_attn:
         raise Unsupported("attention with bias_k, bias_v or add_zero_attn", "leave them at their defaults")
     if key_padding_mask is not None:
@@ -209,10 +225,11 @@ def multihead(
 
 
 def _projected(b: StepBuilder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:
-    """Emit the linear layers that make queries, keys and values: a joint one if all have the same input, else three.
+    """Emit the linear layers that make queries, keys and values, and return references to the three values.
 
-    given: the inputs of the layers for queries, keys and values. joint: the weights of all three layers in one tensor,
-    or None. bias: their biases in one tensor, or None. apart: the weights one by one, for `joint` None.
+    A single layer makes all three if they have the same input. given: the inputs of the layers for queries, keys and
+    values. joint: the weights of all three layers in one tensor, or None. bias: their biases in one tensor, or None.
+    apart: the weights one by one, for `joint` None.
     """
     query, key, value = given
     biases = (None,) * 3 if bias is None else b.weight(bias, "bias").chunk(3)
@@ -243,9 +260,9 @@ def _matmul(a: Attrs, x: Tensor, y: Tensor) -> Tensor:
 
 
 def shown(size: int, others: int) -> Tensor:
-    """Make the causal mask, bool (queries, keys): True where a query sees a key, at most at its own position.
+    """Return the causal attention mask, bool (size, others): True where a query sees a key.
 
-    size: the number of queries. others: the number of keys.
+    Query i sees the keys 0 to i. size: the number of queries. others: the number of keys.
     """
     return torch.ones(size, others, dtype=torch.bool).tril()
 
@@ -256,9 +273,10 @@ def _causal(a: Attrs, x: Tensor) -> Tensor:
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Compute which logits are shown, not hidden by a mask: bool in x's shape; None if all are shown.
+    """Compute which logits no attention mask hides: bool in the shape of x, True where shown; None if all are shown.
 
-    causal: hide keys after the query. hidden: bool, True for hidden logits. mask: the result of `public.hidden`.
+    x: the logits, (..., queries, keys). causal: whether each query sees no key after its own position. hidden: a
+    constant mask, bool, True for hidden logits. mask: a public mask, from `public.hidden`.
     """
     found = [] if hidden is None else [~hidden]
     if causal:

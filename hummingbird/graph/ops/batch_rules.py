@@ -50,16 +50,20 @@ def _one(where: list[Where]) -> BatchLayout:
 
 
 def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of an elementwise function of one value: where the value has it."""
+    """Return where the batch is in the result of an elementwise function of one value: where the value has it.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     return where[0]
 
 
 def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchRule:
     """Make the batch rule for a function that works along some dimensions and keeps the shape, such as softmax.
 
-    The rule returns the input's position of the batch, and raises Mixed if the function works along the batch's
-    dimension. axis: takes the step's attributes and the input's shape, and returns the dimensions along which the
-    function works; negative ones count from the end.
+    The rule returns where its input has the batch, and raises Mixed if the function works along the batch's dimension.
+    axis: a function that takes the step's attributes and the input's shape, and returns the dimensions along which the
+    step works; negative ones count from the end.
     """
 
     def rule(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -72,16 +76,22 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 
 
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of a layer whose input and result have the batch in dimension 0."""
+    """Return where the batch is in a layer's result, if it is in dimension 0 of the input; raise Mixed if it is not.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     if _one(where).axis != 0:
         raise Mixed
     return where[0]
 
 
 def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after a reduction, such as a mean, over other dimensions.
+    """Return where the batch is after a reduction, such as a mean; raise Mixed if it is along the batch's dimension.
 
-    These are dropped, or kept with size 1.
+    The reduced dimensions are dropped, or kept with size 1.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
     if dims is None:
@@ -93,16 +103,21 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in an elementwise function's result, of several values or a value and a constant."""
+    """Return where the batch is in an elementwise function's result, for several values or a value and a constant.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
 
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
-    """Find the dimension that holds the batch after the values are broadcast to a result of `rank` dimensions.
+    """Return where the batch is in the result of broadcasting the inputs to `rank` dimensions, as a `BatchLayout`.
 
-    Raises Mixed unless all values that depend on the batch have it in the same dimension, and each other value has size
-    1 there or lacks the dimension.
+    where: each input's `BatchLayout`, None for an input without the batch. shapes: the inputs' shapes. Raises Mixed
+    unless all inputs that have the batch have it in the same dimension, and each other input has size 1 there or lacks
+    the dimension.
     """
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))
@@ -119,11 +134,13 @@ def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
 
 
 def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in a matrix product.
+    """Return where the batch is in a matrix product; raise Mixed if that is not sure.
 
     If both factors depend on the batch, its dimension must come before the last two, which are the matrices'. If only
     one factor depends on the batch, the batch may also be in a dimension of that factor's matrices, but not in the one
     that is summed over.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     if all(layout is not None for layout in where):
         found = _agreed(where, shapes, len(out))
@@ -141,10 +158,12 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of an einsum.
+    """Return where the batch is in the result of an einsum; raise Mixed if that is not sure.
 
     One letter of the equation must stand for the batch, in the result and in every operand that depends on the batch;
     no other operand may have this letter.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
@@ -158,14 +177,22 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after a permutation of the dimensions, the attribute `dims`."""
+    """Return where the batch is after a permutation of the dimensions, which the attribute `dims` gives.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     layout = _one(where)
     order = [dim % len(out) for dim in a["dims"]]
     return layout._replace(axis=order.index(layout.axis))
 
 
 def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after an exchange of two dimensions."""
+    """Return where the batch is after an exchange of two dimensions, the attributes `dim0` and `dim1`.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     order = list(range(len(out)))
     first, second = a["dim0"], a["dim1"]
     order[first], order[second] = order[second], order[first]
@@ -173,11 +200,13 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 
 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after reshaping, which keeps the order of elements.
+    """Return where the batch is after reshaping, which keeps the order of elements.
 
     In this order the input is laid out as outer x batch x inner (`BatchLayout`). One dimension of the result must have
     a size o * batch * i such that o times all sizes before it is outer, and i times all sizes after it is inner;
     otherwise Mixed is raised.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
@@ -193,9 +222,11 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of cat along another dimension.
+    """Return where the batch is in the result of cat, which joins values along another dimension than the batch's.
 
-    All joined values must depend on the batch.
+    Raises Mixed unless all values have the batch in the same dimension.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
@@ -203,9 +234,11 @@ def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the result of stack, which adds a dimension.
+    """Return where the batch is in the result of stack, which joins values along a new dimension.
 
-    All stacked values must have the batch in the same dimension.
+    Raises Mixed unless all values have the batch in the same dimension.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     if None in where or len(set(where)) != 1:
         raise Mixed
@@ -214,7 +247,12 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after indexing by integers and slices, which must keep that dimension whole."""
+    """Return where the batch is in the result of an index of integers and slices, the attribute `index`.
+
+    The index must take all of the batch's dimension; otherwise Mixed is raised.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(part is not None and part is not Ellipsis for part in parts)
@@ -236,12 +274,21 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in the results of unbind along another dimension, which is dropped."""
+    """Return where the batch is in each of the results of unbind, which splits a value along another dimension.
+
+    That dimension is dropped; Mixed is raised if it is the batch's.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
 
 
 def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension after padding, which must not pad along the batch's dimension."""
+    """Return where the batch is after padding; raise Mixed if the padding is along the batch's dimension.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     layout = _one(where)
     place = 2 * (len(out) - 1 - layout.axis)
     if any(a["pads"][place : place + 2]):
@@ -250,7 +297,11 @@ def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
 
 def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in a value that is repeated along dimensions other than the batch's."""
+    """Return where the batch is in a value that is repeated along dimensions; raise Mixed if the batch's is among them.
+
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     layout = _one(where)
     layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
     if out[layout.axis] != shapes[0][_one(where).axis]:
@@ -259,17 +310,24 @@ def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in several results packed into one tensor: each must have the batch in dimension 0."""
+    """Return where the batch is when several results are packed into one tensor: in dimension 0.
+
+    Raises Mixed unless every result has the batch in dimension 0.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
+    """
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
     return where[0]
 
 
 def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Find the batch's dimension in a softmax of logits, which must not be along the batch's dimension.
+    """Return where the batch is in a softmax of logits; raise Mixed if the softmax is along the batch's dimension.
 
-    A second input is a public mask; it needs no check here, because the step before, which adds it to the logits, has
-    its own rule.
+    A second input is a public attention mask. It needs no check here, because an earlier step adds it to the logits,
+    and the rule of that step checks it.
+    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
+    shapes of the inputs and of the result.
     """
     axes = (-1, -2) if a.get("causal") else (a["dim"],)
     return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
@@ -284,11 +342,17 @@ def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension in the attribute `dim`, as a tuple of one. Pass this function to `apart` as its `axis`."""
+    """Return the dimension in the attribute `dim`, as a tuple of one. Pass this function to `apart` as its `axis`.
+
+    a: the step's attributes. shape: the input's shape, which is not read.
+    """
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimensions in the attribute `dims`. Pass this function to `apart` as its `axis`."""
+    """Return all dimensions that the attribute `dims` lists. Pass this function to `apart` as its `axis`.
+
+    a: the step's attributes. shape: the input's shape, which is not read.
+    """
     dims: Collection[int] = a["dims"]
     return dims

@@ -19,18 +19,21 @@ DimensionRule = RankRule | Literal["listed"]
 
 
 def of_input(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return how many dimensions the net's input has, if an example or a folded batch norm has fixed this number.
+    """Return the number of dimensions of the net's input, for the step "input" with the attributes `a`.
 
-    Else return INPUT, which stands for the unknown number of dimensions of the net's input.
+    It is known if an example or a folded batch norm has fixed it; otherwise the result is INPUT, which stands for the
+    unknown number. given: not read, as the step has no inputs.
     """
     return len(a["shape"]) if "shape" in a else a.get("rank") or INPUT
 
 
 def same(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions after broadcasting: the largest number among all inputs and a constant.
+    """Return the number of dimensions after broadcasting: the largest number among all inputs and a constant.
 
-    If the numbers of all inputs are known only as that of the net's input (INPUT), the result is INPUT too, unless a
-    constant has more than 2 dimensions. In all other cases in which a number is not known, the result is None.
+    a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
+    unknown) or None (unknown).
+    If all inputs have the number INPUT, the result is INPUT too, unless a constant has more than 2 dimensions. In all
+    other cases in which a number is not known, the result is None.
     """
     constant = [a["value"].dim()] if isinstance(a.get("value"), Tensor) else []
     known = [rank for rank in given if isinstance(rank, int)]
@@ -40,9 +43,10 @@ def same(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def more(count: Callable[[dict[str, Any]], int]) -> RankRule:
-    """Make the rule for results with `count(attributes)` dimensions more than the inputs have.
+    """Make the rule for a result with `count(attributes)` dimensions more than the step's inputs have.
 
-    The rule returns None if the inputs' number of dimensions is not known.
+    count: a function of the step's attributes; a negative number stands for fewer dimensions. The rule returns None if
+    the inputs' number of dimensions is not known.
     """
 
     def rule(a: dict[str, Any], given: list[Rank]) -> Rank:
@@ -58,12 +62,22 @@ def _kept(a: dict[str, Any]) -> int:
 
 
 def reduced(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions after a reduction drops some; with the attribute `dims` None it drops all."""
+    """Return the number of dimensions of a reduction's result: some are dropped, all if the attribute `dims` is None.
+
+    a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
+    unknown) or None (unknown).
+    Returns None if the number is unknown.
+    """
     return 0 if a.get("dims", ()) is None else more(_kept)(a, given)
 
 
 def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions after the dimensions from `start` to `end` are flattened into one."""
+    """Return the number of dimensions after the dimensions from `start` to `end` (attributes) are flattened into one.
+
+    a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
+    unknown) or None (unknown).
+    Returns None if the number is unknown.
+    """
     rank = given[0]
     if isinstance(rank, int) and rank:
         return rank - a["end"] % rank + a["start"] % rank
@@ -76,8 +90,10 @@ def _taken(a: dict[str, Any]) -> int:
 
 
 def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Compute the number of dimensions of a matrix product: the larger number of its two factors.
+    """Return the number of dimensions of a matrix product: the larger one of its two factors' numbers.
 
+    a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
+    unknown) or None (unknown).
     Returns None if a factor's number is not known, or below 2.
     """
     known = [rank for rank in given if isinstance(rank, int) and rank >= 2]
@@ -85,19 +101,24 @@ def multiplied(a: dict[str, Any], given: list[Rank]) -> Rank:
 
 
 def unknown(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return None, for values whose number of dimensions does not follow from the attributes."""
+    """Return None, for a step whose attributes and inputs do not say how many dimensions its value has."""
     return None
 
 
 def first(a: dict[str, Any], given: list[Rank]) -> Rank:
-    """Return the number of dimensions of the first input."""
+    """Return the number of dimensions of a result that has as many as the step's first input.
+
+    a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
+    unknown) or None (unknown).
+    """
     return given[0]
 
 
 def spatial(a: dict[str, Any], given: list[Rank]) -> Rank:
     """Return the number of dimensions of the result of a layer on images: batch, channels, and the spatial ones.
 
-    The attribute `stride`, or `output_size` of a layer without stride, has one number for each spatial dimension.
+    a: the step's attributes. `stride`, or `output_size` of a layer without stride, has one number for each spatial
+    dimension. given: not read.
     """
     return len(a["stride"] if "stride" in a else a["output_size"]) + 2
 

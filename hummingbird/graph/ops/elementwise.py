@@ -55,7 +55,10 @@ _MODULES: dict[type[nn.Module], tuple[str, str]] = {
 
 
 def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """Compute the value of a step "elementwise". attrs: the name of torch's function and its keyword arguments."""
+    """Return the value of a step "elementwise" for its inputs `values`.
+
+    attrs: the step's attributes: the name of torch's function and its keyword arguments.
+    """
     options = {key: value for key, value in attrs.items() if key != "function"}
     out: Tensor = FUNCTIONS[attrs["function"]](*values, **options)
     return out
@@ -80,7 +83,10 @@ def known(name: str) -> str | None:
 
 
 def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
-    """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments."""
+    """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments.
+
+    The steps are added to `b`; returns a reference to the result.
+    """
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))
     if name == "pow" and len(args) == 2:
@@ -109,7 +115,11 @@ def exponent(value: Any) -> Any:
 
 
 def _by_name(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Bind the arguments of torch's function `name` to its parameters, so that "inplace" is found in any position."""
+    """Return (args, kwargs) for a call of torch's function `name`, with every argument by its parameter's name.
+
+    A true "inplace", in any position, raises Unsupported, as do arguments that do not fit; a false one is left out. For
+    a function without a signature the arguments are returned as they are.
+    """
     try:
         bound = inspect.signature(FUNCTIONS[name]).bind(*args, **kwargs).arguments
     except ValueError:  # a builtin: it has no signature, and no "inplace"

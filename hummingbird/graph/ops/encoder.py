@@ -35,7 +35,10 @@ def encoder(
     layers: nn.ModuleList,
     norm: Any,
 ) -> Ref:
-    """Convert a call of nn.TransformerEncoder to steps, layer by layer, with the final norm if there is one."""
+    """Convert a call of nn.TransformerEncoder to steps, layer by layer, with the final norm if there is one.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     x = b.tensor(src)
     for number, module in enumerate(layers):
         with _inside(b, f"layers.{number}"):
@@ -65,6 +68,7 @@ def encoder_layer(
     """Convert a call of nn.TransformerEncoderLayer to steps: attention, then two linear layers.
 
     The value before each of these two parts is added to the part's result.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     x = b.tensor(src)
     _check(self_attn, nn.MultiheadAttention)

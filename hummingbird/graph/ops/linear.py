@@ -38,6 +38,7 @@ def conv(
 
     Some paddings become a step of their own before the convolution: those with the input's own values ("reflect" and
     the like), and padding="same" where the two sides of a dimension get different amounts.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     x, w, c = b.tensor(input), b.weight(weight), None if bias is None else b.weight(bias, "bias")
     strides, dilations = b.ints(stride, n, "stride"), b.ints(dilation, n, "dilation")
@@ -94,7 +95,10 @@ def linear(b: StepBuilder, input: Any, weight: Any, bias: Any = None) -> Ref:
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Convert x @ W with a constant matrix W of shape (in, out) to a linear layer, whose weight is W transposed."""
+    """Convert x @ W with a constant matrix W of shape (in, out) to a linear layer, whose weight is W transposed.
+
+    The steps are added to `b`; returns a reference to the result.
+    """
     if not b.kind(input) and b.kind(other) and isinstance(input, torch.Tensor) and input.dim() == 2:
         # W x = (x^T W^T)^T over the last two dimensions
         x = b.emit("transpose", b.tensor(other), suffix=".turned", dim0=-2, dim1=-1)

@@ -49,7 +49,7 @@ def _shown(shape: Sequence[int | None]) -> str:
 
 
 def _pack(a: Attrs, x: Sequence[Tensor]) -> Tensor:
-    """Pack several results of a net into one tensor (batch, values)."""
+    """Return several results x of a net packed into one tensor (batch, values). a: the step's attributes."""
     batch = {part.shape[0] if part.dim() else None for part in x}
     if len(batch) != 1 or None in batch:
         what = f"the net returns tensors of shapes {', '.join(str(tuple(part.shape)) for part in x)}"

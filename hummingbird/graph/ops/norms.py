@@ -49,7 +49,10 @@ def batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Ref:
-    """Convert a call of batch_norm with running statistics to a step "batch_norm", which `rewrite.fold` removes."""
+    """Convert a call of batch_norm with running statistics to a step "batch_norm", which `rewrite.fold` removes.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if training or running_mean is None or running_var is None:
         raise Unsupported(
             "batch norm on the statistics of the batch itself",
@@ -71,14 +74,18 @@ def check_variance(var: torch.Tensor, eps: float) -> None:
 def layer_norm(
     b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias."""
+    """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
 
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
-    """Convert a call of rms_norm to steps as for `layer_norm`, but no mean is subtracted.
+    """Convert a call of rms_norm to a step "norm" on the last dimensions, and "scale_last" for the weight.
 
-    eps: None stands for the eps of float32.
+    No mean is subtracted. eps: None stands for the eps of float32. The steps are added to `b`; returns a reference to
+    the result. The other arguments are as in torch.
     """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
@@ -94,7 +101,10 @@ def _last(b: StepBuilder, input: Any, sizes: Any, weight: Any, bias: Any, eps: f
 def group_norm(
     b: StepBuilder, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Ref:
-    """Convert a call of group_norm to steps; `num_groups` must divide the number of channels."""
+    """Convert a call of group_norm to steps; `num_groups` must divide the number of channels.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     (groups,) = b.ints(num_groups, 1, "num_groups")
     return _channels(b, input, groups, weight, bias, eps)
 
@@ -113,6 +123,7 @@ def instance_norm(
     """Convert a call of instance_norm to steps: each channel of each image is a row of the norm.
 
     Raises Unsupported with running statistics.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if not use_input_stats:
         raise Unsupported(*_RUNNING)
@@ -128,6 +139,7 @@ def instance_norm_layer(
     """Convert a call of an instance norm module of n spatial dimensions to steps.
 
     Raises Unsupported for a module with running statistics, as eval mode would use them.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if track_running_stats:
         raise Unsupported(*_RUNNING)
@@ -166,9 +178,10 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 
 
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, as a norm has it; Unsupported for other roots.
+    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
 
-    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
+    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt. Raises Unsupported for other roots. The step
+    is added to `b`; returns a reference to its value.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
@@ -188,6 +201,7 @@ def inverse(b: StepBuilder, root: Ref) -> Ref:
     The step's value has the kind INVERSE.
 
     root: a value of kind ROOT, the root of a mean of squares.
+    The steps are added to `b`; returns a reference to the result.
     """
     return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
 
@@ -196,6 +210,7 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
     """Convert the division of a value by the root of its own mean square, which forward() writes out, to a norm.
 
     root: a value of kind ROOT.
+    The steps are added to `b`; returns a reference to the result.
     """
     step = b.steps[root.index]
     while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
@@ -261,6 +276,7 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
     """Emit a norm over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
     eps: the norm's constant. center: whether the norm subtracts the mean.
+    The steps are added to `b`; returns a reference to the result.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:
@@ -281,7 +297,10 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
 def var(
     b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Ref:
-    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2."""
+    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     many = isinstance(dim, (tuple, list))
     if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
         hint = "x.var(dim, correction=0), over dimensions that are named"
@@ -301,7 +320,7 @@ def _per_channel(a: Attrs, x: Tensor) -> Tensor:
 
 
 def rows(a: dict[str, Any], x: Tensor) -> Tensor:
-    """Reshape x to (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
+    """Return x as (..., length), with each row of the norm in the last dimension; InputError for an unsuitable shape.
 
     a: the norm's attributes, which say which values make a row.
     """

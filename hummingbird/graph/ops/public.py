@@ -87,7 +87,7 @@ def name_of(node: fx.Node) -> str | None:
 
 
 def takes(target: Any) -> bool:
-    """Whether a torch function's rule accepts public values as they are, so that they need not become private."""
+    """Whether a torch function's rule accepts public values as they are, so that they need not become private first."""
     return target in _TAKERS
 
 
@@ -95,6 +95,7 @@ def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: s
     """Emit a step "public_call" for a function of public values. name: the function's name in FUNCTIONS.
 
     Raises Unsupported for arguments that a net's file cannot hold.
+    The steps are added to `b`; returns a reference to the result.
     """
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
@@ -118,7 +119,7 @@ def _constant(b: StepBuilder, value: Tensor) -> Ref:
 
 
 def _plain(structure: Structure) -> Structure:
-    """Convert the constants of a structure so that JSON can hold them: a dtype becomes its name.
+    """Return a structure with constants that JSON can hold: a dtype becomes its name.
 
     Raises Unsupported for constants that JSON cannot hold.
     """
@@ -137,9 +138,10 @@ def _plain(structure: Structure) -> Structure:
 
 
 def share(b: StepBuilder, value: Ref, kind: str, whole: bool = False) -> Ref:
-    """Emit a step that converts a public value to a private one, with which private steps can compute.
+    """Emit a step that makes a private value of a public one, and return a reference to it.
 
-    kind: the kind of the result (build.py). whole: whether torch computes in integers here.
+    Private steps can then compute with the value. kind: the kind of the result (build.py). whole: whether the result is
+    an integer tensor in torch.
     """
     attrs = {"whole": True} if whole else {}
     return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
@@ -155,7 +157,10 @@ def embedding(
     scale_grad_by_freq: Any = False,
     sparse: Any = False,
 ) -> Ref:
-    """Convert a call of embedding to a step: rows of the table `weight`, selected by public numbers."""
+    """Convert a call of embedding to a step: rows of the table `weight`, selected by public numbers.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     if max_norm is not None:
         raise Unsupported("an embedding with max_norm, which writes into its table", "apply it once, and leave it out")
     if b.kind(input) != PUBLIC:
@@ -180,6 +185,7 @@ def embedding_bag(
     """Convert a call of embedding_bag to steps: sums or means of rows of a table, selected by public numbers.
 
     input: (bags, numbers), one row of numbers for each sum.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if offsets is not None or per_sample_weights is not None or mode not in ("sum", "mean") or padding_idx is not None:
         what = "an EmbeddingBag with offsets, weights, a padding or a maximum"
@@ -197,9 +203,10 @@ def embedding_bag(
 
 
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """Compute a step "public_call": the value of a function of public values.
+    """Return the value of a step "public_call": of a function of public values.
 
-    If an argument is on another device than the CPU, all are moved there; on the meta device only a shape is computed.
+    attrs: the step's attributes, which name the function. values: its arguments. If an argument is on another device
+    than the CPU, all are moved there; on the meta device only a shape is computed.
     """
     places = [value.device for value in values if isinstance(value, Tensor)]
     place = next((device for device in places if device.type != "cpu"), None)
@@ -224,7 +231,10 @@ def constant(attrs: dict[str, Any]) -> Tensor:
 
 
 def rows(attrs: dict[str, Any], numbers: Tensor, x: Tensor) -> Tensor:
-    """Select rows of a step's table, in the type of the net's input `x`; InputError for numbers outside the table."""
+    """Return the rows `numbers` of a step's table, in the type of the net's input `x`.
+
+    attrs: the step's attributes, which have the table. Raises InputError for numbers outside the table.
+    """
     table = attrs["weight"]
     check_rows(numbers, table.shape[0])
     return F.embedding(numbers.to(table.device), table).to(device=x.device, dtype=x.dtype)
@@ -255,7 +265,7 @@ def shown_part(mask: Tensor) -> Tensor:
 
 
 def check_values(value: Tensor) -> None:
-    """Raise InputError if a public tensor has values too large for private inference."""
+    """Raise InputError if a number in a public tensor is so large that private inference cannot compute with it."""
     most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
     if not most < MOST:
         what = f"a public value of {most:g}, and values of a net stay below 2^20"

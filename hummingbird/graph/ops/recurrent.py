@@ -95,7 +95,7 @@ def _lstm(layer: nn.RNNBase, a: Any, b: Any, state: State) -> State:
 
 
 def _arranged_lstm(weight: Any) -> Any:
-    """Reorder the rows of an LSTM's weight from its gates i, f, g, o to f, i, o, 2 g, for one sigmoid of all gates."""
+    """Return an LSTM's weight with rows in the order of gates f, i, o, 2 g, not i, f, g, o, for one sigmoid of all."""
     i, f, g, o = weight.chunk(4, 0)
     return torch.cat([f, i, o, 2 * g], 0)
 

@@ -37,6 +37,7 @@ def interpolate(
     """Convert a call of interpolate to a step "resize".
 
     If a target size is the size of another tensor, this size becomes an input of the step.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if mode not in MODES or antialias:
         what = f"mode={mode!r}" + (", antialias=True" if antialias else "")
@@ -62,9 +63,9 @@ def upsample_bilinear(b: StepBuilder, input: Any, size: Any = None, scale_factor
 
 
 def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
-    """Compute the operation "resize" in plain torch, by interpolate. x: (batch, channels, *space).
+    """Return x, (batch, channels, *space), resized by torch's interpolate: the meaning of the operation "resize".
 
-    sizes: the target sizes, if they are inputs of the step and not attributes.
+    a: the step's attributes. sizes: the target sizes, if they are inputs of the step and not attributes.
     """
     size = [n for item in sizes for n in (item if isinstance(item, (tuple, list)) else (item,))]
     size = size * (x.dim() - 2) if len(size) == 1 else size
@@ -80,9 +81,10 @@ def resize(a: dict[str, Any], x: Tensor, *sizes: Any) -> Tensor:
 
 
 def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) -> Tensor:
-    """Compute the matrix that resizes along one dimension, from torch's results on unit vectors: float64 (out, size).
+    """Compute the matrix that resizes along one dimension: float64 (out, size), from torch's results on unit vectors.
 
-    a: the step's attributes. axis: number of the dimension among the `axes` that are resized.
+    a: the step's attributes. size, out: length of the dimension before and after. axes: how many dimensions are
+    resized. axis: which one of these this is, from 0.
     """
     units = torch.eye(size, dtype=torch.float64).view(size, 1, size, 1)
     mode = "bilinear" if a["mode"] == "linear" else a["mode"]
@@ -96,9 +98,9 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 
 
 def exact_bits(a: dict[str, Any]) -> int | None:
-    """Return how many fraction bits hold the weights of a resize exactly: for nearest modes and power-of-two scales.
+    """Return the least number of fraction bits with which all weights of a resize are exact; None if it is not known.
 
-    None for other resizes.
+    It is known for nearest modes, and for linear modes with scales that are powers of two. a: the step's attributes.
     """
     if a["mode"].startswith("nearest"):
         return 0
@@ -133,18 +135,29 @@ def roll(b: StepBuilder, input: Any, shifts: Any, dims: Any = None) -> Ref:
 
 
 def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "") -> Ref:
-    """Convert a call of F.pad in a mode that pads with the input's own values to a step. pads, mode: as for F.pad."""
+    """Convert a call of F.pad in a mode that pads with the input's own values to a step.
+
+    pads: how many values are added before and after each padded dimension, the last dimension first. mode: "reflect",
+    "replicate" or "circular". suffix: of the step's name.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)
 
 
 def edge_pad_layer(b: StepBuilder, input: Any, padding: Any, *, mode: str) -> Ref:
-    """Convert a call of a padding module of torch.nn, which pads with the input's own values, to a step."""
+    """Convert a call of a padding module of torch.nn, which pads with the input's own values, to a step.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return edge_pad(b, input, padding, mode)
 
 
 def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
-    """Pad as torch does in the modes "reflect", "replicate" and "circular", by selecting indices: for any dtype."""
+    """Pad x with its own values, as torch does in the modes "reflect", "replicate" and "circular"; return the result.
+
+    a: the step's attributes. Values are selected by their indices, which works for any dtype.
+    """
     for number in range(len(a["pads"]) // 2):
         dim = x.dim() - 1 - number
         places = torch.arange(x.shape[dim], dtype=torch.float64).view(1, 1, -1)

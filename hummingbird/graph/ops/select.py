@@ -67,6 +67,7 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
     """Convert a call of where to steps, other + condition (input - other).
 
     condition: a comparison or a constant mask.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     if input is None or other is None:
         raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
@@ -100,10 +101,11 @@ def where_method(b: StepBuilder, input: Any, condition: Any, other: Any) -> Ref:
 
 
 def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
-    """Return the rule that converts a cast of a comparison, of kind BOOL, to a step with the numbers 1 and 0.
+    """Return the rule that converts a cast of a comparison's result, of kind BOOL, to a step with the numbers 1 and 0.
 
-    A cast of any other value raises Unsupported; with an example, the trace has removed casts that change nothing
-    before the rule is used. dtype: the type to which a method such as float() casts; None: the call says it.
+    dtype: the type to which a method such as float() casts; None for a call that names the type itself. The rule raises
+    Unsupported for a cast of any other value. With an example, casts that change nothing do not reach the rule, as the
+    trace has removed them.
     """
 
     def rule(b: StepBuilder, input: Any, *others: Any, **more: Any) -> Ref:
@@ -128,7 +130,7 @@ def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
 
 
 def _named(b: StepBuilder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
-    """Apply a rule to `values`; the names of the steps that it emits end with `suffix`."""
+    """Return the result of a rule for `values`; the names of the steps that it emits end with `suffix`."""
     name, b.name = b.name, b.name + suffix
     try:
         return rule(b, *values)
@@ -141,9 +143,9 @@ def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tenso
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
-    """Compute the operation "greater" in plain torch: 1 where x > y (attribute `strict`) or x >= y, else 0.
+    """Return 1 where x > y (x >= y without the attribute `strict`), else 0, in x's type; computed in plain torch.
 
-    With the attribute `turned`, x and y are exchanged. other: y, unless it is the attribute `value`.
+    With the attribute `turned`, x and y are exchanged. other: y; empty if y is the attribute `value`.
     """
     y = other[0] if other else a["value"]
     greater, less = (y, x) if a["turned"] else (x, y)

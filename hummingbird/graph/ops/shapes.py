@@ -45,7 +45,12 @@ def flatten(b: StepBuilder, input: Any, start_dim: int = 0, end_dim: int = -1) -
 
 
 def reshape(b: StepBuilder, input: Any, *sizes: Any, shape: Any = (), size: Any = ()) -> Ref:
-    """Convert a call of view or reshape to a step; its inputs are x and the sizes, as ints or references."""
+    """Convert a call of view or reshape to a step, which reads x and the new sizes.
+
+    sizes, shape, size: three ways to give the new sizes, of which a call uses one: ints, or references to sizes that
+    the net computes.
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     sizes = sizes or (shape,) if shape else sizes or (size,)
     flat = tuple(item for part in sizes for item in (part if isinstance(part, (tuple, list)) else (part,)))
     for item in flat:
@@ -76,7 +81,10 @@ def chunk(b: StepBuilder, input: Any, chunks: int, dim: int = 0) -> Ref:
 
 
 def unbind(b: StepBuilder, input: Any, dim: int = 0) -> Ref:
-    """Convert a call of unbind to a step, whose value is a tuple of all slices along a dimension."""
+    """Convert a call of unbind to a step, whose value is a tuple of all slices along a dimension.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return b.emit("unbind", b.tensor(input), kind=TUPLE, dim=dim)
 
 
@@ -133,7 +141,10 @@ def attribute(b: StepBuilder, input: Any, name: str) -> Ref:
 
 
 def unflatten(b: StepBuilder, input: Any, dim: int, sizes: Any) -> Ref:
-    """Convert a call of unflatten to a step that splits one dimension into several of fixed sizes."""
+    """Convert a call of unflatten to a step that splits one dimension into several of fixed sizes.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     return b.emit("unflatten", b.tensor(input), dim=dim, sizes=b.ints(sizes, len(sizes), "sizes"))
 
 
@@ -159,7 +170,7 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Select the indices `places` of a dimension, in this order: emit steps that slice x and one that joins them."""
+    """Emit steps that select the indices `places` of a dimension of x, in this order; return a reference to them."""
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):
@@ -194,7 +205,11 @@ def whole_numbers(value: Any) -> list[int] | None:
 
 
 def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
-    """Convert x[:, [2, 0]], an index that has one list among slices, to steps; None for other indices."""
+    """Convert x[:, [2, 0]], an index that has one list among slices, to steps; return None for other indices.
+
+    input: a reference to x. parts: the parts of the index. The steps are added to `b`; returns a reference to the
+    result.
+    """
     lists = [number for number, part in enumerate(parts) if whole_numbers(part) is not None]
     rest = [part for number, part in enumerate(parts) if number not in lists]
     if len(lists) != 1 or not all(isinstance(part, slice) or part is Ellipsis or part is None for part in rest):
@@ -210,7 +225,10 @@ def listed(b: StepBuilder, input: Ref, parts: Sequence[Any]) -> Ref | None:
 
 
 def rot90(b: StepBuilder, input: Any, k: int = 1, dims: Any = (0, 1)) -> Ref:
-    """Convert a call of rot90 to steps: a transpose of two dimensions and a flip."""
+    """Convert a call of rot90 to steps: a transpose of two dimensions and a flip.
+
+    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    """
     x, (first, second), (turns,) = b.tensor(input), b.ints(dims, 2, "dims"), b.ints(k, 1, "k")
     if turns % 4 == 0:
         return x

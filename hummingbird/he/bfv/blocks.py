@@ -17,10 +17,10 @@ from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
-    """Sizes that say how many values share a polynomial; `choose` picks them for a layer.
+    """Sizes that say how a layer's values share polynomials; `choose` picks them for a layer.
 
     height, width: outputs of a tile, in each dimension. planes: number of planes in an input polynomial; a plane has
-    one channel's values for a tile (bfv/planes.py). outputs: output channels in a reply.
+    one channel's values for a tile (bfv/planes.py). outputs: number of output channels in a reply.
     """
 
     height: int
@@ -31,10 +31,11 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Choose the sizes with which a layer sends the fewest bytes.
+    """Return the sizes with which a layer sends the fewest bytes.
 
-    Among sizes with equally many bytes, those with the fewest products win, then those with the fewest replies. degree:
-    coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a channel.
+    Among sizes with equally many bytes, the sizes with the fewest products win, then the sizes with the fewest replies.
+    degree: number of coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a
+    channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -61,10 +62,10 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List, for each reply, the range of input polynomials on which the reply's outputs depend.
+    """List, for each reply of a tile, the range of the input polynomials that add to the reply's outputs.
 
-    phases: number of planes that one input channel has; with a stride, a plane has every stride-th position only.
-    count: planes in an input polynomial. block: output channels in a reply.
+    phases: number of planes of one input channel (with a stride, a plane has every stride-th position only). count:
+    number of planes in an input polynomial. block: number of output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []

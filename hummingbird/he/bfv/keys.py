@@ -45,17 +45,18 @@ _KEYS = 2 * _PRIMES
 class SwitchingKey:
     """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
 
-    parts: encryptions, under the other secret, of s g_j and of 2^13 s g_j for each of the four primes j: int32 (8, 2,
-    4, N), transformed (NTT). g_j is 1 modulo prime j and 0 modulo the others. The formula stands in bfv/keys.py.
+    parts: int32 (8, 2, 4, N), transformed (NTT): encryptions under the other secret of s g_j, and of 2^13 s g_j, for
+    each of the four primes j. g_j is the number that is 1 modulo prime j and 0 modulo the other primes. The formula
+    stands in bfv/keys.py.
     """
 
     parts: Tensor
 
     @staticmethod
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
-        """Encrypt a secret, int32 (4, N), transformed (NTT), under the public key of the other secret.
+        """Make the key that switches from `secret`, int32 (4, N), transformed (NTT), to the secret of the key `public`.
 
-        Other code calls `Secret.switching_key` instead.
+        It is an encryption of `secret`. Other code calls `Secret.switching_key` instead.
         """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):
@@ -66,12 +67,12 @@ class SwitchingKey:
         return SwitchingKey(parts)
 
     def to_bytes(self) -> bytes:
-        """Write the key as 851,968 bytes."""
+        """Return the key as 851,968 bytes, which `from_bytes` reads."""
         return pack(RING, self.parts).numpy().tobytes()
 
     @staticmethod
     def from_bytes(data: bytes) -> SwitchingKey:
-        """Read a key from the bytes of `to_bytes`.
+        """Return the key that `to_bytes` has written to `data`.
 
         Raises InputError for another length, or for a value that is not below its prime.
         """
@@ -80,7 +81,7 @@ class SwitchingKey:
 
 
 def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
-    """Switch n ciphertexts to the secret for which the key was made.
+    """Return n ciphertexts switched to the secret for which the key was made, so that this secret decrypts them.
 
     x: the ciphertexts, int32 (n, 2, 4, N), from `Fresh.parts`; the result has the same form. Give the result to
     `evaluate` with the public key for which the switching key was made. Raises InputError for another type or shape.
@@ -127,7 +128,7 @@ class Secret:
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt n polynomials, int64 (n, N), modulo 2^k, to n ciphertexts.
+        """Encrypt n polynomials, int64 (n, N), whose coefficients count mod 2^k; return n ciphertexts.
 
         The randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """
@@ -145,7 +146,7 @@ class Secret:
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
-        """Decrypt a reply to int64 (n, N): from 0 to 2^k - 1 in the coefficients that were sent, 0 in all others.
+        """Decrypt a reply to n polynomials, int64 (n, N): values mod 2^k in the coefficients that were sent, else 0.
 
         k: the bits of a value for which the reply was made; for another k the values are wrong. Raises InputError for k
         outside 1 .. 32.

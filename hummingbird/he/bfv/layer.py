@@ -39,7 +39,7 @@ class LayerShape:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> LayerShape:
-        """Make the shapes of a layer, checked.
+        """Return the shapes of a layer, after a check that the arguments fit each other.
 
         input_shape: (C, H, W), (C, L) or (features,). weight_shape: as torch has it.
         stride, padding, dilation: one number, or one for each dimension.
@@ -82,7 +82,7 @@ class LayerShape:
 
 
 def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
-    """Raise InputError unless the tensor is int64 of this shape."""
+    """Raise InputError unless the tensor is int64 of this shape. where: the place that the error names."""
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.shape != tuple(shape):
         got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         what = f"expected torch.int64 {tuple(shape)}, got {got}"
@@ -90,7 +90,7 @@ def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
 
 
 def check_degree(degree: int, where: str) -> None:
-    """Raise InputError unless the degree is a power of two."""
+    """Raise InputError unless a polynomial's degree is a power of two. where: the place that the error names."""
     if type(degree) is not int or degree < 1 or degree & degree - 1:
         raise InputError(f"degree {degree!r}", where=f"{where}(degree)", hint="a power of two")
 

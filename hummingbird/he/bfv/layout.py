@@ -55,7 +55,7 @@ class Layout:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Layout:
-        """Lay out a layer so that its messages have the fewest bytes.
+        """Make the layout of a layer whose messages have the fewest bytes.
 
         input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
         or one for each dimension, as in torch. degree: coefficients of a polynomial, N, a power of two. Raises
@@ -115,10 +115,11 @@ class Layout:
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Sum the products of encrypted inputs with weights, tile by tile.
+        """Multiply encrypted inputs by weights, and add the products of each reply, tile by tile; return the sums.
 
-        x: the ciphertexts, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), `transform` of
-        `pack_weights`. Returns int32 (replies, 2, 4, N), for `evaluate`. N is `DEGREE`.
+        x: the ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), the
+        polynomials of `pack_weights`, after `transform`. The sums are int32 (replies, 2, 4, N), for `evaluate`. N is
+        `DEGREE`.
         """
         return torch.cat(
             [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
@@ -127,7 +128,7 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack an input, int64 of `input_shape`, into the coefficients of polynomials, int64 (inputs, N).
+        """Return an input, int64 of `input_shape`, as coefficients of polynomials, int64 (inputs, N).
 
         Raises InputError for another shape.
         """
@@ -138,7 +139,7 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Pack weights, int64 of `weight_shape`, into polynomials, int64 (n, N): one for each product in `pairs`."""
+        """Return weights, int64 of `weight_shape`, as polynomials, int64 (n, N): one for each product in `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
@@ -156,7 +157,7 @@ class Layout:
         return polys.view(-1, self.degree)
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs, int64 of `output_shape`, from the replies' decrypted polynomials, int64 (replies, N)."""
+        """Return the outputs, int64 of `output_shape`, from the replies' decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         outputs = self.layer.output_shape[0]
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
@@ -172,7 +173,7 @@ class Layout:
         )
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor a reply's noise can grow: the largest sum of absolute weights that add to one reply.
+        """Return by what factor the noise of a reply can grow: the largest sum of |weights| that one reply adds up.
 
         weights: the layer's, int64 of `weight_shape`.
         """
@@ -181,9 +182,9 @@ class Layout:
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+        """The positions of outputs among the coefficients of a reply, as a list with one tensor for each tile.
 
-        It is int64 (output channels in a reply, height, width).
+        Each tensor is int64 (output channels in a reply, height, width).
         """
         count, block = self.blocks.planes, self.blocks.outputs
         first = (torch.arange(block) * count + count - 1) * self.planes.size

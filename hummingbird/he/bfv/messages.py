@@ -39,16 +39,19 @@ class Fresh:
     body: Tensor
 
     def parts(self) -> Tensor:
-        """Return c_0 and a of each ciphertext, with a from the seed, transformed: int32 (n, 2, 4, N), 128 KiB each."""
+        """Return c_0 and a of each ciphertext, transformed (NTT): int32 (n, 2, 4, N), 128 KiB each.
+
+        Each a is expanded from the seed.
+        """
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:
-        """Write the ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 bytes for each ciphertext."""
+        """Return the ciphertexts as bytes: the seed, 16 bytes, then all residues, 53,248 bytes for each ciphertext."""
         return self.seed + pack(RING, self.body).numpy().tobytes()
 
     @staticmethod
     def from_bytes(data: bytes, count: int) -> Fresh:
-        """Read `count` ciphertexts from the bytes of `to_bytes`.
+        """Return the `count` ciphertexts that `to_bytes` has written to `data`.
 
         Raises InputError for another length, or for a value that is not below its prime.
         """
@@ -59,9 +62,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key (b, a), under which a server encrypts: a ciphertext of 0 under the secret s.
+    """A public key (b, a): a ciphertext of 0 under the secret s, with which a server encrypts without knowing s.
 
-    So b + a s is a small error.
+    b + a s is a small error.
     """
 
     sent: Fresh
@@ -72,12 +75,15 @@ class PublicKey:
         return self.sent.parts()[0]
 
     def to_bytes(self) -> bytes:
-        """Write the key as 53,264 bytes."""
+        """Return the key as 53,264 bytes, which `from_bytes` reads."""
         return self.sent.to_bytes()
 
     @staticmethod
     def from_bytes(data: bytes) -> PublicKey:
-        """Read a key from the bytes of `to_bytes`. Raises InputError as `Fresh.from_bytes` does."""
+        """Read a key from 53,264 bytes, as `to_bytes` writes them.
+
+        Raises InputError for another length, or for a value that is not below its prime.
+        """
         return PublicKey(Fresh.from_bytes(data, 1))
 
 
@@ -85,10 +91,10 @@ class PublicKey:
 class Reply:
     """A server's n answers (c_0, c_1) to a client, without the coefficients of c_0 that hold no outputs.
 
-    first: the used coefficients of all c_0, int32 (2, values). second: c_1, int32 (n, 2, N). Both are coefficients,
-    modulo two primes.
-    places: positions of the used coefficients in the polynomials, (n, N) flattened; int64 (values,). Both sides know
-    them.
+    first: the used coefficients (the ones that hold outputs) of all c_0, int32 (2, values). second: all c_1, int32 (n,
+    2, N). Both tensors hold coefficients, modulo two primes.
+    places: where the used coefficients are in the n polynomials of N coefficients, counted through: int64 (values,).
+    Both sides know it.
     """
 
     first: Tensor
@@ -113,7 +119,7 @@ class Reply:
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
 
     def to_bytes(self) -> bytes:
-        """Write the reply as bytes: all c_1, 26,624 bytes each, then the used coefficients of c_0.
+        """Return the reply as bytes: all c_1, 26,624 bytes each, then the used coefficients of c_0.
 
         A used coefficient takes 26 bits for each of two primes, 6.5 bytes; all residues of the first prime come first.
         """
@@ -124,9 +130,10 @@ class Reply:
 
     @staticmethod
     def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
-        """Read a reply whose used coefficients have these positions, one int64 (values,) for each polynomial.
+        """Return the reply that `to_bytes` has written to `data`.
 
-        Raises InputError for another length, or a value not below its prime.
+        used: for each polynomial the positions of its used coefficients, int64 (values,). Raises InputError for another
+        length, or a value not below its prime.
         """
         where, count = "he.bfv.Reply.from_bytes(data)", len(used)
         values = sum(len(places) for places in used)
@@ -141,10 +148,10 @@ class Reply:
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
-    """Return the positions of the used coefficients of all polynomials as one list: int64, in (count, N) flattened.
+    """Return where the used coefficients of `count` polynomials are, counted through all polynomials: one int64 tensor.
 
-    used: for each of the `count` polynomials the positions of its used coefficients. Raises InputError unless each is
-    int64 (values,) in 0 .. N-1.
+    Coefficient i of polynomial p has the position p * N + i. used: for each polynomial the positions of its used
+    coefficients. Raises InputError unless each is int64 (values,) in 0 .. N-1.
     """
     where, hint = "he.bfv.Reply(used)", f"int64 (values,) for each polynomial, each from 0 to {DEGREE - 1}"
     if len(used) != count:
@@ -160,13 +167,13 @@ def places_of(used: Sequence[Tensor], count: int) -> Tensor:
 
 
 def check_length(data: bytes, wanted: int, where: str) -> None:
-    """Raise InputError unless there are exactly `wanted` bytes."""
+    """Raise InputError unless there are exactly `wanted` bytes. where: the place that the error names."""
     if len(data) != wanted:
         hint = "the data is cut short, or of another layer"
         raise InputError(f"expected {wanted} bytes, got {len(data)}", where=where, hint=hint)
 
 
 def as_tensor(data: bytes, start: int, stop: int | None = None) -> Tensor:
-    """Copy data[start:stop] to a tensor, uint8 (n,)."""
+    """Return a copy of data[start:stop] as a tensor, uint8 (n,)."""
     piece = bytearray(data[start:stop])
     return torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)

@@ -31,41 +31,46 @@ _Q, _REST = PARAMETERS.modulus(4), math.prod(REST.primes)
 
 
 def flood_bits(k: int) -> int:
-    """Return F: the flood, noise with which a server hides its weights, is uniform in [-2^F, 2^F).
+    """Return F for plaintext values mod 2^k: the flood, with which a server hides weights, is uniform in [-2^F, 2^F).
 
-    k: bits of a value.
+    The flood is noise that is added to each coefficient of a reply.
     """
     check_bits(k, "he.bfv.flood_bits(k)")
     return (_Q >> k + 2).bit_length() - 1
 
 
 def before_flood(norm: int, switched: bool = False) -> Fraction:
-    """Bound the noise of an output before the server adds the flood, the large uniform noise that hides the weights.
+    """Return a bound on an output's noise before the server adds the flood, the large uniform noise that hides weights.
 
-    norm: the sum of the absolute values of all weights that add to the output's noise; for a layer, `Layout.norms`.
-    switched: whether the input was switched to another key first; then the bound holds with overwhelming probability.
+    norm: the sum of |weights| that add to an output; for a layer, `Layout.norms`. switched: whether the input was
+    switched to another key; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
     return norm * sent + added(DEGREE, 2) + Fraction(1, 2)
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """Bound the statistical distance between a reply's coefficients and coefficients that do not depend on weights.
+    """Return a bound on the statistical distance between a reply and one that does not depend on the weights.
 
-    norm, switched: as for `before_flood`. k: bits of a value. values: number of coefficients that are sent.
+    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. values: how many coefficients the
+    reply sends. switched: whether the input was switched to another key.
     """
     return float(values * before_flood(norm, switched) / (2 << flood_bits(k)))
 
 
 def distance_bits(norm: int, k: int, values: int) -> float:
-    """Return -log2 of `distance`: the security in bits of the weights against the client."""
+    """Return -log2 of the bound `distance`: how many bits of security the weights have against the client.
+
+    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. values: how many coefficients the
+    reply sends.
+    """
     return -math.log2(distance(norm, k, values))
 
 
 def check_distance(total: float, where: str) -> None:
     """Raise ConfigError if the replies to one image could reveal something about the weights.
 
-    total: the sum of `distance` over all layers, which may be at most 2^-30.
+    total: the sum of `distance` over all layers, which may be at most 2^-30. where: the place that the error names.
     """
     if not total <= MOST_DISTANCE:
         raise ConfigError(
@@ -76,11 +81,11 @@ def check_distance(total: float, where: str) -> None:
 
 
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
-    """Bound the noise of a reply: the noise with the flood, divided by two of the four primes and rounded.
+    """Return a bound on a reply's noise when it is sent: with the flood, divided by two of the four primes and rounded.
 
-    norm, switched: as for `before_flood`. k: bits of a value. Rounding for one prime changes each coefficient of both
-    polynomials by at most 1/2. The secret has N = `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at
-    most (N + 1) / 2.
+    norm: the sum of |weights| that add to an output. k: values are mod 2^k. switched: whether the input was switched to
+    another key. Rounding for one prime changes each coefficient of both polynomials by at most 1/2. The secret has N =
+    `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at most (N + 1) / 2.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -90,9 +95,11 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """Return how many bits a reply's noise stays below the largest noise that decrypts correctly.
+    """Return by how many bits a reply's noise stays below the largest noise that decrypts correctly.
 
-    Above 0, results are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes of a reply.
-    norm, k, switched: as for `distance`.
+    If this is above 0, results are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes
+    of a reply.
+    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. switched: whether the input was
+    switched to another key.
     """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

@@ -51,8 +51,9 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of a convolution. size, kernel: lengths of input and kernel. padding: zeros on each side.
+    """One dimension, height or width, along which a convolution slides.
 
+    size, kernel: lengths of input and kernel. stride, dilation: as in torch. padding: number of zeros on each side.
     With a stride, an input splits into phases: phase p has the values at p, p + stride, p + 2 stride and so on.
     """
 
@@ -69,7 +70,7 @@ class Axis:
 
     @cached_property
     def taps(self) -> tuple[Tap, ...]:
-        """The kernel positions in use: those that read a value of the input, and not only padding, for some output."""
+        """The kernel positions in use: each reads, for some output, a value of the input and not only padding."""
         taps = []
         for place in range(self.kernel):
             offset, phase = divmod(self.dilation * place - self.padding, self.stride)
@@ -90,12 +91,12 @@ class Axis:
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest `offset` of the kernel positions in use (see `Tap`)."""
+        """The smallest and the largest `Tap.offset` among the kernel positions in use."""
         offsets = [tap.offset for tap in self.taps]
         return min(offsets), max(offsets)
 
     def tiles(self, most: int) -> tuple[Tile, ...]:
-        """Cut the outputs into tiles, runs of `most` outputs; the last tile may have fewer."""
+        """Cut the outputs into runs of `most` outputs, the last of which may have fewer; return a `Tile` for each."""
         least, largest = self.offsets
         tiles = []
         for first in range(0, self.outputs, most):
@@ -106,20 +107,21 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Return by how many positions in this dimension outputs are moved in a product.
+        """Return by how many coefficients a product's outputs are moved up, so that no position is negative.
 
-        most: outputs of a tile. In a product, output i of a tile is at position i - start + shift, where `start` is the
-        first input position that the tile reads (`Tile`), and the weight of a kernel position is at shift - offset
-        (`Tap`). This shift is the smallest at which none of these positions is negative.
+        most: largest number of outputs of a tile. In a product, output i of a tile is at position i - start + shift,
+        where `start` is the first input position that the tile reads (`Tile`), and the weight of a kernel position is
+        at shift - offset (`Tap`). The result is the smallest shift at which none of these positions is negative.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Return the length of a row of a plane with its gap of zeros, the least that keeps products of rows apart.
+        """Return how long a row of a plane is with the gap of zeros behind it; it is as short as products permit.
 
-        most: outputs of a tile. For output i, input value y and a kernel position with `offset`, i - y + offset is 0 if
-        the kernel position multiplies this input for this output. In all other cases it must be above -length and below
-        length, so that the product is in another coefficient. The row must also hold all outputs of a tile.
+        most: largest number of outputs of a tile. A row must be so long that products of different rows do not meet:
+        for output i, input value y and a kernel position with `offset`, i - y + offset is 0 if the kernel position
+        multiplies this input for this output. In all other cases it must be above -length and below length, so that the
+        product is in another coefficient. The row must also hold all outputs of a tile.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -134,10 +136,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Planes:
-    """The geometry of a layer: where the values of an image stand in planes, the pieces of a polynomial.
+    """The geometry of a layer: how an image is cut into planes, and where values are in a plane (part of a polynomial).
 
-    A plane has one channel's values in one phase (see `Axis`), for one tile. The outputs are cut into tiles of height x
-    width.
+    A plane has one channel's values in one phase (see `Axis`), for one tile. rows, columns: the two dimensions. height,
+    width: largest number of outputs of a tile in each.
     """
 
     rows: Axis
@@ -152,7 +154,10 @@ class Planes:
 
     @cached_property
     def room(self) -> tuple[int, int]:
-        """The number of rows of a plane, and the number of coefficients of a row; both include the gaps of zeros."""
+        """The number of rows of a plane, and the number of coefficients of a row, as two ints.
+
+        Both include the gaps of zeros that keep products apart (`Axis.room`).
+        """
         return self.rows.room(self.height), self.columns.room(self.width)
 
     @property
@@ -167,7 +172,10 @@ class Planes:
         return tuple((row, column) for row in down for column in across)
 
     def split(self, images: Tensor) -> Tensor:
-        """Cut an image (C, H, W) into planes, (tiles, C * phases, size); the planes of one channel are adjacent."""
+        """Cut an image (C, H, W) into planes, (tiles, C * phases, size), and return them.
+
+        Planes of one channel are adjacent. size: number of coefficients of a plane, zeros included.
+        """
         rows, columns = self.rows, self.columns
         phases = [
             _to(images[:, row :: rows.stride, column :: columns.stride], rows.length, columns.length)
@@ -193,9 +201,9 @@ class Planes:
         return lines[0][:, None] * self.room[1] + lines[1]
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Join the outputs of all tiles, (..., height, width) each, to the output of the layer, (..., H', W').
+        """Return the output of the layer, (..., H', W'), joined from the outputs of all tiles.
 
-        parts: the outputs of each tile, in the order of `tiles`.
+        parts: the outputs of each tile, (..., height, width), in the order of `tiles`.
         """
         out = parts[0].new_empty(*parts[0].shape[:-2], self.rows.outputs, self.columns.outputs)
         for part, (row, column) in zip(parts, self.tiles, strict=True):
@@ -203,7 +211,7 @@ class Planes:
         return out
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Select the weights of the kernel positions in use (`Axis.taps`).
+        """Return the weights of the kernel positions in use, which read not only padding (`Axis.taps`).
 
         weights: (O, C, h, w), or a shape that reshapes to it.
         """
@@ -225,9 +233,10 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """For each weight, which plane of its input channel it multiplies: the number, int64 (rows, columns).
+        """The number, int64 (rows, columns), of the plane of its input channel that each weight multiplies.
 
-        Rows and columns are those of the kernel positions in use (`Axis.taps`).
+        Rows and columns are the kernel positions in use (`Axis.taps`). With a stride, an input channel has several
+        planes.
         """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)
@@ -236,5 +245,5 @@ class Planes:
 
 
 def _to(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Pad planes with zeros to `rows` rows and `columns` columns, behind the last row and the last column."""
+    """Return planes padded with zeros to `rows` rows and `columns` columns, behind the last row and the last column."""
     return F.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))

@@ -34,7 +34,7 @@ def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
 
 
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
-    """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k and nothing else.
+    """Make a reply of sums of products, from which the client decrypts values - masks mod 2^k and nothing else.
 
     public: the client's key. sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of
     bfv/noise.py.
@@ -57,9 +57,9 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
 
 
 def dropped(parts: Tensor) -> Tensor:
-    """Divide ciphertexts by two of their four primes, and round: int32 (n, 2, 4, N) to int32 (n, 2, 2, N).
+    """Return ciphertexts divided by two of their four primes and rounded: int32 (n, 2, 4, N) to int32 (n, 2, 2, N).
 
-    parts: the ciphertexts, as coefficients; so is the result.
+    parts: the ciphertexts, as coefficients and not transformed; so is the result.
     """
     rows = parts.view(-1, 1, *parts.shape[2:])
     for primes in range(len(RING.primes), len(REST.primes), -1):

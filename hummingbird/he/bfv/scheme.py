@@ -33,13 +33,16 @@ MOST_WEIGHT = 1 << 25  # bound on a coefficient of w, from the transform
 
 
 def check_bits(k: int, where: str) -> None:
-    """Raise InputError unless 1 <= k <= 32."""
+    """Raise InputError unless k, the bits of a plaintext value, is from 1 to 32. where: the place for the error."""
     if not isinstance(k, int) or not 1 <= k <= MOST_BITS:
         raise InputError(f"k = {k!r}", where=where, hint=f"values are ring elements mod 2^k, k from 1 to {MOST_BITS}")
 
 
 def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
-    """Raise InputError unless x is int64 (count, N), a polynomial in each row; a count of None allows any number."""
+    """Raise InputError unless x is int64 (count, N), with a polynomial in each row.
+
+    count: None allows any number of rows. where: the place that the error names.
+    """
     right = isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2 and x.shape[1] == DEGREE
     if not right or count not in (None, x.shape[0]):
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -48,7 +51,7 @@ def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
 
 
 def transform(polys: Tensor) -> Tensor:
-    """Transform a server's weight polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
+    """Return a server's weight polynomials, int64 (n, N), |w| <= 2^25, transformed for `products`: int32 (n, 4, N).
 
     A transformed polynomial (NTT modulo each of four primes) has 64 KiB and can be reused for all clients. Raises
     InputError for another type, shape or magnitude.
@@ -62,18 +65,18 @@ def transform(polys: Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Multiply ciphertexts by weights, and add the products that belong to the same result.
+    """Multiply ciphertexts by weights, and return for each result the sum of its products: int32 (outputs, 2, 4, N).
 
     Result o encrypts the sum of weights[p] x[i] over all p for which pairs[p] is (i, o). x: int32 (inputs, 2, 4, N),
     from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at most 4,096 for one o.
-    outputs: number of results. Returns int32 (outputs, 2, 4, N), for `evaluate`. The noise of a result grows by its sum
-    of absolute weights. Raises InputError for other types, shapes or numbers.
+    outputs: number of results, which `evaluate` takes. The noise of a result grows by its sum of absolute weights.
+    Raises InputError for other types, shapes or numbers.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 
 
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
-    """Encrypt 0 `count` times with new randomness: int32 (count, 2, 4, N), transformed (NTT).
+    """Return `count` encryptions of 0 with new randomness: int32 (count, 2, 4, N), transformed (NTT).
 
     public: the public key's two polynomials, int32 (2, 4, N), transformed.
     """
@@ -86,7 +89,7 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Round decrypted coefficients x to values mod 2^k: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+    """Return the values mod 2^k of decrypted coefficients x: round(2^k x / Q') mod 2^k, int64 in 0 .. 2^k - 1.
 
     phases: the coefficients x, float64. Q' is the product of a reply's two primes, and |x| < Q'/2. So |2^k x / Q'| is
     below 2^31, and two roundings make an error of at most 2^-21, which the bounds of bfv/noise.py leave room for.

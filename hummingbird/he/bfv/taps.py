@@ -31,10 +31,11 @@ _WHERE = "he.bfv.Taps"
 
 
 class Terms(NamedTuple):
-    """The nonzero weights of a layer, as int64 arguments of `kernels.ciphertexts.taps`, for the polynomials of a tile.
+    """The nonzero weights of a layer, as int64 tensors that say how the polynomials of one tile are computed.
 
     Output polynomial o is the sum of terms first[o] .. first[o + 1] - 1. Term t is factors[t] times input polynomial
-    inputs[t], with its coefficients moved by shifts[t] positions.
+    inputs[t], with its coefficients moved by shifts[t] positions. The kernel `kernels.ciphertexts.taps` takes these
+    tensors.
     """
 
     first: Tensor
@@ -65,9 +66,12 @@ class Taps:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Taps:
-        """Lay out a layer with the fewest polynomials for each image; arguments and errors are those of `Layout.of`.
+        """Make the mapping for a layer that fills the fewest polynomials for each image.
 
-        taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
+        input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
+        or one for each dimension. degree: coefficients of a polynomial, N. Raises the errors of `Layout.of`.
+
+            taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
         """
         check_degree(degree, f"{_WHERE}.of")
         layer = LayerShape.of(input_shape, weight_shape, stride, padding, dilation, groups)
@@ -110,7 +114,7 @@ class Taps:
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Pack inputs, int64 (images, *input_shape), into the coefficients of polynomials, int64 (inputs, N)."""
+        """Return inputs, int64 (images, *input_shape), as coefficients of polynomials, int64 (inputs, N)."""
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -118,7 +122,7 @@ class Taps:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def terms(self, weights: Tensor) -> Terms:
-        """List the nonzero weights as `multiply` takes them, the same for every tile.
+        """Return the nonzero weights as `Terms`, which `multiply` takes; they are the same for every tile.
 
         weights: int64 of `weight_shape`.
         """
@@ -133,16 +137,16 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Multiply encrypted inputs by a layer's weights and add: int32 (inputs, 2, 4, N) to int32 (replies, 2, 4, N).
+        """Multiply encrypted inputs by a layer's weights, and return the sums for each reply: int32 (replies, 2, 4, N).
 
-        x: the inputs, from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The result is transformed
-        (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
+        x: the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The
+        result is transformed (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
 
     def unpack(self, polys: Tensor) -> Tensor:
-        """Extract the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
+        """Return the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
         check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
         tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
         out = self.planes.join([part[:, places] for part, places in tiles])
@@ -154,7 +158,7 @@ class Taps:
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor an output's noise can grow: the largest sum of absolute weights of one output channel.
+        """Return by what factor an output's noise can grow: the largest sum of |weights| over one output channel.
 
         weights: the layer's, int64 of `weight_shape`.
         """
@@ -163,9 +167,9 @@ class Taps:
 
     @cached_property
     def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply, one tensor for each tile.
+        """The positions of outputs among the coefficients of a reply, as a list with one tensor for each tile.
 
-        It is int64 (images, height, width), as a reply has one output channel.
+        Each tensor is int64 (images, height, width), as a reply has one output channel.
         """
         first = torch.arange(self.images)[:, None, None] * self.planes.size
         return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -33,7 +33,7 @@ _WITHIN = frozenset(
 
 
 def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
-    """Bound the absolute value of every step's result by 4 times the largest measured value, which is no guarantee.
+    """Return for each step 4 times the largest |result| that was measured, as a bound that is no guarantee.
 
     sizes: the measured magnitude of each step's value.
     """
@@ -41,9 +41,9 @@ def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
 
 
 def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
-    """Bound the absolute value of every step's result for all inputs of |x| <= bound, by interval arithmetic.
+    """Return for each step a bound on |result| that holds for all inputs with |x| <= bound, by interval arithmetic.
 
-    Returns one number for each step, infinite where no bound is known. shape: of one image.
+    The bound is infinite where none is known. shape: of one image.
     """
     centres: list[Any] = []
     radii: list[Any] = []
@@ -93,10 +93,9 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
 
 
 def _absolute(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return a step's attributes with its weights made absolute, and its bias and other constants made 0.
+    """Return a linear step's attributes with its weights made absolute, and its bias and other summands made 0.
 
-    With these attributes, a linear step maps the radius of an interval of inputs to the radius of the interval of
-    results.
+    With these attributes, the step maps the radius of an interval of inputs to the radius of the interval of results.
     """
     out = dict(attrs)
     for name in ("weight", "scale"):

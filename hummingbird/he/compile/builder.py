@@ -53,7 +53,10 @@ class PlanBuilder:
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """Return the predicted error that a step's value has from its inputs' errors, without the step's own error."""
+        """Return the predicted error of a step's value that comes from its inputs, without what the step itself adds.
+
+        index: the step's number.
+        """
         found = self.sizes[index]
         if found is None:  # the parts of a chunk have the error of the whole
             return max(self.error(i) for i in self.read(index))
@@ -62,7 +65,8 @@ class PlanBuilder:
     def error(self, index: int) -> float:
         """Return the predicted error of a step's value, as a root mean square.
 
-        A free step, which nobody computes, such as a reshape, has the error of its inputs.
+        A free step, such as a reshape, is computed by nobody and has the error that its inputs pass on. index: the
+        step's number.
         """
         if index not in self.errors:
             self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
@@ -85,25 +89,24 @@ class PlanBuilder:
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:
-    """List all steps as the client may know them: its own in full, of each other step (`REMOTE`) the name only."""
+    """List all steps as the client may know them: its own with all fields, others as `REMOTE`, with only the name."""
     known = {index for steps in placement.client for index in steps}
     return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
 
 
 def exact_norm(ring: Ring) -> int:
-    """Return the largest sum of |weights| for one output at which float64 still adds all products exactly.
+    """Return the largest sum of |weights| over one output for which float64 adds all products without rounding.
 
-    This is the largest r for which r (q - 1)/2 + q is at most 2^53, where q is the largest prime of the ring: inputs
-    are residues of at most (q - 1)/2.
+    The products are of integer weights with residues modulo the primes of `ring`.
     """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)
 
 
 def margin(ring: Ring, operation: Operation) -> float | None:
-    """Return the bits left between a layer's largest sum of |weights| over one output and `exact_norm`.
+    """Return how many bits a layer's largest sum of |weights| over one output lies below the limit `exact_norm`.
 
-    Returns None for an operation that is no `Linear`.
+    Below the limit, float64 computes the layer exactly. Returns None for an operation that is no `Linear`.
     """
     if not isinstance(operation, Linear):
         return None
@@ -112,9 +115,9 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 
 
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
-    """Round a layer's weights to integers at scale 2^bits: float64 (G, rows, K).
+    """Return a layer's weights as integers at scale 2^bits: float64 (G, rows, K).
 
-    bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
+    linear: the layer. bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
     """
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
@@ -125,10 +128,10 @@ def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
 
 
 def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
-    """Cut a layer's weights (G, rows, K) along K into the fewest equal parts that float64 adds exactly.
+    """Cut a layer's weights (G, rows, K) along K into as few equal parts as float64 computes exactly; return the parts.
 
-    most: bound on a part's row sums of |weights|. name: of the layer. Raises ModelError if even single weights are
-    larger.
+    most: bound on the sum of |weights| of a row of a part. name: of the layer, for the error. Raises ModelError if even
+    single weights are larger.
     """
     for count in range(1, _MOST_PARTS):
         cut = weights.chunk(count, 2)
@@ -141,7 +144,7 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """Round a positive number up by at most a 16th, so that the client learns only five significant bits of it."""
+    """Return a positive number rounded up by at most a 16th, so that the client learns only five significant bits."""
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 
@@ -152,10 +155,10 @@ def log2(unit: Fraction) -> float:
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """Find a common unit u of some units: each unit is nearly an integer times u.
+    """Return a common unit u of some units, with an integer for each unit such that the unit is nearly integer * u.
 
-    Returns u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units can
-    be added after multiplication by their integers.
+    The result is u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units
+    can be added after multiplication by their integers.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None
@@ -172,7 +175,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
 
 
 def _short(x: Fraction) -> int:
-    """Round to the nearest integer with at most 20 significant bits."""
+    """Return the nearest integer with at most 20 significant bits."""
     whole = round(x)
     shift = max(0, whole.bit_length() - _FACTOR_BITS)
     return round(x / (1 << shift)) << shift

@@ -52,7 +52,7 @@ _Gains = tuple[list[int], int]  # gains of a register's integers: of each send, 
 
 
 class AidedBuilder(PlanBuilder):
-    """Builds the plan of client-aided inference turn by turn, since the errors of a turn affect the next."""
+    """Builds the plan of client-aided inference, turn after turn, as the errors of a turn affect the next one."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AidedBuilder(PlanBuilder):
         self.parameters, self.packing, self.bound, self.basis = parameters, packing, bound, basis
 
     def build(self) -> Plan:
-        """Build the plan of all turns."""
+        """Build all turns, and return the plan."""
         built = []
         for number in range(len(self.placement.served)):
             self.client_steps(number)
@@ -96,7 +96,7 @@ class AidedBuilder(PlanBuilder):
 class _TurnBuilder:
     """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values.
 
-    whole: the builder of the plan. number: of the turn.
+    whole: the `AidedBuilder` of the plan with all turns. number: of this turn.
     """
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
@@ -147,10 +147,10 @@ class _TurnBuilder:
     # ---- weights
 
     def _weight_bits(self, index: int) -> int:
-        """Choose t, the bits of a layer's weight scale 2^t, with the smallest predicted error.
+        """Return t for a layer whose weights become integers at scale 2^t: the t with the smallest predicted error.
 
-        Only those t count with which float64 adds the products with integer weights exactly; if there is none, the
-        result is the least t.
+        Only a t counts with which float64 adds the products with integer weights exactly; if there is none, the result
+        is the least t. index: of the layer's step.
         """
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
@@ -171,7 +171,7 @@ class _TurnBuilder:
         return min(allowed, key=error) if allowed else _BITS[-1]
 
     def _agree(self) -> None:
-        """Give all layers whose results are added to each other the same weight scale: the coarsest of their scales."""
+        """Give layers whose results are added to each other one weight scale: the coarsest that any of them has."""
         behind: dict[int, set[int]] = {}
         for index in self.served:
             if is_weighted(self.steps[index]):
@@ -182,10 +182,10 @@ class _TurnBuilder:
             self.bits.update(dict.fromkeys(behind[index], bits))
 
     def _raw(self, index: int) -> int:
-        """Return the number of the server's step whose ciphertexts a step's value consists of.
+        """Return the number of the step that computed the ciphertexts of which a step's value consists.
 
-        index: of the step. A free step, such as a reshape, has the ciphertexts of its input, and so on back to a step
-        that is not free.
+        A free step, such as a reshape, uses the ciphertexts of its input: from step `index` this goes back over free
+        steps to the first one that is not free.
         """
         while self.placement.places[index].side == FREE:
             index = self.whole.read(index)[0]
@@ -220,7 +220,10 @@ class _TurnBuilder:
         self._made(index, operation, gains, located.unit / Fraction(linear.divisor))
 
     def _sum(self, index: int) -> None:
-        """Plan a step a + b or a - b, whose shapes broadcast."""
+        """Add the server's operations for a step a + b or a - b, whose shapes broadcast, to the turn.
+
+        index: of the step.
+        """
         shape = self.whole.size(index).shape
         a, b = (self._spread(self._locate(ref.index), shape) for ref in self.steps[index].inputs)
         unit, (f, g), _ = common([a.unit, b.unit if self.steps[index].op == "add" else -b.unit])
@@ -253,11 +256,11 @@ class _TurnBuilder:
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Round, program: Program) -> Round:
-        """Return the turn with the predicted errors of its returned values; note each step's error for the report.
+        """Return the turn with predicted errors in each of its `returns`; also note each step's error for the report.
 
-        The predictions assume the input scale that fits the measured sizes. A value is divided by all primes but the
-        first before it is returned, if the rounding error of this is small beside the value or no larger than its other
-        errors.
+        turn: without these errors. program: the server's program for it. The predictions assume the input scale that
+        fits the measured sizes. A value is divided by all primes but the first before it is returned, if the rounding
+        error of this is small beside the value or no larger than its other errors.
         """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
@@ -300,9 +303,10 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Return two errors that this turn adds to a step's value: by encryption, and by rounded weights.
+        """Return two errors of a step's value that arise in this turn: from encryption, and from rounded weights.
 
-        Both are root mean squares, that by encryption in units of 2^-s for the client's scale s. index: of the step.
+        Both are root mean squares. The error from encryption is in units of 2^-s for the client's scale s. index: of
+        the step.
         """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))
@@ -321,7 +325,7 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Round a gain, a bound on how much a turn enlarges integers, up by at most a 16th.
+    """Return a gain, a bound on how much a turn enlarges integers, rounded up by at most a 16th.
 
     So the client learns only five significant bits of it.
     """

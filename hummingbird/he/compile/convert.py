@@ -153,9 +153,10 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
-    """Return the inputs on which the net is measured, float64, and a description of them for the report.
+    """Return the inputs on which the net is measured, float64, and a text about them for the report.
 
-    bound: on |input|, if there are no samples.
+    shape: of one image. bound: on |input|, None for the default. samples: the user's images, or None. Raises InputError
+    for samples of another shape, beyond the bound, or not finite.
     """
     if samples is None:
         bound = bound or RANGE

@@ -45,9 +45,9 @@ def has_bias(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class Map:
-    """A linear step as products of a weight and an input value: the weights, and which input value each one multiplies.
+    """A linear step as sums of products, each of a weight and an input value: the weights, and what they multiply.
 
-    gather: the positions of the input values. weights: float64 (groups G, rows, terms K): a row makes one output
+    gather: which input value each weight multiplies. weights: float64 (groups G, rows, terms K); a row makes one output
     channel of a convolution, for example. None if all weights are 1 and the sums are divided by `divisor`. bias:
     float64 (G rows,) or None.
     shape: of the output for one image. last: whether the output's last dimension, and not its first, counts the rows.
@@ -71,7 +71,7 @@ class Map:
 
 
 def linear_map(step: Step, index: Tensor) -> Map:
-    """Return which input value each weight of a linear step multiplies, as a `Map` with the weights.
+    """Return a linear step as a `Map`: its weights, and which input value each of them multiplies.
 
     The step is one that `is_weighted`, or an average, a mean or a sum. index: int64, in the shape of the input for one
     image: the position of each input value in an array of ciphertexts, -1 for a zero.
@@ -82,9 +82,9 @@ def linear_map(step: Step, index: Tensor) -> Map:
 def view(step: Step, *indices: Any) -> Any:
     """Return where the values of a step's result come from; the step only moves values, as a reshape or a pad does.
 
-    indices: for each input of the step the positions of its values, int64, -1 for a zero; a tuple of these for an input
-    that has several parts, as a chunk makes them. Returns the positions of the result's values, int64, or a tuple of
-    int64 for chunk, split and unbind.
+    indices: for each input of the step the positions of its values in an array of ciphertexts, int64, -1 for a zero;
+    for an input that has several parts, as a chunk makes them, a tuple of such tensors. Returns the positions of the
+    result's values, int64, or a tuple of int64 for chunk, split and unbind.
     """
     batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
@@ -94,10 +94,10 @@ def view(step: Step, *indices: Any) -> Any:
 
 
 def _batched(index: Any) -> Any:
-    """Return positions as torch's operations take them: with a first dimension of 1 for the batch, and 1 added to each.
+    """Return positions with 1 added to each, and a first dimension of 1 for the batch, as torch's operations take them.
 
-    With 1 added, 0 marks a zero, so that a pad with value 0 inserts the mark. index: the positions, int64, -1 for a
-    zero; or a tuple of such tensors.
+    So 0, not -1, marks a zero, and a pad with value 0 inserts the mark. index: the positions, int64, -1 for a zero; or
+    a tuple of such tensors, for which the result is a tuple.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -109,10 +109,10 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return where each output value of a `Map` is in the array (rows, places) of its results: int64 of this shape.
+    """Return for each value of a `Map`'s output its position in the server's result: int64 of the output's shape.
 
-    The numbers count through the flattened array. shape: of the output for one image. rows: of the `Map`. last: whether
-    rows are the last dimension of `shape`; otherwise they are the first.
+    The server's result is an array (rows, places), through which positions are counted. shape: of the output for one
+    image. rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
     """
     count = math.prod(shape)
     index = torch.arange(count)
@@ -120,7 +120,7 @@ def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
 
 
 def _offsets(*parts: Tensor) -> Tensor:
-    """List all sums of one number from each part; the last part varies fastest."""
+    """Return all sums of one number from each of the 1-D tensors `parts`; the last part varies fastest."""
     return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
 
 
@@ -140,9 +140,10 @@ def _conv(step: Step, index: Tensor) -> Map:
 
 
 def _conv_transpose(step: Step, index: Tensor) -> Map:
-    """Bring a transposed convolution into the form of a `Map`. index: as for `linear_map`.
+    """Return a transposed convolution in the form of a `Map`.
 
-    It is a convolution with the flipped kernel, on the input with zeros between its values.
+    It is a convolution with the flipped kernel, on the input with zeros between its values. index: int64 in the shape
+    of the input for one image, the position of each value in an array of ciphertexts, -1 for a zero.
     """
     a = step.attrs
     weight, groups, dims = a["weight"].double(), a["groups"], len(a["stride"])
@@ -163,9 +164,10 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
 def _windows(
     weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Map:
-    """Bring a convolution with weight (out, in / groups, *kernel) into the form of a `Map`.
+    """Return a convolution with weight (out, in / groups, *kernel) in the form of a `Map`.
 
-    index: positions of the padded input's values, (in, *size). bias, stride, dilation, groups: as in torch.
+    index: int64 (in, *size), the position of each value of the padded input in an array of ciphertexts, -1 for a zero.
+    bias, stride, dilation, groups: as in torch.
     """
     kernel, size = weight.shape[2:], index.shape[1:]
     steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
@@ -195,9 +197,9 @@ def _affine(step: Step, index: Tensor) -> Map:
 
 
 def _constant(step: Step, index: Tensor) -> Map:
-    """Bring a step x + value or x * value, with a constant tensor as `value`, into the form of a `Map`.
+    """Return a step x + value or x * value, with a constant tensor as `value`, in the form of a `Map`.
 
-    index: as for `linear_map`.
+    index: int64 in the shape of x for one image, the position of each value in an array of ciphertexts, -1 for a zero.
     """
     value = step.attrs["value"].double()
     value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
@@ -209,10 +211,10 @@ def _constant(step: Step, index: Tensor) -> Map:
 
 
 def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
-    """Bring scale x + shift into the form of a `Map`, with one group of rows for each channel or for each value.
+    """Return scale * x + shift in the form of a `Map`, with one group of rows for each channel or for each value.
 
-    scale, shift: constants, broadcast to the shape of the output. index: positions of the values of x, as for
-    `linear_map`.
+    scale, shift: constants, broadcast to the shape of the output. index: int64 in the shape of x for one image, the
+    position of each value in an array of ciphertexts, -1 for a zero.
     """
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
@@ -234,10 +236,10 @@ def _constant_beyond_first(part: Tensor, dims: int) -> bool:
 
 
 def _pool(step: Step, index: Tensor) -> Map:
-    """Bring an average pool, whose windows may reach over the edges, into the form of a `Map`.
+    """Return an average pool, whose windows may reach over the edges, in the form of a `Map`.
 
-    index: as for `linear_map`. The number by which each window's sum is divided comes from torch's own pool, run on
-    ones.
+    index: int64 in the shape of the input for one image, the position of each value in an array of ciphertexts, -1 for
+    a zero. The number by which each window's sum is divided comes from torch's own pool, run on ones.
     """
     a, sizes = step.attrs, index.shape[1:]
     ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
@@ -277,7 +279,7 @@ def _reduce(step: Step, index: Tensor) -> Map:
 
 
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
-    """Bring sums of input values, each divided by a number, into the form of a `Map`.
+    """Return sums of input values, each divided by a number, in the form of a `Map`.
 
     table: int64, in each row the positions of the input values of one sum. divisors: the number for each sum; if they
     differ, they become weights. shape: of the output for one image.

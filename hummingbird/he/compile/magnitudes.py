@@ -31,8 +31,8 @@ _SMALL = 2.0**-12  # size of a change, relative to a value's root mean square
 class Magnitude:
     """The measured size of a step's value, from which a plan derives scales and errors.
 
-    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for each step whose value is read,
-    by its number, the factor by which independent errors of that value grow in this step.
+    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for each step whose value this
+    step reads, by number, the factor by which independent errors in that value are enlarged here.
     """
 
     shape: tuple[int, ...]
@@ -42,9 +42,9 @@ class Magnitude:
 
 
 def pattern(shape: Sequence[int], bound: float) -> Tensor:
-    """Make pseudo-random inputs to measure a net on: normal, of deviation bound / 4, clamped to the bound.
+    """Return pseudo-random inputs on which a net is measured: normal, of deviation bound / 4, clamped to the bound.
 
-    shape: of one image. Returns float64 (4, *shape), the same at each call.
+    shape: of one image. The result is float64 (4, *shape), the same at each call.
     """
     words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: the pattern is not secret
     uniform = (words >> 11).double() * 2.0**-52  # in [-1, 1)
@@ -76,7 +76,7 @@ def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> 
 
 
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
-    """Measure the magnitude of every step whose value is a tensor; other steps get None.
+    """Return the measured magnitude of every step whose value is a tensor, and None for other steps.
 
     inputs: float64 (n, *input_shape), n >= 2.
     """

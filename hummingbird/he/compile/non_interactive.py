@@ -83,9 +83,10 @@ def _is_whole(weights: Tensor, most: int) -> bool:
 
 
 class PlanAttempt(PlanBuilder):
-    """An attempt to build the plan of a polynomial net with given parameters.
+    """An attempt to make the plan of a net in polynomial mode with the given encryption parameters.
 
-    `plan` raises TooLarge if the parameters have too few primes.
+    sizes: the measured magnitude of each step's value. limits: bound on |value| of each step. finer: bits by which
+    errors must be smaller than by default. `plan` raises TooLarge if the parameters have too few primes.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class PlanAttempt(PlanBuilder):
         self.registers = Registers(Form(received, 2, len(parameters.primes)))
 
     def plan(self, bound: float, basis: str) -> Plan:
-        """Build the plan, or raise TooLarge.
+        """Build and return the plan, or raise TooLarge if a value does not fit the modulus.
 
         bound: on |input|, which the client checks. basis: where sizes come from, in words for the report.
         """
@@ -154,9 +155,10 @@ class PlanAttempt(PlanBuilder):
         return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
 
     def _input_scale(self) -> int:
-        """Choose s, for inputs at scale 2^s, so that errors of encryption are below 2^-`precision` of a typical input.
+        """Return s for inputs encoded at scale 2^s, so fine that encryption's error is small beside a typical input.
 
-        Encoded inputs stay below 2^30, since the kernel uses int32.
+        The error is then below 2^-`precision` of it, unless s has to be smaller: encoded inputs must stay below 2^30,
+        since the kernel uses int32.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
@@ -178,7 +180,10 @@ class PlanAttempt(PlanBuilder):
             raise TooLarge(self.steps[index].name, len(self.parameters.primes) + more)
 
     def _locate(self, index: int) -> Located:
-        """Return where a step's ciphertexts are; a free step, such as a reshape, has those of its inputs."""
+        """Return where a step's ciphertexts are; a free step, such as a reshape, has the ciphertexts of its inputs.
+
+        index: of the step.
+        """
         if index not in self.located:
             self.error(index)
             self.located[index] = self._free(index)
@@ -218,10 +223,11 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Find by how many primes an answer can be divided while the rounding errors stay small.
+        """Divide an answer by as many primes as its precision permits: return its primes, unit and added error.
 
-        form: of the answer's register. unit: the real number that an integer 1 of the answer stands for. rms: a typical
-        value. Returns the number of primes that are left, the unit after the divisions, and the error that they add.
+        The result is the number of primes that are left, the unit after the divisions, and the rounding error that they
+        add. form: of the answer's register. unit: the real number that an integer 1 of the answer stands for, before.
+        rms: a typical value of the answer, as root mean square.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -267,7 +273,10 @@ class PlanAttempt(PlanBuilder):
         )
 
     def _linear(self, index: int) -> float:
-        """Plan a layer, a pool or a sum; returns the error of rounding the weights and the bias."""
+        """Plan a layer, a pool or a sum; return the error that comes from rounding the weights and the bias.
+
+        index: of the step.
+        """
         source = self.read(index)[0]
         located = self._locate(source)
         linear = linear_map(self.steps[index], located.index)
@@ -294,9 +303,9 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Write real constants as integers in this unit, modulo each of L primes: residues around 0, int32 (n, L).
+        """Return real constants as integers in this unit, modulo each of L primes, and the largest rounding error.
 
-        Returns the largest rounding error of a constant, too. values: (n,).
+        The integers are residues around 0, int32 (n, L). values: the constants, (n,).
         """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
@@ -318,9 +327,9 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a step a + b or a - b, whose shapes broadcast; returns the error of bringing a and b to a common unit.
+        """Plan a step a + b or a - b, whose shapes broadcast; return the error that a common unit of a and b costs.
 
-        Both get registers with equally many components and primes.
+        Both operands get registers with equally many components and primes. index: of the step.
         """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
@@ -333,7 +342,10 @@ class PlanAttempt(PlanBuilder):
         return wrong * max(self.size(i).rms for i in self.read(index))
 
     def _shift(self, index: int) -> float:
-        """Plan a step that adds a number from the net's code, or pads with it; returns the number's rounding error."""
+        """Plan a step that adds a number from the net's code, or pads with it; return the number's rounding error.
+
+        index: of the step.
+        """
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
@@ -346,9 +358,10 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
-        """Plan how an answer is sent back: masked, then divided by as many primes as its precision allows.
+        """Plan how an answer is sent back, masked and then divided by primes; return its `Return` and its `Mask`.
 
-        index: number of the answer's step. answers: number of ciphertexts of all answers together.
+        It is divided by as many primes as its precision allows. index: number of the answer's step. answers: number of
+        ciphertexts of all answers together.
         """
         located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
         rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
@@ -368,11 +381,11 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """Choose the mask of an answer: the largest flood, noise that hides the weights, that leaves 13 correct bits.
+        """Return the `Mask` of an answer: the largest flood (noise that hides the weights) that leaves 13 correct bits.
 
         If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`. unit: the
-        real number that an integer 1 of the answer stands for. rms: a typical answer. size: components of a ciphertext.
-        answers: number of ciphertexts of all answers together.
+        real number that an integer 1 of the answer stands for. rms: a typical answer, as root mean square. size:
+        components of a ciphertext. answers: number of ciphertexts of all answers together.
         """
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))
@@ -390,7 +403,7 @@ def build(
     calibrated: bool,
     basis: str,
 ) -> Plan:
-    """Build the plan of a polynomial net with the smallest degree that has enough primes, or with the given degree.
+    """Make the plan of a net in polynomial mode, with the given degree or the smallest that has enough primes.
 
     sizes: the measured magnitude of each step's value. bound: bound on |input|. calibrated: whether the largest
     measured values serve as bounds, instead of proven ones. basis: where sizes come from, in words for the report.

@@ -54,10 +54,10 @@ def is_view(step: Step) -> bool:
 
 
 def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
-    """Rewrite a net's steps for placement: without arithmetic on sizes, and with each PReLU as two ReLUs.
+    """Return a net's steps rewritten for placement: without arithmetic on sizes, and with each PReLU as two ReLUs.
 
     A PReLU becomes relu(x) - slope relu(-x), where the server has the slope. In polynomial mode integer powers become
-    products.
+    products. shapes: of each step's value for one image.
     """
     out: list[Step] = []
     number: dict[int, int] = {}
@@ -124,15 +124,15 @@ class Placement:
     returns: list[list[int]] = field(default_factory=list)
 
     def known(self, index: int) -> int:
-        """Return the number of the first turn before which the client has a step's value in the clear."""
+        """Return the number of the first turn at whose start the client has the value of step `index` in the clear."""
         place = self.places[index]
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether a turn need not send a value encrypted, as ciphertexts of its inputs are enough.
+        """Return whether the server gets a step's value in a turn from ciphertexts of the step's inputs.
 
-        The server then reorders or rescales these ciphertexts. So the client never reshapes or pads a value before it
-        encrypts it, and encrypts no zeros.
+        The server then reorders or rescales these ciphertexts, and the client does not encrypt the value. So the client
+        never reshapes or pads a value before it encrypts it, and encrypts no zeros. index: of the step.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -182,9 +182,10 @@ class Placement:
 
 
 def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, list[Problem]]:
-    """Decide who computes each step, and when.
+    """Decide which role computes each step, and in which turn; return the placement, and a list of problems.
 
-    steps: from `prepared`. Returns the placement, and a problem for every step that the mode cannot express.
+    steps: from `prepared`. shapes: of each step's value. mode: "client-aided" or "polynomial". There is a problem for
+    every step that the mode cannot express.
     """
     decide = _aided if mode == "client-aided" else _polynomial
     placement, found = Placement(steps, shapes, []), _misplaced(steps)
@@ -206,9 +207,9 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """Describe the problem of a step that only the client can compute, while step `reader` needs its result encrypted.
+    """Return the problem that only the client can compute step `index`, whose result step `reader` needs encrypted.
 
-    The steps that a PReLU was replaced by are reported as the PReLU.
+    The steps that replace a PReLU are reported as the PReLU.
     """
     step = steps[index]
     name, op = step.name, step.attrs.get("function", step.op)
@@ -261,7 +262,7 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps before step `index` that the server would have to compute on encrypted values, but cannot."""
+    """List the steps, among those that step `index` depends on, that the server would compute encrypted but cannot."""
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

@@ -17,10 +17,11 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The location of a value's ciphertexts: a register, which is an array of ciphertexts, and positions in it.
+    """Where a value's ciphertexts are at the server: in which register, an array of ciphertexts, and where in it.
 
-    index: positions, int64 in the value's shape, -1 for zero. unit: the value is an encrypted integer times `unit`; in
-    a client-aided turn it is the integer times `unit` times 2^-s, for the client's scale s.
+    index: for each element of the value the position of its ciphertext in the register: int64 in the value's shape, -1
+    for a zero. unit: the value is an encrypted integer times `unit`; in a client-aided turn it is the integer times
+    `unit` times 2^-s, for the client's scale s.
     """
 
     register: int
@@ -44,7 +45,7 @@ class Registers:
         self.operations: list[Operation] = []
 
     def program(self, returns: Sequence[int] = (), masks: Sequence[Mask] = ()) -> Program:
-        """Return the operations collected, as a program that sends the registers `returns` back."""
+        """Return all operations added so far as a `Program`, which sends the registers `returns` back under `masks`."""
         return Program(self.received, tuple(self.operations), tuple(returns), tuple(masks))
 
     def form(self, located: Located) -> Form:
@@ -52,9 +53,9 @@ class Registers:
         return self.program().forms()[located.register]
 
     def add(self, operation: Operation, shape: Sequence[int], unit: Fraction, linear: Map | None = None) -> Located:
-        """Add an operation; returns where its result is.
+        """Add an operation, whose result becomes the next register; return where the result is.
 
-        shape, unit: of the result. linear: the map that the operation computes, if it has one.
+        shape, unit: of the result. linear: the `Map` that the operation computes, None if it computes something else.
         """
         self.operations.append(operation)
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
@@ -64,11 +65,12 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Plan an operation that copies ciphertexts from other registers to a new one; returns where the copies are.
+        """Add an operation that copies ciphertexts from other registers to a new one; return where the copies are.
 
-        index: positions in the registers as one array, -1 for zero. factors: for each register an integer to multiply
-        by. unit: of the result. constants: residues to add, or None. size, primes: of the result; 0 takes the largest
-        size and the fewest primes of the registers.
+        registers: the numbers of the registers to copy from. index: positions in these registers, joined to one array;
+        -1 for zero. factors: for each register an integer to multiply by. unit: of the result. constants: residues to
+        add, or None. size, primes: components and primes of the result's ciphertexts; 0 takes the largest size and the
+        fewest primes of the registers.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
@@ -77,10 +79,10 @@ class Registers:
         return self.add(operation, index.shape, unit)
 
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
-        """Give a value a register of its own, with the value broadcast to `shape`; returns where the value is then.
+        """Bring a value, broadcast to `shape`, into a register that holds nothing else; return where it is then.
 
-        size, primes: components and primes of the new register's ciphertexts; 0 for as many as they have now. Nothing
-        is copied if the value already has such a register.
+        size, primes: how many components and primes the ciphertexts of the new register have; 0 for as many as now. If
+        the value already is in such a register, nothing is copied.
         """
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
@@ -90,7 +92,7 @@ class Registers:
         return self.pick((located.register,), spread.index, (1,), located.unit, size=size, primes=primes)
 
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
-        """Return the order in which a value's ciphertexts are sent back: `rows`, `places`, `tile`, `last` of `Return`.
+        """Return the order in which a value's ciphertexts are sent: `rows`, `places`, `tile`, `last` of `Return`.
 
         linear: the linear step that computes the value, as a `Map`; None if another operation computes it. degree: of
         the ciphertexts.

@@ -117,7 +117,7 @@ class ClientBatch:
         self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside typical images
 
     def uploads(self, number: int) -> Iterator[Upload]:
-        """Generate the slices of turn `number`, encrypted on demand; the turn before must be complete.
+        """Yield the slices to send in turn `number`, encrypted on demand; the turn before must be complete.
 
         A second call for the current turn encrypts again and discards the answers received so far.
         """
@@ -185,7 +185,7 @@ class ClientBatch:
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """Compute the net's outputs after the last turn: tensors on the CPU, float32 unless they are indices."""
+        """Return the net's outputs after the last turn: a list of tensors on the CPU, float32, or indices."""
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
@@ -203,9 +203,9 @@ class ClientBatch:
         return [output.contiguous().cpu() for output in outputs]
 
     def _expect(self, number: int) -> None:
-        """Check that turn `number` is next, and drop the values that only the turn before needed.
+        """Raise InputError unless turn `number` is next and the turn before is complete; drop values that are done.
 
-        Raises InputError if the turn before is not complete, or if `number` is not the next turn.
+        The dropped values are the ones that only the turn before has sent.
         """
         if number != self._turn or next(self._waiting, None) is not None:
             what = (
@@ -216,7 +216,7 @@ class ClientBatch:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
 
     def _forget(self, turn: Round) -> None:
-        """Return to the state before the first answer of a turn, so that the turn can be repeated."""
+        """Discard what the server has answered in a turn so far, so that the turn can be repeated."""
         for back in turn.returns:
             self._values.pop(back.value, None)
         self._order.clear()
@@ -238,13 +238,13 @@ class ClientBatch:
 
     @staticmethod
     def _flat(value: Tensor) -> Tensor:
-        """Reorder a value (images, *shape) to (values, images); nothing is copied if the memory has that order."""
+        """Return a value (images, *shape) as (values, images); nothing is copied if the memory has that order."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError, naming the images, if too few bits of a step's value would be right (`Shadow.check`).
+        """Raise InputError, naming the images, if errors leave too few right bits in a step's value (`Shadow.check`).
 
-        index: number of the step. value: of all images. name: of the step, for the message.
+        index: number of the step. value: the step's value for all images. name: of the step, for the message.
         """
         if self._shadow is not None:
             least = None
@@ -259,9 +259,9 @@ class ClientBatch:
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Note the images whose values are all small beside the typical values for which the plan has fixed the scale.
+        """Note which images have small values only, beside the typical values for which the plan has fixed the scale.
 
-        In each tensor of `flat` the root mean square of such an image's values is small. turn: the turn that sends the
+        An image's values are small if in each tensor of `flat` their root mean square is. turn: the turn that sends the
         values. flat: the values to send, (values, images) each.
         """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
@@ -271,9 +271,9 @@ class ClientBatch:
         self._small = small
 
     def _input_scales(self, turn: Round, flat: list[Tensor]) -> Tensor:
-        """Choose the scale of each image: log2 of it, int64 (images,). Raises InputError for images that no scale fits.
+        """Return the scale that is chosen for each image, as log2: int64 (images,).
 
-        flat: the values to send, (values, images) each.
+        flat: the values to send, (values, images) each. Raises InputError for images that no scale fits.
         """
         ends = [(part.amin(0), part.amax(0)) for part in flat]
         peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()

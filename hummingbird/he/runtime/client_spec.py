@@ -83,7 +83,7 @@ class Public:
         return found
 
     def joined(self, batches: Sequence[Sequence[Tensor]]) -> Any:
-        """Join the results of batches, each a list of tensors, in the structure of the net's results."""
+        """Join the results of batches, a list of tensors each; return them in the structure of the net's results."""
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
@@ -94,7 +94,7 @@ class Public:
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
     def down_bytes(self, back: Return, count: int) -> int:
-        """Count the bytes of `count` ciphertexts that the server sends, if they belong to the returned value `back`."""
+        """Count the bytes of `count` ciphertexts that the server sends for the returned value `back`."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
     def turn_bytes(self, turn: Round) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class Public:
         return sum(up for up, _ in turns), sum(down for _, down in turns)
 
     def to_json(self) -> str:
-        """Write the public part as JSON text, with numbers, names and shapes; it is the same on every machine."""
+        """Return the public part as JSON text, with numbers, names and shapes; it is the same on every machine."""
         text = ClientText(
             mode=self.mode,
             packing=self.packing,
@@ -127,7 +127,7 @@ class Public:
 
     @staticmethod
     def from_json(text: str | bytes) -> Public:
-        """Read the text of `to_json`, which may come from anybody, and check it.
+        """Return the public part that `to_json` has written as `text`, once checked; the text may come from anybody.
 
         Raises InputError if it is malformed or its parts do not fit together, ConfigError for insecure parameters.
         """
@@ -195,9 +195,9 @@ class Public:
             raise ValueError(f"the return of {self.steps[back.value].name!r}")
 
     def meta(self, step: Step, given: tuple[Any, ...]) -> Any:
-        """Run a client's step for one image without memory (torch's meta device), to find the shape of its value.
+        """Run a client's step for one image on torch's meta device; return its value, which has a shape but no numbers.
 
-        given: the step's arguments; the input has none. Raises ValueError for a step that no net has.
+        given: the step's arguments; empty for the input. Raises ValueError for a step that no net has.
         """
         if step.op == "input":
             return torch.empty(1, *self.input_shape, device="meta")
@@ -215,11 +215,11 @@ class Public:
 
 
 def client_steps(public: Public) -> Interpreter[Step]:
-    """Make an interpreter that runs the client's steps in the order of the turns.
+    """Make an interpreter that runs the client's steps in the order of the turns, and keeps values until they are sent.
 
-    After the steps of turn t stands a pseudo-step with number len(public.steps) + t. It reads the values that the turn
-    sends, so that the interpreter keeps them until they are encrypted. It is never run; the interpreter's `drop` marks
-    it as done.
+    For each turn t it has one more step, "send", with number len(public.steps) + t, after the client's steps of this
+    turn. It reads the values that the turn sends, so that they are kept. It is never run; once the values are
+    encrypted, the interpreter's `drop` is called with its number.
     """
     first = len(public.steps)
     sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]
@@ -228,7 +228,7 @@ def client_steps(public: Public) -> Interpreter[Step]:
 
 
 def _check_work(step: Step, given: Sequence[Any]) -> None:
-    """Raise ValueError if a step, which has not run yet, would make too many tensors.
+    """Raise ValueError if running a step would make too many tensors; the check comes before the step runs.
 
     given: the step's arguments.
     """

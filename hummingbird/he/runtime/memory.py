@@ -37,7 +37,7 @@ class Memory:
 
 
 def predicted(plan: Plan) -> Memory:
-    """Predict the peak memory of a plan for full batches: at the server, at the client, and for both in one process."""
+    """Return a plan's predicted peak memory for full batches: of the server, the client, and both in one process."""
     degree, moving = plan.public.parameters.degree, _moving(plan.public)
     *moments, last = _moments(plan.public)
     most_server, most = 0, last[0]
@@ -49,13 +49,16 @@ def predicted(plan: Plan) -> Memory:
 
 
 def at_client(public: Public) -> int:
-    """Predict a client's peak bytes for a full batch from the server's description, which may be dishonest."""
+    """Return the predicted peak bytes of a client for a full batch.
+
+    public: the server's description, which may be dishonest.
+    """
     *moments, last = _moments(public)
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
 
 
 def installed(device: torch.device | str = "cpu") -> int:
-    """Return the bytes of memory of this machine, or for a GPU, those that ciphertexts may take on it.
+    """Return how many bytes of memory this machine has, or for a GPU how many bytes ciphertexts may take on it.
 
     Returns `sys.maxsize` if the system does not report its memory.
     """
@@ -69,16 +72,16 @@ def installed(device: torch.device | str = "cpu") -> int:
 
 
 def _moving(public: Public) -> int:
-    """Count the bytes of a slice of ciphertexts in transit, with all tensors that encryption or decryption needs."""
+    """Return the bytes of a slice of ciphertexts in transit, with all tensors that encryption or decryption needs."""
     parameters = public.parameters
     return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
 
 
 def _moments(public: Public) -> Iterator[tuple[int, int]]:
-    """Predict the peak bytes of a client's values in each part of a run.
+    """Predict the peak bytes of a client's values in each part of a run, as pairs.
 
-    Yields for each turn a pair: bytes while the client sends, and while it receives. The last pair, with equal numbers,
-    is for the steps after the last turn.
+    Yields one pair for each turn: the bytes while the client sends, and the bytes while it receives. The last pair,
+    with two equal numbers, is for the steps after the last turn.
     """
     client = _Client(public)
     for number, turn in enumerate(public.turns):
@@ -92,7 +95,7 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
 
 
 class _Client:
-    """The values that a client holds at a point of a run, and the bytes of their storage; nothing is computed."""
+    """The values that a client holds at a point of a run, with the bytes of their storage; values are not computed."""
 
     def __init__(self, public: Public) -> None:
         self.public, self.steps = public, client_steps(public)
@@ -103,13 +106,16 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Count the bytes of all values held, and of new values. made: numbers of the new values' steps."""
+        """Count the bytes of all values held, together with new values that are not added yet.
+
+        made: numbers of the steps whose values are new.
+        """
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Count the bytes of the copy of a value in which the images are the last dimension.
+        """Count the bytes of the copy of a value in which the images are the last dimension; 0 if no copy is made.
 
-        Only the net's input needs such a copy.
+        Only the net's input, or a view of it, needs a copy. index: number of the step whose value it is.
         """
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 

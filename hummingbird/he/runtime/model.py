@@ -87,7 +87,7 @@ class HEModel:
     def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
         """Run turn `number`: send all slices to the server, then receive all slices of its answer.
 
-        Adds seconds and bytes to `count`.
+        count: the sums of seconds and bytes of the call, to which this turn's are added.
         """
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()
@@ -107,7 +107,7 @@ class HEModel:
             count["client"] += start - sending
 
     def report(self) -> str:
-        """Write the plan as a table; after a call also the measurements, and outputs beside those of the plain net."""
+        """Return the plan as a text table; after a call also what was measured, and outputs beside the plain net's."""
         text = report.before(self.plan)
         return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
 

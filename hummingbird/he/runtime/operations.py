@@ -39,11 +39,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Gather:
-    """The table that tells which input ciphertext each weight multiplies: number flat[groups[g] + places[p] + taps[k]].
+    """The table of the ciphertext that each weight multiplies: its number is flat[groups[g] + places[p] + taps[k]].
 
     g, p, k: a group of channels, a position of the output and a term of the sum. flat: numbers of ciphertexts, -1 for a
-    zero, int32, 1-D. groups, places, taps: offsets, int64, 1-D (he/compile/im2col.py). Index tables are built for a few
-    positions at a time.
+    zero, int32, 1-D. groups, places, taps: offsets that are added, int64, 1-D (he/compile/im2col.py). Tables are built
+    for a few positions at a time.
     """
 
     flat: Tensor
@@ -52,26 +52,27 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Build the table of input ciphertexts for output positions start .. stop - 1.
+        """Return the numbers of the input ciphertexts for output positions start .. stop - 1, -1 for a zero.
 
-        It is int32 (groups, stop - start, K terms).
+        The table is int32 (groups, stop - start, K terms).
         """
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
     @property
     def most(self) -> int:
-        """Largest number of inputs that are added for one output."""
+        """The largest number of input values that one output adds up; zeros of a padding do not count."""
         cuts = range(0, self.places.numel(), 64)
         return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """An operation of the server: sums of ciphertexts times integer weights, as an `im2col.Map` describes them.
+    """An operation of the server: it makes a register of sums of ciphertexts times integer weights.
 
-    parts: float64 (G, rows, K_i), the weights cut along K so that float64 computes each part exactly; the parts' sums
-    are added modulo each prime.
+    source: number of the register that it reads. gather: which ciphertext of it each weight multiplies.
+    parts: float64 (G, rows, K_i), the weights in pieces along K, so small that float64 computes each exactly; the
+    pieces' sums are added modulo each prime.
     one: position of the encrypted constant that the weights' last column multiplies; None without such a column.
     constants: int32 (G rows, L), residues to add to a row's results, or None.
     """
@@ -95,16 +96,19 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Return the form of the register that this operation makes. forms: the forms of all registers before it."""
+        """Return the form of the register that this operation makes.
+
+        forms: the forms of all registers made before, by number.
+        """
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(
         self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
     ) -> Tensor:
-        """Compute output positions start .. stop - 1 of all rows, into `out` if given.
+        """Return the ciphertexts of output positions start .. stop - 1: int32 (rows, stop - start, size, primes, N).
 
-        apart: distance between the coefficients to which a constant is added. Returns int32 (rows, stop - start, size,
-        primes, N).
+        registers: the ciphertexts of each register, by number. apart: distance between the coefficients to which a
+        constant is added. out: a tensor for the result, or None.
         """
         x = registers[self.source]
         index = self.gather.table(start, stop)
@@ -202,7 +206,7 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Divide ciphertexts, int32 (n, size, L, N), by their last primes one after another, until `primes` of L are left.
+    """Return ciphertexts, int32 (n, size, L, N), divided by their last primes until `primes` of L primes are left.
 
     kind: "mixed" if component 0 is given as coefficients, "ntt" if all components are transformed.
     """
@@ -212,7 +216,7 @@ def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
 
 
 def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """Multiply x, int32 (..., L, N), by an integer of at most 20 significant bits."""
+    """Return x, int32 (..., L, N), times an integer of at most 20 significant bits, modulo each of L primes."""
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

@@ -41,11 +41,11 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """The precision of a batch's answers for each image, in bits: log2 of a typical value of the image over the error.
+    """How many bits of a batch's answers are right for each image: log2 of a typical value of the image over the error.
 
-    Errors of different turns count as independent. slots: images that a full batch has. device: of the returned
-    integers. predicted, measured: float64 (images,) on the CPU. The error is measured in slots without an image;
-    measured is None if the batch leaves fewer than two of these.
+    predicted, measured: the bits, float64 (images,), on the CPU. The error is measured in slots that hold no image;
+    measured is None if the batch leaves fewer than two such slots. Errors of different turns count as independent.
+    images: number of images. slots: number of images of a full batch. device: where the returned integers are.
     """
 
     def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:
@@ -65,9 +65,10 @@ class Precision:
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Add a slice of returned integers, float64 (ciphertexts, slots), to the sums from which the precision follows.
+        """Add a slice of integers that the server returned to the sums from which the precision follows.
 
-        back: the returned value to which the integers belong. last: whether this is the last slice of that value.
+        integers: float64 (ciphertexts, slots). back: the returned value that they are part of. last: whether this is
+        the last slice of this value.
         """
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
@@ -92,7 +93,7 @@ class Precision:
 
 
 def summary(batches: Sequence[Precision]) -> str:
-    """Write a line for the report about the precision of a call's batches, predicted and measured."""
+    """Return a line for the report about the bits of a call's answers that are right, predicted and measured."""
     predicted = torch.cat([batch.predicted for batch in batches])
     least = int(predicted.argmin())
     found = [batch.measured for batch in batches if batch.measured is not None]
@@ -106,8 +107,8 @@ def summary(batches: Sequence[Precision]) -> str:
 def least_bits(outputs: int, small: Tensor) -> Tensor:
     """Return how many bits of each image's outputs must be right in polynomial mode: int64 (images,).
 
-    outputs: number of outputs of an image. small: bool (images,), whether an image's values are small beside typical
-    ones.
+    outputs: number of outputs of an image. small: bool (images,), true for an image whose values are all small beside
+    typical ones; 6 bits of its outputs must be right. For other images the number is smaller.
     """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
@@ -126,7 +127,8 @@ class Shadow:
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
         """Store a step's value for the shadow's images, with random errors added.
 
-        value: of all images, (batch, ...). errors: standard deviation of the errors for each image, (batch,).
+        index: number of the step. value: of all images, (batch, ...). errors: standard deviation of the errors for each
+        image, (batch,).
         """
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
         key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed key: these errors are not secret
@@ -134,9 +136,9 @@ class Shadow:
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run step number `index` on the shadow's images, with the errors of earlier steps.
+        """Run step number `index` on the shadow's images and store its value, which has the errors of earlier steps.
 
-        values: the values of all images, by step, which the step reads where no errors were added.
+        values: the step values of all images, by number. The step reads from them what has no errors added.
         """
 
         def read(ref: Ref) -> Any:
@@ -147,9 +149,9 @@ class Shadow:
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
         """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
 
-        The size of values and changes is their root mean square. index: number of the step. value: the step's value for
-        all images, without added errors. where: name of the step. least: int64 (batch,), a number of bits for each
-        image, in place of 6.
+        The size of values and changes is their root mean square. index: number of the step; nothing is checked if the
+        shadow has not run it. value: the step's value for all images, without added errors. where: name of the step.
+        least: int64 (batch,): for each image the bits that must be right, in place of 6.
         """
         if index not in self._values:
             return
@@ -170,7 +172,7 @@ class Shadow:
 
 
 def named(images: Tensor, first: int) -> str:
-    """Write the numbers of images for an error message.
+    """Return the numbers of some images as text for an error message.
 
     images: positions in a batch. first: number of the batch's first image.
     """

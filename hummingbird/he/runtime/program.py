@@ -56,7 +56,11 @@ class Program:
         return max(1, TILE_BYTES // Form(operation.rows, made.size, made.primes).bytes(degree))
 
     def memory(self, degree: int) -> int:
-        """Predict the peak bytes of ciphertexts: registers that a later operation reads, and the one being computed."""
+        """Return the predicted peak bytes of ciphertexts in this turn.
+
+        Counted are the registers that a later operation reads, and the one being computed.
+        degree: of the ciphertexts.
+        """
         forms, live, most = self.forms(), {0}, self.received.bytes(degree)
         for k, operation in enumerate(self.operations):
             made = self.held(k + 1, degree) * (1 + self.streams(k))  # the modulus switch copies a tile
@@ -68,8 +72,8 @@ class Program:
     def held(self, register: int, degree: int) -> int:
         """Return how many bytes of a register are held while the operation that makes it runs.
 
-        These are the bytes of one tile if the result is computed and sent back tile by tile (`streams`), otherwise
-        those of the register. degree: of the ciphertexts.
+        For a result that is computed and sent back tile by tile (`streams`), only one tile's bytes count, otherwise the
+        whole register's. register: its number. degree: of the ciphertexts.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
@@ -127,9 +131,10 @@ class Plan:
     basis: str
 
     def distance_bits(self) -> float:
-        """Return -log2 of the statistical distance of a batch's answers from ones simulated from the outputs alone.
+        """Return -log2 of the statistical distance between a batch's answers and answers made without the weights.
 
-        The plan must have one turn, whose answers are all masked (he/scheme/masking.py).
+        Such answers could be simulated from the outputs alone. The plan must have one turn, whose answers are all
+        masked (he/scheme/masking.py).
         """
         (turn,), (program,), degree = self.public.turns, self.programs, self.public.parameters.degree
         distances = (
@@ -140,7 +145,10 @@ class Plan:
 
 
 def moved(data: Data, device: torch.device) -> Data:
-    """Move all tensors in dataclasses, tuples and dictionaries to a device; tensors that are there are not copied."""
+    """Return dataclasses, tuples and dictionaries with all their tensors on a device.
+
+    Tensors that are there already are not copied.
+    """
     out: Any = data
     if isinstance(data, Tensor):
         out = data.to(device)

@@ -59,7 +59,7 @@ _NOTES = (
 
 
 def before(plan: Plan) -> str:
-    """Write the report before a run: a line for each step and encryption, totals of a full batch, assumptions."""
+    """Return the report before a run as text: a line for each step and encryption, totals of a batch, assumptions."""
     public, rows, seen = plan.public, [], set[int]()
     for line in plan.lines:
         if line.side == "encrypted" and line.turn not in seen:
@@ -87,7 +87,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Make the rows of the report's table for the values that the client encrypts for turn `number`."""
+    """Return the rows of the report's table for the values that the client encrypts for turn `number`."""
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1
@@ -175,7 +175,7 @@ def _notes(plan: Plan, crossing: int) -> str:
 
 
 def after(plan: Plan, run: CallFigures) -> str:
-    """Write the report of a call: time, bytes, memory, and the errors of its outputs beside those of the plain net."""
+    """Return the report of a call as text: time, bytes, memory, and how far outputs are from the plain net's."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]
     lines = [

@@ -71,8 +71,8 @@ class Return:
     last: whether the rows are the last dimension of `shape`; otherwise they are the first.
     size: components of a ciphertext.
     primes: number of primes left in its modulus.
-    gains, one_gain: bounds on how the server enlarges integers: a returned one is at most the sum of gains[i] times the
-    largest of sent value i, plus one_gain times the encrypted constant 1.
+    gains, one_gain: how much the server enlarges integers, at most: a returned integer is at most the sum over i of
+    gains[i] times the largest integer of sent value i, plus one_gain times the integer of the encrypted constant 1.
     noise: predicted standard deviation of the integers' errors.
     relative: further error, relative to a typical value.
     """
@@ -100,10 +100,11 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Bound the returned integers before the server divides them by primes, so that they decrypt correctly.
+        """Return the largest |integer| with which a returned value's ciphertext at the server decrypts correctly.
 
-        The bound is half of the modulus, less what roundings cost: dividing x by a prime q leaves x/q and a rounding
-        error of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
+        The integer is the one before the server divides by primes. The bound is half of the modulus, less what
+        roundings cost: dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
+        coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
@@ -139,9 +140,9 @@ class Round:
 
     @property
     def zero(self) -> bool:
-        """Whether the server masks its answer, for which the client sends an encrypted zero.
+        """Whether the client sends an encrypted zero in this turn, with which the server masks its answer.
 
-        It does so unless the client sees every layer's result anyway.
+        It does unless the client sees every layer's result anyway.
         """
         return self.scale is not None
 
@@ -174,10 +175,10 @@ class Round:
     def fit(self, peaks: Tensor, parameters: Parameters, packing: str) -> Tensor:
         """Choose for each image the largest input scale at which no integer can overflow: log2 of it, int64 (images,).
 
-        peaks: (sends, images), the largest absolute values. The result is -1 if there is no such scale. The bound is
-        proven: errors of encryption are at most 21, roundings at most 1/2, and the gains bound every sum. With the
-        scale 2^s, the gains g_i, the gain g of the constant 1, and the packing's largest coefficient m, an integer is
-        at most
+        peaks: (sends, images), the largest absolute value of each sent value for each image. packing: how values are
+        encoded in polynomials. The result is -1 if there is no such scale. The bound is proven: errors of encryption
+        are at most 21, roundings at most 1/2, and the gains bound every sum. With the scale 2^s, the gains g_i, the
+        gain g of the constant 1, and the packing's largest coefficient m, an integer is at most
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 
@@ -222,7 +223,7 @@ class Download:
 
 
 def check_body(body: Any, shape: tuple[int, ...], where: str) -> None:
-    """Raise InputError unless the residues of a slice are an int32 tensor of this shape."""
+    """Raise InputError unless a slice's residues are an int32 tensor of this shape. where: the place for the error."""
     if not isinstance(body, Tensor) or body.dtype != torch.int32 or tuple(body.shape) != shape:
         got = f"{body.dtype} {tuple(body.shape)}" if isinstance(body, Tensor) else type(body).__name__
         raise InputError(f"expected torch.int32 {shape}, got {got}", where=where, hint="see he/runtime/rounds.py")

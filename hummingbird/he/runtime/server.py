@@ -43,7 +43,7 @@ class Server:
         self._programs = moved(plan.programs, self.device)
 
     def turn(self, number: int) -> ServerRound:
-        """Begin turn `number` of one client."""
+        """Begin turn `number` of one client; return the `ServerRound` that takes its messages and answers."""
         return ServerRound(self.public, number, self._programs[number], self.device)
 
 
@@ -97,7 +97,11 @@ class ServerRound:
                 del tile
 
     def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
-        """Run operation `number`; yield the tiles of its result that are sent back, int32 (n, size, primes, N)."""
+        """Run operation `number`; yield the tiles of its result that are sent back, int32 (n, size, primes, N).
+
+        registers: the ciphertexts of each register, by number; a result that a later operation reads is added, and
+        registers that none reads are deleted.
+        """
         program, operation = self._program, self._program.operations[number]
         made = number + 1
         back = self._turn.returns[program.returns.index(made)] if made in program.returns else None

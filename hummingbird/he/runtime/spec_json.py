@@ -70,9 +70,10 @@ def step_fields(step: Step) -> list[Any]:
 
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    """Read a step of the client, or a `REMOTE` step, which reveals only its name.
+    """Return the step that the JSON fields describe: a step of the client, or a `REMOTE` one with only its name.
 
-    number: of the step; a step reads earlier steps only.
+    number: of the step. Raises ValueError for an operation that a client has not, and for a step that reads a later
+    one.
     """
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")

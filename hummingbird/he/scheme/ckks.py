@@ -46,7 +46,7 @@ class Coins:
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
-        """Return the seed, the uniform component a that follows from it, and the errors e of all encryptions.
+        """Return the randomness of all encryptions: a seed, the uniform component a that it determines, and errors e.
 
         a: int32 (count, L, N) for L primes, transformed (NTT). e: int32 (count, N). Raises InputError the second time.
         """
@@ -109,9 +109,9 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Expand a seed to the uniform component 1 of `count` ciphertexts: int32 (count, L, N) for L primes, transformed.
+    """Return the uniform component 1 of `count` ciphertexts, expanded from a seed: int32 (count, L, N), transformed.
 
-    The result is the same on every device.
+    L is the number of primes. The result is the same on every device.
     """
     return uniform(ring, prg.Stream(seed, device), count)
 
@@ -127,15 +127,19 @@ def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cp
 
 
 def fresh_error(packing: str, degree: int) -> float:
-    """Predict the standard deviation of a decoded value of a new ciphertext, in units of the input scale."""
+    """Return the predicted standard deviation of a value's error in a new ciphertext, in units of the input scale.
+
+    packing: how values are encoded in polynomials. degree: of the polynomials.
+    """
     # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
 
 
 def switch_error(packing: str, degree: int, size: int) -> float:
-    """Predict the standard deviation of the error that dividing a ciphertext by a prime adds.
+    """Return the predicted standard deviation of the error that dividing a ciphertext by a prime adds to a value.
 
-    The result is in units of the divided ciphertext's integers. size: components of the ciphertext.
+    The result is in units of the divided ciphertext's integers. packing: how values are encoded in polynomials. degree:
+    of the polynomials. size: components of the ciphertext.
     """
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

@@ -39,35 +39,35 @@ DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that dep
 
 
 def added(degree: int, size: int) -> int:
-    """Bound what masking adds to a coefficient of a decrypted ciphertext, apart from the flood.
+    """Return a bound on what masking adds to a coefficient of a decrypted ciphertext, beside the flood.
 
-    degree: of the ciphertext. size: number of its components.
+    The flood is the uniform noise of the mask. degree: of the ciphertext. size: number of its components.
     """
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
-    """Return -log2 of the statistical distance of masked ciphertexts from ones simulated without the weights.
+    """Return -log2 of the statistical distance of masked ciphertexts from ciphertexts simulated without the weights.
 
-    flood: log2 of the range of the noise that hides the weights. size: components of a ciphertext. count: number of
-    ciphertexts.
+    flood: log2 of the range of the noise that hides the weights. degree, size: degree and number of components of a
+    ciphertext. count: number of ciphertexts.
     """
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 
 
 def deviation(flood: int) -> float:
-    """Return the standard deviation of a coefficient of the flood, the noise that masks an answer.
+    """Return the standard deviation of the flood, the uniform noise that masks each coefficient of an answer.
 
-    flood: log2 of its range. The rest of the mask is smaller by a factor of 2^40 at least.
+    flood: log2 of the width of its range. The rest of the mask is smaller by a factor of 2^40 at least.
     """
     return 2.0**flood / math.sqrt(12)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """The mask of a value that the server returns: the server multiplies by 2^lift, to make room, and adds noise.
+    """How the server masks a value that it returns: it multiplies by 2^lift, to make room, and adds noise.
 
-    flood: the noise, called the flood, is uniform over a range of width 2^flood.
+    flood: log2 of the width of the range over which the noise, called the flood, is uniform.
     """
 
     lift: int
@@ -75,10 +75,11 @@ class Mask:
 
 
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
-    """Mask ciphertexts, int32 (n, size, L, N) for L primes, so that the client learns their values and nothing else.
+    """Return masked ciphertexts, from which the client learns their values and nothing else.
 
-    zero: the client's encryption of zero, int32 (2, L, N), in this form. flood: log2 of the range of the noise that is
-    added. Fresh randomness is drawn here for each ciphertext.
+    c: the ciphertexts, int32 (n, size, L, N) for L primes; the result has the same form. zero: the client's encryption
+    of zero, int32 (2, L, N). flood: log2 of the range of the noise that is added. form: "mixed", with component 0 as
+    coefficients, or "ntt", all transformed. Fresh randomness is drawn here for each ciphertext.
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]
@@ -97,10 +98,11 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """Return r p + e for each ciphertext: int32, with its polynomials r and e, and one polynomial p for all.
+    """Return r p + e for each of n ciphertexts, int32: each has its own polynomials r and e, and all have the same p.
 
-    r: transformed (NTT). shared: p, transformed. error: e, given as coefficients. form: "mixed" for a result as
-    coefficients, "ntt" for a transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r and s = -p.
+    r: transformed (NTT). shared: the polynomial p, transformed. error: e, given as coefficients. form: "mixed" for a
+    result as coefficients, "ntt" for a transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r
+    and s = -p.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

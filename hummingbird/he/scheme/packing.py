@@ -36,12 +36,16 @@ def slots(packing: str, degree: int) -> int:
 
 
 def spread(packing: str, degree: int) -> float:
-    """Return the standard deviation of a decoded value if the coefficients have independent errors of deviation 1."""
+    """Return by what factor decoding enlarges errors.
+
+    It is the standard deviation of a decoded value if the coefficients have independent errors of deviation 1. degree:
+    of the polynomials.
+    """
     return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
 
 
 def peak(packing: str) -> float:
-    """Return a bound on the coefficients of a polynomial that encodes values of at most 1 in absolute value.
+    """Return how large a coefficient can be in a polynomial that encodes values of at most 1 in absolute value.
 
     A coefficient is a mean of values times roots of unity.
     """
@@ -49,10 +53,10 @@ def peak(packing: str) -> float:
 
 
 def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
-    """Encode values times scales as polynomials of integers: float (n, count) to int32 (n, N).
+    """Return polynomials of integers that encode values times scales: float (n, count) to int32 (n, N).
 
-    count: at most the number of values that a polynomial encodes, `slots`. scales: one number, or one for each value of
-    a polynomial, (count,); |value| * scale * `peak` < 2^30.
+    values: a row for each polynomial, with at most as many values as it encodes (`slots`). scales: one number, or one
+    for each value of a polynomial, (count,). |value| * scale * `peak` must be below 2^30. degree: N.
     """
     count = values.shape[1]
     if packing == "coefficients":
@@ -87,7 +91,7 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first dimension: on a CPU into pieces of 32 polynomials, elsewhere not at all.
+    """Yield pieces of tensors, cut along the first dimension: on a CPU 32 polynomials, elsewhere everything.
 
     Pieces are so small that several passes over one stay in the cache.
     """

@@ -136,7 +136,7 @@ class RemoteModel:
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
         """Run turn `number` of a batch; try again while the server is away or full.
 
-        share: the part of an image's work that one ciphertext counts for in reports of progress.
+        run: the call of the model. share: by how much one ciphertext advances the reported progress, in images.
         """
         retry: Retry | None = None
         broken = 0
@@ -195,13 +195,17 @@ class RemoteModel:
     def _end(self, incoming: Prefetch[bytes], run: _Attempt) -> None:
         """Wait until the server ends the call; raise PeerError if it sends more than the answer.
 
-        If the client ended the call first, the server would count a broken call.
+        incoming: the server's messages. run: the attempt at a turn. The client does not end the call first, as the
+        server would count a broken call.
         """
         if (message := self._read(incoming, run)) is not None:
             raise PeerError(f"{len(message)} bytes more than the answer has", where=self._where)
 
     def _next(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes:
-        """Return the server's next message that is not empty. Raises PeerError if there is none."""
+        """Return the server's next message that is not empty. Raises PeerError if there is none.
+
+        incoming: the server's messages. run: the attempt at a turn, which notes that the server has answered.
+        """
         if (message := self._read(incoming, run)) is None:
             raise PeerError("the answer ended early", where=self._where)
         self._count(received=len(message))
@@ -254,7 +258,7 @@ class _Run:
 
     @contextlib.contextmanager
     def under_way(self, call: Any) -> Iterator[None]:
-        """Register a gRPC call within the context, so that `stop` cancels it."""
+        """Register a gRPC call for the time of the `with` block, so that `stop` cancels it."""
         with self._lock:
             self._calls.add(call)
         if self._stopped.is_set():
@@ -279,9 +283,9 @@ class _Run:
 
 
 class _Attempt:
-    """One attempt at a turn, with the progress that it has reported.
+    """One attempt at a turn of a call; it counts the progress that it has reported, so that it can be taken back.
 
-    whole: the run that the attempt belongs to. heard: whether the server has answered anything.
+    whole: the call of the model (`_Run`). heard: whether the server has answered anything in this attempt.
     """
 
     def __init__(self, whole: _Run) -> None:

@@ -76,7 +76,10 @@ def ask_net(args: argparse.Namespace) -> int:
 
 
 def _describe(public: Public) -> str:
-    """Write two lines about the server's plan: mode, turns, parameters; then the bytes of a batch and of one image."""
+    """Return a text of two lines about the server's plan.
+
+    The first has mode, turns and parameters; the second the bytes of a batch and of one image.
+    """
     p, n, (up, down) = public.parameters, public.slots, public.batch_bytes()
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
     turns = f"{len(public.turns)} turns of up to {n} images"

@@ -52,7 +52,7 @@ class TurnOpening:
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """Write a `TurnOpening` as JSON."""
+    """Return the JSON text of a `TurnOpening`. digest: of the net's description, "" if not known. turn: its number."""
     return records.write(TurnOpening(digest=digest, turn=turn)).encode()
 
 
@@ -83,7 +83,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Divide the bytes of a slice, with `head` before them, into messages."""
+    """Divide the bytes of a slice, with `head` before them, into messages; yield these."""
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]
@@ -92,7 +92,10 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """Collect the `size` bytes of a slice from its messages. Raises InputError if they hold more, or one is empty."""
+    """Return the `size` bytes of a slice, collected from its messages.
+
+    receive: returns the next message. Raises InputError if the messages hold more bytes, or one is empty.
+    """
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0
     while at < size:
@@ -105,7 +108,10 @@ def collect(receive: Callable[[], bytes], size: int) -> Tensor:
 
 
 def pack_upload(public: Public, sent: Upload) -> Iterator[bytes]:
-    """Yield the messages of a slice from the client to the server."""
+    """Yield the messages that carry a slice of ciphertexts from the client to the server.
+
+    public: the net's description. sent: the slice.
+    """
     return cut(pack(public.parameters.ring, sent.body), sent.seed)
 
 
@@ -117,10 +123,11 @@ def read_upload(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Upload:
-    """Read a slice from the client, to a device.
+    """Read a slice of the client's ciphertexts from its messages, and return it with its tensors on a device.
 
-    turn: its number. first, stop: the slice's first and last + 1 ciphertext. receive: returns the next message. Raises
-    InputError for a wrong length, and for a residue that is not below its prime.
+    turn: the turn's number. first, stop: number of the slice's first ciphertext, and of the first one behind it.
+    receive: returns the next message. Raises InputError for a wrong length, and for a residue that is not below its
+    prime.
     """
     primes, degree = len(public.parameters.primes), public.parameters.degree
     data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
@@ -129,7 +136,10 @@ def read_upload(
 
 
 def pack_download(public: Public, back: Download) -> Iterator[bytes]:
-    """Yield the messages of a slice from the server to the client."""
+    """Yield the messages that carry a slice of the server's answer to the client.
+
+    public: the net's description. back: the slice.
+    """
     return cut(pack(public.parameters.ring.take(back.body.shape[2]), back.body))
 
 
@@ -142,10 +152,11 @@ def read_download(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Download:
-    """Read a slice from the server, to a device. Raises InputError as `read_upload` does.
+    """Read a slice of the server's answer from its messages, and return it with its tensors on a device.
 
-    turn: its number. first, stop: the slice's first and last + 1 ciphertext. back: the returned value it belongs to.
-    receive: returns the next message.
+    turn: the turn's number. first, stop: number of the slice's first ciphertext, and of the first one behind it. back:
+    the returned value that the slice is part of. receive: returns the next message. Raises InputError for a wrong
+    length, and for a residue that is not below its prime.
     """
     data = collect(receive, public.down_bytes(back, stop - first)).to(device)
     shape = (stop - first, back.size, back.primes, public.parameters.degree)

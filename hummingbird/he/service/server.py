@@ -96,7 +96,10 @@ class Service:
         return number
 
     def _next(self, incoming: Prefetch[bytes]) -> bytes:
-        """Return the client's next message."""
+        """Return the next message of a client's call. Raises PeerError if the client is silent, gone, or ended early.
+
+        incoming: the client's messages.
+        """
         try:
             message = incoming.next(self._idle)
         except TimeoutError:
@@ -145,7 +148,7 @@ class Service:
 def turns_of(places: int, calls: int) -> FairQueue:
     """Make a queue for turns, in which `places` turns may be at work at a time.
 
-    calls: limit on turns at work or waiting; one name may have a quarter of them.
+    calls: how many turns may be at work or waiting, together; one name may have a quarter of them.
     """
     each = max(1, calls // 4)
     return FairQueue(places, Quota("turns", "at work or waiting", calls, each, spare=False, where="he", retry=RETRY))

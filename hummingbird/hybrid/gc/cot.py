@@ -59,10 +59,11 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Compute the leaves that the sender may know: of 32 trees, all leaves but leaf number delta_j of tree j.
+    """Compute, for each of 32 trees j, the 16 leaves except leaf number delta_j, which the sender must not learn.
 
-    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level the sum (XOR) of the children on the side 1 -
-    bit, uint8 (32, 4, 16). Returns uint8 (32, 16, 16) with leaf x at index x ^ delta_j, and zeros at index 0. Does not
+    bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level of a tree the sum (XOR) of the children on the
+    side 1 - bit, uint8 (32, 4, 16).
+    Returns uint8 (32, 16, 16), with leaf x of tree j at index x ^ delta_j, and zeros at index 0. The code does not
     branch on bits. On every level node x has the index x ^ delta_j: index 0 is the path to the missing leaf, index 2^l
     the node that level l's sum reveals.
     """
@@ -162,9 +163,9 @@ class Sender:
     leaves: Tensor
 
     def extend(self, first: int, count: int, message: bytes, random: bool) -> Tensor:
-        """Compute the keys Q of transfers, int64 (count, 2), from the receiver's message for the same transfers.
+        """Return the keys Q of `count` transfers, int64 (count, 2), from the receiver's message for these transfers.
 
-        first: number of the first transfer. random: whether the message is for random choices. Any message of the right
+        first: number of the first transfer. random: whether the receiver's choices are random. Any message of the right
         size gives keys. Raises AgreementError for another size.
         """
         blocks = _blocks("hybrid.gc.cot.Sender", first, count)
@@ -215,10 +216,10 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
 
 
 def _blocks(where: str, first: int, count: int) -> int:
-    """Check the numbers of transfers; return how many blocks of 128 the transfers fill.
+    """Return how many blocks of 128 transfers a call for `count` transfers takes.
 
-    first: number of the first transfer, a multiple of 128. count: how many follow from there. where: for error
-    messages. Raises InputError for numbers out of range, or another `first`.
+    first: number of the first transfer. where: the place that the error names. Raises InputError if `first` is no
+    multiple of 128, or a number is out of range.
     """
     check_range(f"{where}, count", count, 0, BLOCK * MOST_BLOCKS)
     blocks = numbers(count) // BLOCK
@@ -230,5 +231,5 @@ def _blocks(where: str, first: int, count: int) -> int:
 
 
 def _bits(octets: Tensor) -> Tensor:
-    """Split bytes into bits, lowest first: uint8 (8 n,) of zeros and ones."""
+    """Return the bits of n bytes, lowest first: uint8 (8 n,) of zeros and ones."""
     return (octets[:, None] >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)

@@ -57,7 +57,7 @@ def new_labels(stream: Stream, n: int, width: int) -> Tensor:
 
 
 def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
-    """Select the label of each bit of some values: the label of 0, and for a bit of 1 that label ^ delta.
+    """Return the label of each bit of some values: for a bit of 0 the label of 0, for a bit of 1 this label ^ delta.
 
     labels: the labels of 0, int64 (n, w, 2). delta: the garbler's secret offset. values: int64 (n,), of which the low w
     bits are read. The code does not branch on bits.
