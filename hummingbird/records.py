@@ -94,8 +94,10 @@ def whole(least: int = 0, most: int = LARGEST) -> Kind:
 
 
 def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kind:
-    """Return the kind of a finite number in least..most, read as a float. above: excludes `least`."""
+    """Return the `Kind` of a field that holds a finite number in least..most, read as a float.
 
+    above: whether `least` itself is excluded.
+    """
     expected = f"a number {'above' if above else 'from'} {least:g}" + ("" if most == _HUGE else f" to {most:g}")
 
     def read(value: Any) -> float:

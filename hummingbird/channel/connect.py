@@ -276,7 +276,9 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Accept connections unless `_STRANGERS` accepted callers have yet to prove who they are; else stop for now."""
+        """Accept connections while fewer than `_STRANGERS` accepted callers have not proved who they are yet.
+
+        At that number, stop accepting until one of them has."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS

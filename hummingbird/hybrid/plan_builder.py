@@ -130,7 +130,7 @@ class PlanBuilder:
         """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`), and return the step.
 
         The unit of its result is chosen later, together with the units of values that are added to the result.
-        geometry: fields of a `Linear`.
+        shape: of the result, for one image. geometry: fields of a `Linear`.
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())

@@ -94,7 +94,7 @@ class Pair:
             raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
 
     def settling(self) -> Retry:
-        """Make a new time limit for `wait`: the time for which the two servers' states may differ because
+        """Return a new time limit, to pass to `wait`: the time for which the two servers' states may differ because
         of an update.
         """
         return Retry(self._settle, (_PAUSE, _PAUSE), passing=(AgreementError,))

@@ -60,8 +60,8 @@ class Facts:
 
     rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
     digits for a table of signed records, else "". parts: number of rows in a record, each with its own signature if
-    records are signed. It is above 1 for a plan, whose records hold a row and its companions; then `dim` counts the
-    values of all these rows.
+    records are signed. It is above 1 for the tables of a plan (pir/batching), in which a record holds a row and the
+    rows that are looked up together with it; then `dim` counts the values of all these rows.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -211,7 +211,7 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
     """Compute the state of a table that was loaded from a file.
 
-    version: that of the file. digests: of all leaves of the table, in order (`leaf_digests`).
+    version: that of the file. digests: of all leaves of the table, blocks of 1,024 rows, in order (`leaf_digests`).
     """
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 

@@ -266,7 +266,7 @@ class CachedEvaluator:
 
 
 def run_seed(seed: int, run: int) -> int:
-    """Derive the seed of a run; the first run has `seed` itself."""
+    """Derive the seed of run number `run`; run 0 has `seed` itself."""
     return seed if run == 0 else int.from_bytes(hashlib.sha256(f"{seed} run {run}".encode()).digest()[:7], "little")
 
 

@@ -68,7 +68,7 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 # Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Store the children of `total` nodes of the trees of keys; each key has n of these nodes (kernels/lookups.py).
+    """Compute and store the two children of each of `total` nodes; each look-up key has a tree (kernels/lookups.py).
 
     nodes: their memory, with `stride` words for each key. public: the public keys of the PRF. corrections: of this
     level of the trees, with `correction_stride` words for each key. out: memory for the children. size: nodes of one

@@ -109,7 +109,9 @@ class Law(ABC):
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Decide on integers: return the bit, bool, and the number z that it multiplies, int64.
+        """Decide for each value of r whether it counts as not negative, as the protocol does.
+
+        Returns this bit, bool, and the int64 number z for which bit * z is the ReLU of r.
 
         r: int64, values in the ring. u: int64, random numbers, as `Law` says.
         """

@@ -187,7 +187,7 @@ class LookUpPrice(NamedTuple):
 
     @classmethod
     def of(cls, n: int, table: PolynomialTable, bits: int, parties: int) -> LookUpPrice:
-        """The price for n values."""
+        """Return the price of looking up n values in `table`, with `bits` right bits in the shares of the results."""
         most = AT_ONCE >> table.w
         sizes = [most] * (n // most) + [n % most] * (n % most > 0 or not n)
         dealt = (8 * dealt_bytes(size, table.w, table.widths(bits)) for size in sizes)
@@ -197,7 +197,7 @@ class LookUpPrice(NamedTuple):
 def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable) -> Tensor:
     """Compute this party's share of the table's results, int64 (n,), from opened values and the dealt coefficients.
 
-    opened: the values plus their masks mod 2^k, int64 (n,) in 0 .. 2^k - 1.
+    opened: the values plus their masks mod 2^k, int64 (n,) in 0 .. 2^k - 1, for the table's k.
     """
     row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
     low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)

@@ -146,7 +146,10 @@ class Session:
         return self.parties > 1 and self.dealer.slice_shape is None
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Compare facts with all parties: 1 round. Raises AgreementError, at every party, if they differ."""
+        """Compare facts with all parties: 1 round. Raises AgreementError, at every party, if they differ.
+
+        what: the subject, for the error. facts: the values to compare, as texts, by names that the error shows.
+        """
         agree(self.channel, what, facts)
 
     def __repr__(self) -> str:
