@@ -39,8 +39,9 @@ class _Task(NamedTuple):
     """A step of a phase, with numbers in place of names.
 
     waits: number of steps that must end before this one. then: numbers of the steps that wait for this one. amount:
-    core-seconds or bits; seconds if `flow` is None. flow: index of the `Flow`, a host's cores or a
-    link, that the step shares; None: it shares none. computes: whether the step's work is `Compute`, whose amount is multiplied by a factor.
+    core-seconds or bits; seconds if `flow` is None. flow: index of the `Flow`, a host's cores or a link, that the step
+    shares; None: it shares none. computes: whether the step's work is `Compute`, whose amount is multiplied by a
+    factor.
     """
 
     waits: int
