@@ -17,7 +17,7 @@ def rank_3(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HUMMINGBIRD_LANES", raising=False)
-    monkeypatch.setattr(launch, "_here", None)
+    monkeypatch.setattr(launch._run, "here", None)
     return monkeypatch
 
 
