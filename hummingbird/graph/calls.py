@@ -166,7 +166,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """List for each private input a unique name and its shape for one image, None if the net takes any shape."""
+    """List a unique name and the shape for one image of each private input; shape None: the net takes any shape."""
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]
