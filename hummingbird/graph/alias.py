@@ -47,8 +47,8 @@ class Aliases:
     def written(self, node: Node, base: Node) -> list[Node]:
         """Return the nodes whose value changes because `node` writes in place into the value of `base`.
 
-        These are the nodes that `same` has made other names of this value, `base` included. Raises Unsupported if a
-        view of this value, in another shape or order, is read after the write.
+        These are the nodes that `same` has made other names of this value, `base` included. Raises Unsupported if
+        another view of that memory, in another shape or order, is read after the write.
         """
         sharing = [other for other, storage in self._storage.items() if storage == self._storage[base]]
         for other in sharing:

@@ -124,7 +124,7 @@ class StepBuilder:
         return id(value) in self._own or id(value) in self._learned or self.is_hidden(value)
 
     def learn(self, value: Any, owned: bool) -> None:
-        """Note that a constant is computed from the net's weights, so that from now on `owns` is True for its tensors.
+        """Note that a constant is computed from parameters or buffers, so that `owns` is True for its tensors.
 
         value: the constant that forward() has computed, with all tensors nested in it. owned: whether it was computed
         from a constant for which `owns` is True; if not, this method does nothing.
@@ -133,9 +133,11 @@ class StepBuilder:
             self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})
 
     def weight(self, value: Any, what: str = "weight") -> Tensor:
-        """Return a detached copy of a constant tensor, for a step to keep; the same tensor always gives the same copy.
+        """Return a constant tensor, detached, for a step to keep; the same tensor always gives the same result.
 
-        Raises Unsupported for a value that is no constant tensor. what: the argument's name for the error.
+        A tensor of `root` may share its memory with the result, any other is copied. Raises Unsupported for a value
+        that is no constant tensor, and for a tensor that is not dense and plain, is not float32 or float64, or holds
+        NaN or infinity. what: the argument's name for the error.
         """
         if isinstance(value, Ref):
             raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")

@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     """The tensors of one call of a converted net.
 
     leaves: all input tensors, in the order of the call's arguments. private: those that the parties hold as shares.
-    public: those that every party has. batch: number of images.
+    public: those that every party has. batch: number of images; 0 for a net that was traced without an example.
     """
 
     leaves: list[Any]
@@ -140,8 +140,8 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 def separate(steps: Sequence[Step]) -> list[Step]:
     """Return the steps with an output step that reads a tuple of all results, not one tensor with all results packed.
 
-    Nets that are sent to others have this form. A net with a single result stays as it is. Raises ModelError if the
-    structure of the results has constants that JSON cannot hold.
+    Nets that are sent to others have this form. A net that returns one tensor by itself stays as it is. Raises
+    ModelError if the structure of the results has constants that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -155,7 +155,7 @@ def separate(steps: Sequence[Step]) -> list[Step]:
 def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:
     """Compute the shape of each result that the net packs into its output, for an input of this shape, batch first.
 
-    Returns [] if the output is the net's only result, which is not packed.
+    Returns [] if the net returns one tensor by itself, which is not packed.
     """
     if "structure" not in steps[-1].attrs:
         return []
@@ -166,7 +166,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """List for each private input a unique name and its shape for one image; return None if the net takes any shape."""
+    """List a unique name and the shape for one image of each private input; shape None: the net takes any shape."""
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]

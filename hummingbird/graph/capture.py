@@ -128,7 +128,7 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Return a call's result with symbols of tuples, such as chunk returns, replaced by tuples of symbols.
+        """Return forward()'s result with symbols of tuples, such as chunk returns, replaced by tuples of symbols.
 
         The example shows how many tensors there are; without an example the result stays as it is.
         """
@@ -244,10 +244,11 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
 
 
 def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) -> Capture | None:
-    """Trace the net for batches of any size, and return the `Capture`; None if the net's calls depend on the size.
+    """Trace the net for batches of any size, and return the `Capture`; None if its calls depend on the size.
 
     The net is traced twice with different sizes. If code that the trace does not see depends on the size, such as a
-    loop over the batch, the two traces differ. custom: module types to keep whole. call: the example.
+    loop over the batch, the two traces differ. Also returns None for a net with problems. custom: module types to keep
+    whole. call: the example.
     """
     first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
     for captured in (first, again):

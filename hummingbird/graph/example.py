@@ -215,7 +215,7 @@ class Running:
         return self.same([getattr(value, name) for value in self.values[node]])
 
     def same(self, values: Sequence[Any]) -> Any:
-        """Join the values that a call has for the two traced batch sizes into one value, also inside tuples and lists.
+        """Join the values that a call has for the traced batch sizes into one value, also inside tuples and lists.
 
         An int that grows in proportion to the batch becomes a `BatchSize`; equal values become that value. Raises
         `BatchFixed` if the values differ in another way. values: one value for each batch size.

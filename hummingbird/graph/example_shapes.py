@@ -45,7 +45,7 @@ def settled(
     """Return a net that can be traced without an example: `net` itself, or the `SavedNet` of its trace with `images`.
 
     any_batch: whether to raise ModelError for a net that takes batches of len(images) only. custom, secret: arguments
-    of `trace`. Raises the errors of `example_of`.
+    of `trace`. Raises the errors of `example_of` and of `saved`.
     """
     example = example_of(net, images, custom=custom)
     if example is None:
@@ -94,8 +94,8 @@ def fingerprints(
     """List the fingerprints by which a file of windows may name this net.
 
     steps: the net, traced with `example`. custom: module types to keep whole. The list has the fingerprint of these
-    steps. If the example gives no more than a shape (`alone`), the fingerprint of the net traced without an example
-    follows, as windows found without one fit too.
+    steps. If the example gives no more than a shape (`alone`), and the net can be traced without one, the fingerprint
+    of that trace follows, as windows found without an example fit too.
     """
     found = [fingerprint(steps)]
     if example is not None and alone(example) and not problems(net, custom=custom):

@@ -84,9 +84,9 @@ class Interpreter(Generic[S]):
         """Run steps in order, and add the value of each to the dict `values`, which `start` has made.
 
         compute: takes a step's number, the step and its arguments, and returns the step's value. An input step has its
-        value in `values` already, and gets it as its only argument. numbers: the steps to run; None: all of them.
-        Unless the interpreter keeps everything, values that no later step reads are deleted from the dict. To run twice
-        from the same point, pass a copy of the dict: no value is modified in place.
+        value in `values` already, and gets it as its only argument. numbers: the steps to run; None: those of `order`.
+        Unless the interpreter keeps everything, a value is deleted from the dict after the last step that reads it. To
+        run twice from the same point, pass a copy of the dict: no value is modified in place.
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]
@@ -95,7 +95,7 @@ class Interpreter(Generic[S]):
             self.drop(values, number)
 
     def drop(self, values: dict[int, Any], number: int) -> None:
-        """Delete from `values` every value that no step reads after step `number`."""
+        """Delete from `values` every value whose last reader is step `number`."""
         for index in self._dead[number]:
             del values[index]
 

@@ -33,15 +33,15 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 def fold(steps: Sequence[Step]) -> list[Step]:
     """Return the steps with batch norms and constant factors folded into the layers beside them.
 
-    Every "batch_norm" is folded into the layer before it, if nothing else reads that layer and neither module is called
-    twice; otherwise it becomes an "affine" step. Every "scale_last", a product with constants along the last dimension,
-    is folded into the linear layers that read it.
+    Every "batch_norm" is folded into the layer before it, if nothing else reads that layer, neither module is called
+    twice, and their channels agree; otherwise it becomes an "affine" step. Every "scale_last", a factor and a shift for
+    each position of the last dimensions, is folded into the linear layers that read it, if their sizes agree.
     """
     return compact(_scaled_inside(_batch_norms(steps)))
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:
-    """Fold each "scale_last", a product with constants along the last dimension, into the linear layers that read it.
+    """Fold each "scale_last", factors and shifts along the last dimension, into the linear layers that read it.
 
     Returns `steps`, which is changed. A folded "scale_last" stays in the list, as other steps may read it.
     """

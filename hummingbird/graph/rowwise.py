@@ -100,7 +100,7 @@ def _layout(
 
 
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
-    """Return where the batch is in a constant that the step `expand`s to the batch's size; None if it does not.
+    """Return where the batch is in a constant that a step expands to the batch's size; None if it does not.
 
     values: each step's value for the batch of 3 images with which the net is examined.
     """

@@ -26,7 +26,7 @@ def check_name(name: Any, number: int) -> str:
 
 
 def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
-    """Return a field of a step (a number, text, tuple, reference, slice or tensor) in a form that JSON can hold.
+    """Return a field of a step, such as a number, tuple, reference, slice or tensor, in a form that JSON can hold.
 
     tensor: a function from a tensor to the name that stands for it; None: a tensor raises TypeError.
     """
@@ -50,9 +50,10 @@ def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
 
 
 def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
-    """Return the value that `plain` has converted to `data`. Raises ValueError for data that `plain` does not make.
+    """Return the value that `plain` has converted to `data`.
 
-    tensor: a function from a name to the tensor that it stands for; None: a tensor raises ValueError.
+    tensor: a function from a name to the tensor that it stands for; None: a tensor raises ValueError. Raises one of
+    `MALFORMED` for data that no step's field has.
     """
     if not isinstance(data, dict):
         if data is None or isinstance(data, (bool, int, float, str)):

@@ -200,9 +200,10 @@ class SymbolTracer(fx.Tracer):
         return self.own(value.node) if _isinstance(value, fx.Proxy) else value
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        """Return a symbol for a call; with an example, a call that asks for a shape or type returns the shape or type.
+        """Return a symbol for a call, or the shape or type that a call asks for, if that is known.
 
-        With an example, a cast that changes nothing returns its input. kind, target: the call as torch.fx records it.
+        It is known for all tensors with an example, for parameters without one. With an example, a cast that changes
+        nothing returns its input. kind, target: the call as torch.fx records it.
         """
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:

@@ -99,7 +99,7 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """Return a public constant as operand of a sum or product: a number as float, a tensor as a copy for the step."""
+    """Return a constant as operand of a sum or product: a number as float, a tensor as `StepBuilder.weight` does."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():

@@ -273,8 +273,9 @@ def _causal(a: Attrs, x: Tensor) -> Tensor:
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Compute which logits no attention mask hides: bool in the shape of x, True where shown; None if all are shown.
+    """Compute which logits no attention mask hides: bool in the shape of x, True where shown.
 
+    Returns None without any mask, and for x on the meta device.
     x: the logits, (..., queries, keys). causal: whether each query sees no key after its own position. hidden: a
     constant mask, bool, True for hidden logits. mask: a public mask, from `public.hidden`.
     """

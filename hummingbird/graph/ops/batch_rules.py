@@ -222,9 +222,9 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 
 
 def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Return where the batch is in the result of cat, which joins values along another dimension than the batch's.
+    """Return where the batch is in the result of cat, which joins values along the dimension `dim`.
 
-    Raises Mixed unless all values have the batch in the same dimension.
+    Raises Mixed unless all values have the batch in the same dimension, and it is not `dim`.
     a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
     shapes of the inputs and of the result.
     """
@@ -274,9 +274,9 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
-    """Return where the batch is in each of the results of unbind, which splits a value along another dimension.
+    """Return where the batch is in each of the results of unbind, which splits a value along the dimension `dim`.
 
-    That dimension is dropped; Mixed is raised if it is the batch's.
+    This dimension is dropped; Mixed is raised if it is the batch's.
     a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
     shapes of the inputs and of the result.
     """

@@ -76,7 +76,7 @@ def flattened(a: dict[str, Any], given: list[Rank]) -> Rank:
 
     a: the step's attributes. given: the number of dimensions of each input: an int, INPUT (that of the net's input,
     unknown) or None (unknown).
-    Returns None if the number is unknown.
+    Returns None if the number is unknown. With `start` 1 and `end` -1 it is 2 for an unknown number, too.
     """
     rank = given[0]
     if isinstance(rank, int) and rank:

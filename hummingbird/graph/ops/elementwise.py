@@ -85,7 +85,7 @@ def known(name: str) -> str | None:
 def emit(b: StepBuilder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ref:
     """Emit a step that computes one elementwise function of values and numbers; Unsupported for other arguments.
 
-    The steps are added to `b`; returns a reference to the result.
+    The step is added to `b`; returns a reference to its value. name: a key of FUNCTIONS. args, kwargs: the call's.
     """
     args, kwargs = _by_name(name, args, kwargs)
     args = (*args, *(kwargs.pop(key) for key in ("input", "self", "other", "exponent") if key in kwargs))

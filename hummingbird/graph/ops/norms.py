@@ -209,7 +209,7 @@ def inverse(b: StepBuilder, root: Ref) -> Ref:
 def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
     """Convert the division of a value by the root of its own mean square, which forward() writes out, to a norm.
 
-    root: a value of kind ROOT.
+    root: a value of kind ROOT, or INVERSE for a product with the inverse of the root.
     The steps are added to `b`; returns a reference to the result.
     """
     step = b.steps[root.index]

@@ -108,7 +108,7 @@ class Refused:
 
 
 def like(constant: Any, x: Tensor) -> Any:
-    """Return a tensor constant moved to the device and the type of x; other constants are returned as they are."""
+    """Return a tensor constant on the device of x and, if x is floating-point, in its type; others as they are."""
     if not isinstance(constant, Tensor):
         return constant
     return constant.to(device=x.device, dtype=x.dtype if x.is_floating_point() else constant.dtype)  # argmax: int64

@@ -98,9 +98,10 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 
 
 def exact_bits(a: dict[str, Any]) -> int | None:
-    """Return the least number of fraction bits with which all weights of a resize are exact; None if it is not known.
+    """Return a number of fraction bits with which each axis's weights of a resize are exact; None if none is known.
 
-    It is known for nearest modes, and for linear modes with scales that are powers of two. a: the step's attributes.
+    It is known for nearest modes, and without `align_corners` for linear and bilinear modes with scales 1, 2, 4 and so
+    on. a: the step's attributes.
     """
     if a["mode"].startswith("nearest"):
         return 0
@@ -138,8 +139,7 @@ def edge_pad(b: StepBuilder, input: Any, pads: Any, mode: str, suffix: str = "")
     """Convert a call of F.pad in a mode that pads with the input's own values to a step.
 
     pads: how many values are added before and after each padded dimension, the last dimension first. mode: "reflect",
-    "replicate" or "circular". suffix: of the step's name.
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    "replicate" or "circular". suffix: of the step's name. The step is added to `b`; returns a reference to the result.
     """
     sides = b.ints(pads, len(pads) if isinstance(pads, (tuple, list)) else 1, "pad")
     return b.emit("edge_pad", b.tensor(input), suffix=suffix, pads=sides, mode=mode)

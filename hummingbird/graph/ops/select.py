@@ -143,9 +143,9 @@ def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tenso
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
-    """Return 1 where x > y (x >= y without the attribute `strict`), else 0, in x's type; computed in plain torch.
+    """Return 1 where x > y (x >= y if the attribute `strict` is False), else 0, in x's type; in plain torch.
 
-    With the attribute `turned`, x and y are exchanged. other: y; empty if y is the attribute `value`.
+    If the attribute `turned` is True, x and y are exchanged. other: y; empty if y is the attribute `value`.
     """
     y = other[0] if other else a["value"]
     greater, less = (y, x) if a["turned"] else (x, y)

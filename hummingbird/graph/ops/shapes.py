@@ -170,7 +170,7 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Emit steps that select the indices `places` of a dimension of x, in this order; return a reference to them."""
+    """Emit steps that select the indices `places` of a dimension of x, in this order; return the value's reference."""
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):

@@ -55,7 +55,7 @@ class Layout:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Layout:
-        """Make the layout of a layer whose messages have the fewest bytes.
+        """Make the layout with which a layer's messages have the fewest bytes.
 
         input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
         or one for each dimension, as in torch. degree: coefficients of a polynomial, N, a power of two. Raises

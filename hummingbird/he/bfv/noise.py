@@ -42,18 +42,18 @@ def flood_bits(k: int) -> int:
 def before_flood(norm: int, switched: bool = False) -> Fraction:
     """Return a bound on an output's noise before the server adds the flood, the large uniform noise that hides weights.
 
-    norm: the sum of |weights| that add to an output; for a layer, `Layout.norms`. switched: whether the input was
-    switched to another key; then the bound holds with overwhelming probability.
+    norm: the sum of |weights| that add to the output's noise; for a layer, `Layout.norms`. switched: whether the input
+    was switched to another key; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
     return norm * sent + added(DEGREE, 2) + Fraction(1, 2)
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """Return a bound on the statistical distance between a reply and one that does not depend on the weights.
+    """Return a bound on the statistical distance of a reply's coefficients from ones that do not depend on weights.
 
-    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. values: how many coefficients the
-    reply sends. switched: whether the input was switched to another key.
+    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. values: how many
+    coefficients the reply sends. switched: whether the input was switched to another key.
     """
     return float(values * before_flood(norm, switched) / (2 << flood_bits(k)))
 
@@ -61,8 +61,8 @@ def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
 def distance_bits(norm: int, k: int, values: int) -> float:
     """Return -log2 of the bound `distance`: how many bits of security the weights have against the client.
 
-    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. values: how many coefficients the
-    reply sends.
+    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. values: how many
+    coefficients the reply sends.
     """
     return -math.log2(distance(norm, k, values))
 
@@ -83,9 +83,9 @@ def check_distance(total: float, where: str) -> None:
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
     """Return a bound on a reply's noise when it is sent: with the flood, divided by two of the four primes and rounded.
 
-    norm: the sum of |weights| that add to an output. k: values are mod 2^k. switched: whether the input was switched to
-    another key. Rounding for one prime changes each coefficient of both polynomials by at most 1/2. The secret has N =
-    `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at most (N + 1) / 2.
+    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. switched: whether the
+    input was switched to another key. Rounding for one prime changes each coefficient of both polynomials by at most
+    1/2. The secret has N = `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at most (N + 1) / 2.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -99,7 +99,7 @@ def room_bits(norm: int, k: int, switched: bool = False) -> float:
 
     If this is above 0, results are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes
     of a reply.
-    norm: the sum of |weights| that add to an output. k: plaintext values are mod 2^k. switched: whether the input was
-    switched to another key.
+    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. switched: whether the
+    input was switched to another key.
     """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

@@ -107,7 +107,7 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Return by how many coefficients a product's outputs are moved up, so that no position is negative.
+        """Return by how many positions in this dimension a product's outputs are moved up, so that none is negative.
 
         most: largest number of outputs of a tile. In a product, output i of a tile is at position i - start + shift,
         where `start` is the first input position that the tile reads (`Tile`), and the weight of a kernel position is

@@ -66,7 +66,7 @@ class Taps:
         groups: int = 1,
         degree: int = DEGREE,
     ) -> Taps:
-        """Make the mapping for a layer that fills the fewest polynomials for each image.
+        """Make the mapping with which a layer fills the fewest polynomials for each image.
 
         input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
         or one for each dimension. degree: coefficients of a polynomial, N. Raises the errors of `Layout.of`.

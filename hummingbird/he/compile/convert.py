@@ -155,8 +155,9 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
     """Return the inputs on which the net is measured, float64, and a text about them for the report.
 
-    shape: of one image. bound: on |input|, None for the default. samples: the user's images, or None. Raises InputError
-    for samples of another shape, beyond the bound, or not finite.
+    shape: of one image. samples: the user's images; None: a pattern is made. bound: on |input|; None: 4.0 for the
+    pattern, and none for samples. Raises InputError for fewer than two samples, and for samples of another shape,
+    beyond the bound, or not finite.
     """
     if samples is None:
         bound = bound or RANGE

@@ -223,7 +223,7 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Divide an answer by as many primes as its precision permits: return its primes, unit and added error.
+        """Return an answer's primes, unit and added error after as many divisions by primes as its precision permits.
 
         The result is the number of primes that are left, the unit after the divisions, and the rounding error that they
         add. form: of the answer's register. unit: the real number that an integer 1 of the answer stands for, before.

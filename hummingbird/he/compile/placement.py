@@ -129,10 +129,10 @@ class Placement:
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether the server gets a step's value in a turn from ciphertexts of the step's inputs.
+        """Return whether the server gets a step's value in a turn by moving or rescaling ciphertexts of its inputs.
 
-        The server then reorders or rescales these ciphertexts, and the client does not encrypt the value. So the client
-        never reshapes or pads a value before it encrypts it, and encrypts no zeros. index: of the step.
+        The client then does not encrypt the value. So it never reshapes or pads a value before it encrypts it, and
+        encrypts no zeros. index: of the step.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:

@@ -17,7 +17,7 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """Where a value's ciphertexts are at the server: in which register, an array of ciphertexts, and where in it.
+    """The location of a value's ciphertexts at the server: a register, an array of ciphertexts, and positions in it.
 
     index: for each element of the value the position of its ciphertext in the register: int64 in the value's shape, -1
     for a zero. unit: the value is an encrypted integer times `unit`; in a client-aided turn it is the integer times

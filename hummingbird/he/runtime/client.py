@@ -205,7 +205,7 @@ class ClientBatch:
     def _expect(self, number: int) -> None:
         """Raise InputError unless turn `number` is next and the turn before is complete; drop values that are done.
 
-        The dropped values are the ones that only the turn before has sent.
+        The dropped values are the ones that the turn before has sent and no later step reads.
         """
         if number != self._turn or next(self._waiting, None) is not None:
             what = (

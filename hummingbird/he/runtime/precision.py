@@ -41,7 +41,7 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """How many bits of a batch's answers are right for each image: log2 of a typical value of the image over the error.
+    """The number of right bits in a batch's answers, for each image: log2 of the image's typical value over the error.
 
     predicted, measured: the bits, float64 (images,), on the CPU. The error is measured in slots that hold no image;
     measured is None if the batch leaves fewer than two such slots. Errors of different turns count as independent.

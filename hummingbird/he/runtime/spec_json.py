@@ -72,8 +72,8 @@ def step_fields(step: Step) -> list[Any]:
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
     """Return the step that the JSON fields describe: a step of the client, or a `REMOTE` one with only its name.
 
-    number: of the step. Raises ValueError for an operation that a client has not, and for a step that reads a later
-    one.
+    number: of the step. Raises one of `MALFORMED` for fields that no client's step has, such as an operation of the
+    server's or a reference to a later step.
     """
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")

@@ -65,7 +65,7 @@ def deviation(flood: int) -> float:
 
 @dataclass(frozen=True)
 class Mask:
-    """How the server masks a value that it returns: it multiplies by 2^lift, to make room, and adds noise.
+    """The mask of a value that the server returns: the server multiplies by 2^lift, to make room, and adds noise.
 
     flood: log2 of the width of the range over which the noise, called the flood, is uniform.
     """
@@ -77,9 +77,10 @@ class Mask:
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
     """Return masked ciphertexts, from which the client learns their values and nothing else.
 
-    c: the ciphertexts, int32 (n, size, L, N) for L primes; the result has the same form. zero: the client's encryption
-    of zero, int32 (2, L, N). flood: log2 of the range of the noise that is added. form: "mixed", with component 0 as
-    coefficients, or "ntt", all transformed. Fresh randomness is drawn here for each ciphertext.
+    c: the ciphertexts, int32 (n, size, L, N) for L primes; the result has the same shape. zero: the client's encryption
+    of zero, int32 (2, L, N). flood: log2 of the range of the noise that is added. form: of c, `zero` and the result:
+    "mixed", with component 0 as coefficients, or "ntt", all transformed. Fresh randomness is drawn here for each
+    ciphertext.
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]

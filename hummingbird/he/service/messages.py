@@ -52,7 +52,7 @@ class TurnOpening:
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """Return the JSON text of a `TurnOpening`. digest: of the net's description, "" if not known. turn: its number."""
+    """Return a `TurnOpening` as JSON, in bytes. digest: of the net's description, "" if not known. turn: its number."""
     return records.write(TurnOpening(digest=digest, turn=turn)).encode()
 
 
