@@ -178,7 +178,7 @@ class RemoteNet(Connection):
 
 
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
-    """Return the result of `attempt`, which takes a slot; if the slot is damaged, try again with another one.
+    """Return the result of `attempt`, which takes a slot; if the slot cannot be used, try again with another one.
 
     After 8 tries the last error is raised. failed: called before each further try.
     """

@@ -26,11 +26,11 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 
 
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
-    """Return the steps with layers in place of sums with, and products with, tensors of the net such as parameters.
+    """Return the steps, with layers in place of those that add or multiply by a tensor of the net, such as a parameter.
 
-    The tensor, or a number beside it, becomes part of the layer before the step where that is possible; otherwise a
-    tensor becomes a layer of its own. A step stays as it is if its tensor changes the shape of an image's value, or
-    differs between images. shapes: of each step's value for one image.
+    The tensor, or a number in its place, becomes part of the layer before the step where that is possible; otherwise a
+    tensor becomes a layer of its own, and a number stays. A step stays as it is if its tensor changes the shape of an
+    image's value, or differs between images. shapes: of each step's value for one image.
     """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))

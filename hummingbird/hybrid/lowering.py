@@ -333,7 +333,7 @@ def _sum_pool(
 ) -> UnfinishedStep:
     """Turn an average pooling into steps of the plan: sums under the kernel, in a unit that makes the sums averages.
 
-    name: of the steps. shape: of the result. divisor: by how much an average is smaller than the sum; the result's unit
+    name: of the steps. shape: of the result. divisor: an average is a sum divided by this number, so the result's unit
     is the unit of x over `divisor`. sizes: kernel, stride, padding. Returns the plan's step for the averages.
     """
     flat = len(x.shape) - 1 < 2

@@ -141,7 +141,8 @@ class PlanBuilder:
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
         """Add a step that drops low bits of x, and return it: its unit is 2^(m-16), the lowest bit of the window [k:m).
 
-        If the unit of x is as coarse already, or coarser, nothing is dropped, and x is returned.
+        A unit of x that is no power of two is first changed to one that is, by a sum. If the unit is then as coarse as
+        the step's, or coarser, nothing is dropped, and the value with this unit is returned.
         """
         scale = power(x.scale)
         if scale is not x.scale:
@@ -154,9 +155,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a step with garbled gates on x, a result of `cut`, and return the step.
+        """Add a step with garbled gates on x, and return the step.
 
-        kind: "relu" or "lift". window: [k:m), the bits that the gates read.
+        x: a result of `cut`, or made of such results without a layer; its unit must be known. kind: "relu" or "lift".
+        window: [k:m); the gates read the bits of x below bit k. Raises ConfigError if these are fewer than two.
         """
         width = window.k - SCALE + fraction(x.scale.unit)
         if width < 2:
@@ -173,8 +175,8 @@ class PlanBuilder:
         """Finish the plan with result `last`: choose units and rings, round weights to integers; return a `Model`.
 
         garbler: the side that garbles, "data" or "model". input_range: bound on |x| of an image. window: bounds the
-        result; None for the bound that follows from the weights. attrs: of the output step. Raises ConfigError, listing
-        all steps, for values that need too large a ring.
+        result; None for the bound that follows from the weights. attrs: of the output step. Raises ConfigError, naming
+        the steps, for values that need too large a ring, and ModelError if no unit is fine enough.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:

@@ -160,7 +160,7 @@ WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 class RowStore(ABC):
     """The rows of a lookup table, in the memory layout of one implementation's kernels; all rows are zeros at first.
 
-    Only `Table` uses a store; it checks the arguments of all methods before, and makes them contiguous.
+    Only `Table` and the functions below it use a store; they check the arguments of all methods before.
     """
 
     nbytes: int
@@ -210,7 +210,7 @@ class RowStore(ABC):
 
 
 class Table:
-    """A table of rows from which keys and selection bits are answered (module head); all rows are zeros at first.
+    """A table of rows that answers keys and selection bits (module head); all rows are zeros at first.
 
     rows: how many, 1 to 2^40. row_bytes: bytes of a row, at least 1. device: "cpu", where a row takes ceil(row_bytes /
     8) * 8 bytes, and there is memory for a multiple of 16 rows; or "cuda", "cuda:1", where a row takes row_bytes bytes,

@@ -37,7 +37,7 @@ class Cut(NamedTuple):
     """The numbers that define a simulated comparison: its result is the bit [(r + u - minus) mod 2^k < below].
 
     r: the compared value times 2^16, rounded. u: the sum of `draws` uniform random numbers below 2^m. wraps: whether a
-    value outside of the window [-2^(k-1), 2^(k-1)), in units of 2^-16, is changed by the multiple of 2^k that brings it
+    value whose r + u is outside of [-2^(k-1), 2^(k-1)) is changed by 2^-16 times the multiple of 2^k that brings r + u
     inside. q: how many low bits of the value are cut, with u as the random rounding; 0: none. The module head has the
     equations.
     1 <= k <= 64, 0 <= m <= 63, 0 <= minus <= max(1, draws) 2^m, 0 <= below <= 2^(k-1). With wraps: draws <= 1 and q <=

@@ -85,7 +85,8 @@ def blocks_of(count: int) -> int:
 class Drawn:
     """A tensor of random numbers that is not stored: it is a part of a key stream, and computed where it is read.
 
-    Kernels of `shares.opening` read it without storing it; `octets` stores it.
+    Kernels on a GPU, and `deal_masks` in C++, compute it as they read it, and do not store it; other kernels store it
+    first, as `octets` and `tensor` do.
 
     key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
     byte the tensor begins.

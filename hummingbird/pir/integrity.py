@@ -55,8 +55,8 @@ class Statement:
 class IntegrityError(PeerError):
     """Error for a server that lied: a record is not signed by the owner, or an answer is not signed by its server.
 
-    statements: one of each server, for `audit`. Give only one of them to the table's owner: both together reveal the
-    rows that were looked up.
+    statements: one of each server, for `audit`; empty if a server's signature is missing or wrong. Give only one of
+    them to the table's owner: both together reveal the rows that were looked up.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", statements: Sequence[Statement] = ()) -> None:

@@ -143,8 +143,10 @@ class Source:
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
-        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag, without copying what is on the
-        CPU.
+        """Make a Source of a tensor (rows, dim), an nn.Embedding or an nn.EmbeddingBag.
+
+        It shares the memory of a contiguous weight on the CPU; other weights are copied. Raises InputError for anything
+        else.
         """
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
@@ -209,9 +211,9 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """Compute the state of a table that was loaded from a file.
+    """Compute the state of a table as it was loaded.
 
-    version: that of the file. digests: of all leaves of the table, blocks of 1,024 rows, in order (`leaf_digests`).
+    version: that of its `Source`. digests: of all leaves of the table, in order (`leaf_digests`).
     """
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 

@@ -60,9 +60,7 @@ class Updater:
         self.close()
 
     def describe(self) -> list[TableDescription]:
-        """Ask both servers for their descriptions (`TableDescription`) of now, and return them. Raises as
-        `descriptions`.
-        """
+        """Ask both servers for their present descriptions, and return them. Raises as `descriptions`."""
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:

@@ -130,7 +130,7 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 
 
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
-    """Add a public constant to every `step`-th residue of the first ring element of each ciphertext, in place.
+    """Add a constant to every `step`-th residue of the first ring element of each ciphertext, in place.
 
     x: the ciphertexts, int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions
     may be strided. constants: int32 (rows, L), centred: the constant of each row modulo each prime; it is added at all

@@ -129,9 +129,7 @@ def set_isa(name: str) -> bool:
 
 
 def gfni() -> bool:
-    """Return whether the C++ kernels use GFNI, the processor's instruction for products of bit matrices, with AVX2 or
-    AVX-512.
-    """
+    """Return whether the C++ kernels for AVX2 and AVX-512 use GFNI, instructions for products of bit matrices."""
     return bool(_library.hb_gfni())
 
 

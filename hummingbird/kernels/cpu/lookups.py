@@ -57,7 +57,7 @@ class SlicedRows(RowStore):
     """The rows of a lookup table on a CPU, with the bits of eight rows next to each other (csrc/slices.h has the
     layout).
 
-    8 bytes of 8 rows are a group of 64 bytes; the table has an even number of such groups.
+    Eight rows are a group, which takes 64 bytes for every 8 bytes of a row; the number of groups is even.
     """
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:

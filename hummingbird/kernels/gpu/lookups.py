@@ -128,8 +128,8 @@ def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tenso
     """Compute the selection bits of leaves first .. first + leaves - 1 from keys: uint8 (B, 128 * leaves), packed, on a
     GPU.
 
-    keys: uint8 (B, key_bytes), on the CPU; InputError for keys of another PRF than chacha12. Takes 16 bytes of memory
-    for each leaf, besides the result. See `kernels.lookups.expand`.
+    keys: uint8 (B, key_bytes), on the CPU; InputError for keys of another PRF than chacha12. The trees' nodes take
+    about a quarter of the result's memory in addition. See `kernels.lookups.expand`.
     """
     rows = lookups.check(keys, "kernels.gpu.expand(keys)")
     if not (keys[:, lookups.NUMBER] == CHACHA12).all():

@@ -204,8 +204,8 @@ def _multiply(
     """Multiply inputs and weights that are split into signed bytes (digits), and store a convolution's result in `out`.
 
     x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS,
-    outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of positions of an
-    output image.
+    groups * outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of
+    positions of an output image.
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
@@ -369,7 +369,7 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Return whether each group of a convolution has several input channels.
+    """Return whether each group of a convolution has several input channels, and neither tensor is empty.
 
     With only one, computing the convolution as a matrix product does not pay.
     """

@@ -231,7 +231,7 @@ def drawn_planes(key, first, second, lane):
     """Draw two planes of random bits for a tile, one from block `first` and one from block `second` of a key stream on.
 
     Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). lane: numbers of the
-    tile's lanes, a multiple of 32.
+    tile's lanes; how many there are must be a multiple of 32.
     """
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32

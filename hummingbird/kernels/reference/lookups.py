@@ -279,7 +279,8 @@ def _unpack(data: Tensor) -> Tensor:
 def zeros(size: int) -> Tensor:
     """Allocate `size` bytes of zeros, uint8 (size,), at an address that is a multiple of 64.
 
-    They are on large pages if the system has any, which halves the number of cache misses.
+    From 4 MiB on they are on large pages if the system has any, which halves the number of cache misses. Raises
+    EnvironmentProblem if memory is short.
     """
     try:
         if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):

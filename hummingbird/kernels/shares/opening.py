@@ -49,9 +49,8 @@ def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, fir
     mask.
 
     opened: int64 (n,), public, value + offset + mask. offset: a public number, 0 <= offset < 2^63. mask_high, mask_low:
-    int64 (n,), this party's shares of the shifted mask, of which one is used for words of `opened` whose top bit is
-    set, the other for words whose top bit is clear. 0 <= shift <= 62. first: True at exactly one party. Returns int64
-    (n,).
+    int64 (n,), this party's shares of the shifted mask, for words of `opened` whose top bit is set, and for words whose
+    top bit is clear. 0 <= shift <= 62. first: True at exactly one party. Returns int64 (n,).
     """
     function, n = "kernels.rescale", _size(opened)
     for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):

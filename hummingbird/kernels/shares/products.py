@@ -23,7 +23,7 @@ _Made = TypeVar("_Made")
 
 
 class Factor:
-    """A public weight that is a factor of many products, together with what kernels have computed from it.
+    """A weight that is a factor of many products, together with what kernels have computed from it.
 
     code: int64, the weight, as `matmul` or `conv2d` takes it; it must not change any more. bits: the least number known
     with -2^(bits-1) <= code < 2^(bits-1); 64 is always right; None: it is computed, by a pass over `code`.

@@ -213,9 +213,9 @@ class BatchedEmbedding(nn.Module):
     Every inference sends the same number of keys. plan: public; the servers must have the same. clients: one `Client`
     for each code of the plan. padding_idx: a row number that is not looked up.
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
-    that gets no key is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
-    `dropped` counts the dropped rows of all calls; it is not sent. All rows of a call are of one version of the table.
-    Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
+    that no key brings is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
+    `dropped` counts the positions of dropped rows in all calls; it is not sent. All rows of a call are of one version
+    of the table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
         servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
         net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)

@@ -98,7 +98,7 @@ class BucketServer(Server):
 class BucketRows:
     """The rows of a plan's table as they are now, from which the records in all buckets are computed.
 
-    records: the rows, uint8 (rows + 1, record_bytes), and after them a row of zeros; `spread` changes them.
+    records: uint8 (rows + 1, record_bytes), the rows and, after them, a row of zeros; `spread` changes them.
     """
 
     def __init__(self, plan: Plan, records: Tensor) -> None:

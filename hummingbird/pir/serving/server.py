@@ -89,7 +89,7 @@ class Server:
         record_bytes).
 
         decoder: `xor`: a result is the XOR of the records that the key selects; `sum`: it is the sum of these records,
-        value by value, mod 2^width, with `Facts.word_bits` as the width. keys: uint8 (B, key_bytes).
+        word by word, mod 2^width, with `Facts.word_bits` as the width. keys: uint8 (B, key_bytes).
         """
         with self.lock:
             if self._failed:
@@ -249,7 +249,7 @@ def audit(reference: Server, statement: Statement, identity: bytes | None = None
 
     reference: a server in this process with that copy, of the statement's party, and in the state that the answer
     names. identity: public key of the server that made the statement; with it the statement's signature is checked.
-    Returns the party that lied, 0 or 1. The two servers' answers together are known to be wrong: so if this answer is
+    Returns the party that lied, 0 or 1. The two servers' answers together must be wrong: so if this answer is
     right, the other party lied. The auditor must neither see the other party's statement on this lookup nor collude
     with that party: the two keys together reveal the row. Costs one answer.
     Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another

@@ -54,8 +54,9 @@ class Shard(Protocol):
         """
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of some rows. indices: numbers of the rows, int64 (n,). records: uint8 (n,
-        record_bytes).
+        """Replace the records of some rows.
+
+        indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
 
     def check(self) -> None:
@@ -153,7 +154,7 @@ def opened(source: Source, device: str) -> Shard:
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
-    """Divide the rows of a table into `count` ranges of full leaves, which are blocks of 1024 rows.
+    """Divide the rows of a table into `count` ranges of leaves, blocks of 1024 rows, of which the last may have fewer.
 
     rows: number of rows. Returns pairs (first row, last row + 1). Raises InputError, naming `where`, if there are fewer
     leaves than ranges.
