@@ -78,7 +78,8 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
     """Choose the engine, "recurrence" or "events", that simulates a service; returns its name, and the reason in a few
     words.
 
-    wanted: the engine that the caller named; None: "recurrence" if it gives the same result as "events" would.
+    wanted: the engine that the caller named; None: "events" if phases may share cores or links, or if tokens are kept
+    until requests end that may end out of order; else "recurrence".
     """
     if wanted is not None:
         if wanted not in _SIZES:
@@ -169,8 +170,8 @@ def seconds(service: Service, load: Load, factors: Draws) -> Draws:
     """Compute how many seconds each run of each phase takes, as if no other phase used the same cores and links.
 
     factors: for each run of a phase, the factor by which its core-seconds are multiplied. Returns the seconds as
-    `Draws` with arrays of the same shapes, for the recurrence (recurrence.py); those of online phases are also
-    multiplied by the number of requests that an arrival brings.
+    `Draws`, for the recurrence (recurrence.py); those of online phases are also multiplied by the number of requests
+    that an arrival brings.
     """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:
