@@ -38,10 +38,10 @@ def run(
 
     at: machines and link to use in place of the service's own, or None. engine: "recurrence" computes as if no phases
     shared cores and links, "events" lets them share; None: events if the demand on a core or link may exceed its
-    capacity. full: whether stores are full at first, else empty. rules: values that replace the service's own for the
-    fields `queue`, `replicas`, `kept`, `batch`, `hold` and `each` of `System`. progress: called by the event engine
-    with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or 10^4 by events;
-    both take seconds.
+    capacity, or if tokens are kept until requests end that may end out of order. full: whether stores are full at
+    first, else empty. rules: values that replace the service's own for the fields `queue`, `replicas`, `kept`, `batch`,
+    `hold` and `each` of `System`. progress: called by the event engine with (requests done, requests in all). By
+    default 10^6 requests are simulated by the recurrence, or 10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}

@@ -84,7 +84,7 @@ class _Search:
     """A search for the value of an input, such as the rate, that meets a goal; it runs and counts the trials.
 
     All trials use the same random numbers. goal, most: a key of `GOALS`, and the largest seconds that meet it. options:
-    further arguments of `engines.run`. told: called at each trial.
+    further arguments of `engines.run`. told: called before each simulation.
     """
 
     service: Service
