@@ -96,7 +96,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for: in the sets that the parties agreed on, and in later ones in the folder."""
+        """How many slices there is material for: in the sets that the parties agreed on, and in later sets there."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
