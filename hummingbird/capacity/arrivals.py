@@ -76,7 +76,7 @@ class Arrivals(ABC):
     images: number of images of a request; or {number: weight}, from which the number of each request is drawn.
     patience: seconds after which a request leaves if its online phase has not begun. session: mean number of requests
     that a client makes in one session; the first of them begins the session; inf: every client already has a session.
-    (`Users` ignores `session`: a user's first request begins the user's session.)
+    (For `Users` a finite number means that a user's requests begin a session until one of them is served.)
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)

@@ -38,10 +38,10 @@ def run(
 
     at: machines and link to use in place of the service's own, or None. engine: "recurrence" computes as if no phases
     shared cores and links, "events" lets them share; None: events if the demand on a core or link may exceed its
-    capacity. full: whether stores are full at first, else empty. rules: values that replace the service's own for the
-    fields `queue`, `replicas`, `kept`, `batch`, `hold` and `each` of `System`. progress: called by the event engine
-    with (requests done, requests in all). By default 10^6 requests are simulated by the recurrence, or 10^4 by events;
-    both take seconds.
+    capacity, or if tokens are kept until requests end that may end out of order. full: whether stores are full at
+    first, else empty. rules: values that replace the service's own for the fields `queue`, `replicas`, `kept`, `batch`,
+    `hold` and `each` of `System`. progress: called by the event engine with (requests done, requests in all). By
+    default 10^6 requests are simulated by the recurrence, or 10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
@@ -78,7 +78,8 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
     """Choose the engine, "recurrence" or "events", that simulates a service; returns its name, and the reason in a few
     words.
 
-    wanted: the engine that the caller named; None: "recurrence" if it gives the same result as "events" would.
+    wanted: the engine that the caller named; None: "events" if phases may share cores or links, or if tokens are kept
+    until requests end that may end out of order; else "recurrence".
     """
     if wanted is not None:
         if wanted not in _SIZES:
@@ -169,8 +170,8 @@ def seconds(service: Service, load: Load, factors: Draws) -> Draws:
     """Compute how many seconds each run of each phase takes, as if no other phase used the same cores and links.
 
     factors: for each run of a phase, the factor by which its core-seconds are multiplied. Returns the seconds as
-    `Draws` with arrays of the same shapes, for the recurrence (recurrence.py); those of online phases are also
-    multiplied by the number of requests that an arrival brings.
+    `Draws`, for the recurrence (recurrence.py); those of online phases are also multiplied by the number of requests
+    that an arrival brings.
     """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:

@@ -142,8 +142,8 @@ class Machine:
     def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
         """Start the steps of a phase on a replica, and call the function `then` when all steps have ended.
 
-        factor: multiplies core-seconds. size: number of requests of the service that are run at once; it multiplies
-        core-seconds and bytes. replica: its number.
+        factor: multiplies core-seconds. size: number of requests of the service that are run, by which the amounts of
+        all steps are multiplied: core-seconds, bits, and the seconds of rounds. replica: its number.
         """
         tasks = self._phases.get(id(phase)) or self._tasks(phase)
         waits = [task.waits for task in tasks]
@@ -321,10 +321,10 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Add to `there`, the seconds that all requests together have spent in the system, the time since the last
-        call.
+        """Add the seconds since the last call to `there`, the seconds that all requests together have spent in the
+        system.
 
-        That time is multiplied by the number of requests in the system.
+        They count once for each request in the system.
         """
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now

@@ -41,9 +41,9 @@ def pir(
 ) -> Service:
     """Make the service of lookups in a table by a plan; each request is one inference.
 
-    codes: the codes of the plan (`Plan.codes`). record_bytes: bytes that are stored and sent for one row. max_batch:
-    number of keys at which a batch is full. max_wait: seconds after which a batch that is not full begins. Raises
-    ConfigError for a profile without rows "pir".
+    codes: the codes of the plan (`Plan.codes`). record_bytes: bytes that are stored and sent for one row, together
+    with its companions. max_batch: number of keys at which a batch is full. max_wait: seconds after which a batch that
+    is not full begins. Raises ConfigError for a profile without rows "pir".
 
         capacity.pir(plan.codes, 256, capacity.load_profile("profile.json"))
     """

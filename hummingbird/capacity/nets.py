@@ -307,8 +307,8 @@ def _setup(roles: list[str], cost: Cost) -> Phase | None:
     """Return the phase at the start of a session that opens the masked private weights, once; None if weights are
     public.
 
-    What is opened is the weights plus masks, so they stay secret. roles: the parties' host names. cost: the price of
-    this opening.
+    The parties open the weights minus uniform masks, so the weights stay secret. roles: the parties' host names. cost:
+    the price of this opening.
     """
     if cost == FREE:
         return None

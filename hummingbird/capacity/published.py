@@ -101,7 +101,7 @@ class Units:
         return self.up(layer) * layer.channels / layer.groups
 
     def doublings(self, layer: LayerUnits) -> float:
-        """Compute log2 of the number of a layer's input channels that share a ciphertext; 0 for one channel or less."""
+        """Compute log2 of the number of input channels for which a ciphertext has room; 0 for one channel or less."""
         return math.log2(max(1.0, self.slots / layer.pixels))
 
     def evaluation(self, layer: LayerUnits) -> float:
@@ -179,7 +179,7 @@ class PublishedProfile:
     lines: the seconds for a number of ReLUs, by work and side: "garble_client", "garble_server", "eval_client",
     "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store for each ReLU. nets: the measured
     nets by name. units: costs of one unit of each kind of work, for other nets. error: net -> "refill" or "request" ->
-    the largest relative error if its seconds are computed from those of its layers.
+    the largest relative error if its seconds are computed from its layers (compose.py).
     """
 
     name: str

@@ -32,10 +32,11 @@ T = TypeVar("T", bound=np.generic)
 def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
     """Follow every request of `load` through a service with the rules `system`, by a recurrence; returns the outcome.
 
-    seconds: for each run of a phase its seconds; those of online phases include the number of requests that an arrival
-    brings. 10^6 requests take about 0.5 s of one core, in one run or in many; they take half a minute in one run whose
-    queue never empties, with users, or where requests are turned away or join the shortest of several queues. Raises
-    ConfigError for rules that this recurrence does not follow exactly, and for a store too small for a request.
+    seconds: for each run of a phase its seconds; those of online phases are already multiplied by the number of
+    requests that an arrival brings. 10^6 requests take about 0.5 s of one core, in one run or in many; they take half a
+    minute in one run whose queue never empties, with users, or where requests are turned away or join the shortest of
+    several queues. Raises ConfigError for rules that this recurrence does not follow exactly, and for a store too small
+    for a request.
     """
     need = system.per_request * load.sizes()
     system.check_tokens(need)
@@ -137,11 +138,11 @@ class Singles(Replay):
         return self._choose(i, rows, place)
 
     def _choose(self, i: int, rows: Ints, place: Ints) -> Floats:
-        """Decide for each run whether request i is served, is rejected because the queue is full, or leaves without
-        being served.
+        """Decide for each run whether request i is served, is rejected because the queue is full, or leaves when its
+        patience ends.
 
-        It leaves so when its patience ends. rows: for each run, the array row of the replica that the request joins.
-        place: the index of this replica's slot that becomes free first. Returns the times at which the requests leave.
+        rows: for each run, the array row of the replica that the request joins. place: the index of this replica's slot
+        that becomes free first. Returns the times at which the requests leave.
         """
         system, at, begin, go = self.system, self.arrived[i], self.began[i], self.went[i]
         until = at + (math.inf if self.patience is None else self.patience[i])
@@ -298,8 +299,8 @@ _ROUNDS = 100
 def pieces_of(system: System, load: Load) -> int:
     """Choose the number of pieces into which each run is cut, so that all pieces are simulated at once.
 
-    It is 1, so that runs are not cut, if they are too short, and if the times of slots and refills are not the only
-    state of a run: with users, a bounded queue, patience, replicas or batches.
+    It is 1, so that runs are not cut, if they are too short or too many, or if the times of slots and refills are not
+    the only state of a run: with users, a bounded queue, patience, replicas or batches.
     """
     turned_away = system.queue is not None or load.patience is not None
     if load.due is None or turned_away or system.replicas > 1 or system.batch > 1:

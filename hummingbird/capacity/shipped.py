@@ -50,7 +50,7 @@ def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
 def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
     """Count each kind of work in a batch of `shape`; returns the counts by name.
 
-    The kinds are products of linear layers, compared values, all values, and layers.
+    The kinds are products of linear layers, compared values, all values, layers, and slices, of which there is 1.
     """
     planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
     with FlopCounterMode(display=False) as flops:

@@ -44,9 +44,9 @@ class Solution:
 
     varied, value: the input that was varied, and its value that meets the goal: requests/s, bytes, bits/s, cores or
     replicas; for "split" the bits/s up. goal, most: the goal, such as "p99", and the largest seconds that meet it.
-    figure: the latency in seconds of which the goal limits the size, such as the p99, as it was reached. run: the
+    figure: the latency in seconds that was reached, of the kind that the goal limits, such as the p99. run: the
     simulation with this value. load: the rate of requests over the largest rate that the service can serve. heaviest:
-    the largest load that was simulated. at_limit: whether a rate above `value` might also meet the goal, with longer
+    the largest load that a trial may have. at_limit: whether a rate above `value` might also meet the goal, with longer
     simulations. trials: number of simulations. elasticities: for each input, by how many percent `figure` changes for 1
     % more of the input. next_token: bytes of a store that has room for one more token; 0 without tokens. cost: by the
     hosts' prices.
@@ -84,7 +84,7 @@ class _Search:
     """A search for the value of an input, such as the rate, that meets a goal; it runs and counts the trials.
 
     All trials use the same random numbers. goal, most: a key of `GOALS`, and the largest seconds that meet it. options:
-    further arguments of `engines.run`. told: called at each trial.
+    further arguments of `engines.run`. told: called before each simulation.
     """
 
     service: Service

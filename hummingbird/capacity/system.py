@@ -133,8 +133,8 @@ class Load:
     of each user before the user's first request, then after each request, in order of arrival. users: number of users.
     size: how many requests of the service one arrival brings; they are served one after another in one slot. patience:
     seconds after which a request leaves if it has not begun its online phase (with tokens on demand: its first refill).
-    first: whether each request begins a session; None: all do. For users it is not read: each request of a user begins
-    a session until one of them is served.
+    first: whether each request begins a session; None: all do. Of users it only tells whether there are sessions: if it
+    is None or true for some request, each request of a user begins a session until one of them is served.
     """
 
     due: Floats | None = None
@@ -184,7 +184,7 @@ def transits(service: Service, load: Load) -> Floats:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for every run of a phase: its seconds for the recurrence, or for the event engine its factor.
+    """Numbers for every run of a phase: its seconds for the recurrence, or for the event engine its factor.
 
     A factor multiplies core-seconds. request: for online phases in order of the requests' arrival, (runs, requests); a
     batch uses the number of its first request. refill: for refills in order of their start, (runs * replicas, refills);

@@ -28,9 +28,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """Return an object as JSON text. It consists of numbers, strings, sizes, and lists and dictionaries of them.
+    """Return an object as JSON text.
 
-    Raises InputError for an object that would not be equal to itself after it is read back.
+    obj: a torch.Size, or numbers, strings, and lists and dictionaries of them. Raises InputError for an object that
+    would read back as another one, and for more than `MAX_TEXT` bytes.
     """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:

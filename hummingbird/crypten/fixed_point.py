@@ -147,8 +147,7 @@ def raised(x: Any, bits: int) -> Any:
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
     """Return x and y as shared tensors that both have the larger of their two scales.
 
-    x: a shared tensor. y: shared or public. A public y is first made a shared tensor, of which party 0 has y as its
-        share.
+    x: a shared tensor. y: shared or public. A public y is first shared, with party 0 as its source.
     """
     if not isinstance(y, Shared):
         y = _plain(y)
@@ -166,13 +165,13 @@ def _become(x: Any, result: Any) -> Any:
 def _reduced(x: Any, bits: int) -> Any:
     """Return the shared value x with `bits` fewer bits of fraction.
 
-    One opening cuts them off; the result errs by one unit at most.
+    One opening cuts them off, if `bits` is not 0; the result errs by one unit at most.
     """
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
 def _truncate(x: Any, divisor: int) -> Any:
-    """Divide the shares of x by a public integer, in place, and return x. It takes the place of CrypTen's truncation.
+    """Divide the shared value x by a public integer, in place, and return x. It replaces CrypTen's truncation.
 
     The quotient is exact to one unit.
     """
@@ -246,7 +245,7 @@ def _div(self: Any, y: Any) -> Any:
     """Return this shared tensor divided by y, a public number or tensor.
 
     If all of y is one integer of magnitude up to 2^28, the quotient is exact to one unit; otherwise the tensor is
-    multiplied by 1 / y. Raises InputError if y has a zero, NaN or infinite value.
+    multiplied by 1 / y. Raises InputError if y is empty, or has a zero, NaN or infinite value.
     """
     y = _plain(y)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
@@ -321,7 +320,7 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values into this tensor, in place, and return this tensor.
+    """Copy another tensor's values into this tensor, in place.
 
     If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
     views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes

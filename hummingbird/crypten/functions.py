@@ -141,9 +141,10 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Normalize each channel (dimension 1) of x as torch's batch_norm does, with torch's arguments; return the result.
+    """Normalize each channel (dimension 1) of x as torch's batch_norm does; return the result.
 
-    inv_var: 1 / sqrt(running_var + eps), if the caller has it already.
+    The arguments are torch's, in CrypTen's order. inv_var: 1 / sqrt(running_var + eps), if the caller has it already;
+    ignored in training.
     """
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]

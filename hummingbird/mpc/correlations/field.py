@@ -71,7 +71,8 @@ class Field:
     def received_bytes(self) -> int:
         """Bytes that the receiver's share, made from a correction, takes in memory.
 
-        An element takes a whole word, unless kernels unpack the field themselves (`left`): then it takes `width` bits.
+        If kernels unpack the field themselves (`left`), this is `share_bytes`. Otherwise an element takes 8 bytes, or 1
+        if the kind is "packed".
         """
         return (
             self.share_bytes

@@ -37,7 +37,7 @@ _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots
 
 
 class KeptStore:
-    """This party's part of a kept store, for one lane: a session's source of material that is dealt again and again.
+    """This party's part of a kept store, for one lane: a session's source of material, one set after the other.
 
     The constructor waits for the first set.
     root: the folder of `kept.json`.
@@ -96,7 +96,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for: in the sets that the parties have agreed on, and in all later sets."""
+        """How many slices there is material for: in the sets that the parties agreed on, and in later sets there."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -119,8 +119,8 @@ class KeptStore:
         """Wait until the store has material for all slices of a batch. All parties must call it at the same point.
 
         facts: of the net. shapes: of the slices.
-        It takes 1 round for each new set. Raises DealerError if the store is for another net or another shape, or if
-        the material does not come in time.
+        Each look for the next set takes 1 round. Raises DealerError if the store is for another net or another shape,
+        or if the material does not come in time.
         """
         check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
         self.sweep()

@@ -428,8 +428,7 @@ class SessionRequest:
 class CorrectRequest(SessionRequest):
     """Message by which a party asks the dealer for the corrections of several requests, in order.
 
-    first: how many corrections the party has asked for before, which is the first request's number in its
-        `ReceiverTurn`.
+    first: the number of the first request's turn (`ReceiverTurn`); the others follow.
     wait: seconds to wait for the other parties to join.
     """
 

@@ -80,8 +80,8 @@ def reciprocal_at(span: int) -> float:
 def root_at(spread: int) -> float:
     """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2) if x + c is in [2^-spread, 1).
 
-    For smaller x + c the function continues otherwise: at x + c = 0 it is below 2.34 2^(spread / 2), for which a table
-    has room. The parties' rounding can lead there.
+    Left of 7/8 of 2^-spread the function continues as a cubic: at x + c = 0, where the parties' rounding can lead, it
+    is below 2.34 2^(spread / 2), for which a table has room.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -201,7 +201,7 @@ def pieces(table: PolynomialTable) -> Tensor:
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
     """Return a bound of the error of the table's polynomials, with rounded coefficients, for |x| <= most.
 
-    The bound includes places a little beyond the ends of a piece, where rounding may still choose this piece.
+    Every piece counts for all -1 <= t <= 1, with t as in `pieces`: for every x for which a mask may choose this piece.
     least: None for a bound of the error itself; otherwise the error is divided by max(|f(x)|, least).
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)

@@ -77,8 +77,8 @@ class Curve(NamedTuple):
     def center(self) -> int:
         """About half of the distance from the first to the last knot, in units of 2^-16.
 
-        The curve's product has a factor u - t_0, where u is x clamped to the knots. Less this number, the factor is
-        half as large.
+        The curve's product has a factor u - t_0, where u is x clamped to the knots. With this number subtracted, the
+        factor is half as large.
         """
         return round(float(self.knots[-1] - self.knots[0]) / 2 / _UNIT)
 

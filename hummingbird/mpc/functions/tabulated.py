@@ -59,8 +59,8 @@ class Tabulated(Comparing):
     """Layer that applies a function of `polynomials.ACTIVATIONS` to each value, by a table that reads k bits of it.
 
     Where the table covers the layer's window, the cost is 1 round, and k + 1 bits for each value, less the bits of
-    fraction cut. Otherwise the layer first clamps the values: two comparisons, then a look-up of 19 or 20 bits in 1
-    round, and an opening of about as many bits in 2 or 3 rounds.
+    fraction cut. Otherwise the layer first clamps the values: two comparisons, in the rounds of one, then a look-up
+    of 19 or 20 bits and an opening of about as many, in 1 round each.
     `LayerTable.table.error` bounds the error.
     """
 

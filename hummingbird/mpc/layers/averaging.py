@@ -159,7 +159,8 @@ class _Averaging(Layer):
     def reciprocal(self, places: int) -> int:
         """Encode 1 / places in the ring and return the integer. places: the number of elements of a mean.
 
-        Raises InputError if rounding would change the reciprocal by more than 2^-8 of itself.
+        Raises InputError if rounding would change the reciprocal by more than 2^-8 of itself, or if `places` is more
+        than a lifted sum may have.
         """
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
         hint = "average in two steps, or over a power of two"

@@ -292,7 +292,8 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
     n: the kind of numbers, such as shares.
     u: with 32 + TOP bits of fraction on shares.
-    exact: an exact comparison of the net's protocol. A protocol without tables uses it to evaluate a spline.
+    exact: an exact comparison of the net's protocol, used for the look-up. A protocol without tables evaluates a
+        spline instead, with the comparison of `n`.
     """
     if not exact.looks_up:
         # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.

@@ -232,8 +232,8 @@ class Argmax(Comparing):
     def _widened(self, bits: int) -> Comparison:
         """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's values x_i.
 
-        bits: c. The new comparison has c + 1 bits more than that of the x_i: c for the factor 2^c, and one for
-            differences.
+        bits: c. The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits higher than that of the
+            x_i, if there are valid bits for that: by c for the factor 2^c, and by one for differences.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

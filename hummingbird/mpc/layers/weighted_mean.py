@@ -88,8 +88,8 @@ class WeightedMean(Layer):
     A mean is the sum of E y divided by the sum of E. The layer computes it as M w. M is 2^-a times the sum of E y, and
     w is 2^a over the sum of E, where 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
-    Cost: 2 rounds. y is opened in its bound's bits plus 15; E in the bits of e^most; M in 17 bits more than y's bound
-        and e^most have together.
+    Cost: 2 rounds. y is opened in its bound's bits plus 15; E in the bits of e^most; M in 17 bits more than the bounds
+        of y and of the mean of e^c (`most_sum`) have together.
     """
 
     input_limit = MAX_SCALE

@@ -66,8 +66,8 @@ def _spline_window(name: str, window: BitWindow) -> BitWindow:
     """Return the window of a spline's comparisons, for values of the given window.
 
     name: the spline's function. A spline compares x - t for each of its knots t, so its window has room for these
-        differences. Its lowest bit is low enough that the spline is right for every x of the given window, as a table
-        is: the aim, which chooses between the two, must not change that.
+        differences: the spline is right for every x of the given window, as a table is. The aim, which chooses between
+        the two, must not change that. The window's lowest bit is at most `FINE`.
     """
     curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
@@ -306,7 +306,7 @@ ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if the configuration has a range of rows for a layer that is no softmax or norm.
+    """Raise ConfigError if the configuration has rows for a layer that is no softmax or norm, or a wrong range of rows.
 
     steps: all steps of the net.
     """

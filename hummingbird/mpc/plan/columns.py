@@ -100,9 +100,9 @@ def private_bits(config: BitConfig) -> int:
 def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
     """Find steps of a net with private weights in which rounding loses a column; return a problem for each.
 
-    A column is the weights that multiply one value of the input. It is lost if both holds: rounding changes one of its
-    weights by more than 2^-10 of its largest weight; and this change, times the largest input, is more than 2^-8 of the
-    largest weight of the whole tensor.
+    A column is the weights that multiply one value of the input. It is lost if two things hold: rounding changes one of
+    its weights by more than 2^-10 of its largest weight; and this change, times the largest input, is more than 2^-8 of
+    the largest weight of the whole tensor.
     """
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
@@ -203,7 +203,7 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 def _doublings(step: Step) -> Tensor | None:
     """Compute how often the weights of each column are doubled, as they are too small to be rounded: int64, by column.
 
-    Returns None if all columns are large enough.
+    Returns None if all columns are large enough, and for weights that encoding refuses.
     """
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):

@@ -120,8 +120,8 @@ class Planner:
     def _join(self) -> None:
         """Replace the product after a softmax by `WeightedMean`, which divides after the product, where possible.
 
-        It is possible if the softmax's rows are in a known range, the product is its only reader, and the values that
-        it averages have a known bound. The softmax then leaves out its own division.
+        It is possible if the softmax's rows are in a known range, the product is its only reader, the values that it
+        averages have a known bound, and all openings fit the ring. The softmax then leaves out its own division.
         """
         readers = [0] * len(self._steps)
         for step in self._steps:

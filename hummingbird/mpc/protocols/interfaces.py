@@ -81,7 +81,7 @@ class Comparison(ABC):
 
     @property
     def drops(self) -> bool:
-        """Whether the window has no bits, so that its layer compares nothing and is an identity."""
+        """Whether the window has no bits, so that its layer compares nothing (`Comparing.dropped`)."""
         return self.window.w == 0
 
     @property

@@ -143,10 +143,10 @@ class Law(ABC):
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """Return the number with which the protocol compares a value in place of `knot`, a real number.
+        """Return the number that the protocol uses in place of a knot, where it compares a value with several knots.
 
-        If the protocol rounds values to multiples of 2^q before it opens them, knots are rounded to such multiples,
-        too.
+        knot: a real number. If the protocol rounds values to multiples of 2^q before it opens them, such knots are
+        rounded to multiples of 2^q, too.
         """
         if self.rounds_apart or not self.q:
             return knot

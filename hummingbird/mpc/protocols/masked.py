@@ -85,7 +85,7 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """Request for `count` masks of k bits, by which the signs of values are compared on a window [k:m).
+    """Request for `count` masks of k bits, by which the signs of values are decided on a window [k:m).
 
     The window is divided into `tables` parts, and there is a step table for each part of each mask. Results are mod
     2^ring, k <= ring <= 64.

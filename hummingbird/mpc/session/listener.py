@@ -33,7 +33,10 @@ class Listener:
 
     @classmethod
     def of(cls, peer_listen: object, peer_address: object) -> Listener:
-        """Make the listener that these two arguments of `init` describe. Raises ConfigError if one is no address."""
+        """Make the listener that these two arguments of `init` describe. Raises ConfigError if one is no address.
+
+        It is raised, too, for a `peer_address` without `peer_listen`.
+        """
         if peer_address is not None and peer_listen is None:
             what = f"peer_address={peer_address!r} without peer_listen"
             hint = f"peer_listen={_HINT} is the port of this host that the address leads to"

@@ -33,7 +33,7 @@ _HOST = "127.0.0.1"
 
 @dataclass
 class SharedPort:
-    """This lane's sockets to the other lanes of its party. At lane 0, `path` is the Unix socket to connect to."""
+    """This lane's sockets to the other lanes of its party. At lane 0, `path` is the Unix socket at which it listens."""
 
     place: LanePosition
     path: str = ""  # where lane 0 listens; "" at other lanes
