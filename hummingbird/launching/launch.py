@@ -228,8 +228,7 @@ class _Lines:
     """A pipe from one process's stdout or stderr to the caller's stdout or stderr.
 
     Without a prefix text passes unchanged; with one, in full lines that begin with the prefix. last: stream -> the text
-    that any process last passed on to it; a line with a prefix begins on a new line even if this text has not ended
-    its.
+    that any process last passed on to it; if this text has not ended its line, a prefix begins a new one.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
