@@ -140,7 +140,7 @@ class Process:
 
 
 class Processes:
-    """All processes of a launch, as a context manager: they start with its block, and have all ended at its end.
+    """All processes of a launch, as a context manager: they start when it is made, and have ended at its end.
 
     names: the processes' names in errors, by rank. call: the function call that each runs, packed by `packed_call`.
     environment: returns the environment variables for a rank.
