@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` names, or print the list of commands if it names none; return the exit code.
 
     argv: the words after the program's name; None: those of this process. A HummingbirdError is printed as an error
-    line and a hint line, with exit code 1; Ctrl-C as the line "interrupted", with exit code 130.
+    line, and a line with its hint if it has one, with exit code 1; Ctrl-C as the line "interrupted", with exit code
+    130.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:

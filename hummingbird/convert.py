@@ -168,8 +168,9 @@ def build(
 ) -> PrivateNet:
     """Return the private form of a net, as `convert_model` does, but without communication.
 
-    The other arguments and the errors are those of `convert_model`.
-    parties: number of parties, None if not known; the windows' provenance is compared with it.
+    The other arguments and the errors are those of `convert_model`, but for `aim`, which may not be None, and for
+    AgreementError, which only communication can raise. parties: number of parties, None if not known; if it is known,
+    the windows' provenance is compared with it.
     """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))

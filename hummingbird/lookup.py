@@ -51,7 +51,7 @@ class LookedUp(nn.Module):
 
     Its inputs are row numbers, int64 (n, positions), and weights, floating point (n, positions). table: an
     nn.Embedding. net: the layers that take the weighted sums. bags: how many positions each bag has; with (1, 63) the
-    net gets one row, and the weighted sum of 63 rows. Raises ConfigError for other arguments.
+    net gets one row times its weight, and the weighted sum of 63 rows. Raises ConfigError for other arguments.
     """
 
     def __init__(self, table: nn.Embedding, net: nn.Module, bags: Sequence[int]) -> None:

@@ -237,7 +237,8 @@ def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: 
 def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
     """Parse a JSON text; return its values as Python has them (dict, list, str ...), which `of` turns into a record.
 
-    For texts in which a field says which record they hold. Arguments and errors are those of `read`.
+    For texts in which a field says which record they hold. The arguments, but for `kind`, and the errors are those of
+    `read`.
     """
     with _told(name, **how):
         return _parsed(data, most, deepest)
@@ -317,7 +318,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31 - 1, otherwise in digits."""
+    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31, otherwise in digits."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less

@@ -45,11 +45,11 @@ class Estimate:
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
     bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
-    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: "latency" or "throughput", for
-    which `layers` has prices. aims: aim -> the price of a batch of one lane. beside: for comparison, by name, the price
-    of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits that a dealer
-    would send for them. inputs: a description of the example's inputs. around: costs before and after the layers
-    (`_around`), which no sum contains.
+    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: of the prices in
+    `layers`, as for `convert_model`. aims: aim -> the price of a batch of one lane. beside: for comparison, by name,
+    the price of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits
+    that a dealer would send for them. inputs: a description of the example's inputs. around: costs before and after the
+    layers (`_around`), which no sum contains.
     """
 
     shape: tuple[int, ...]
@@ -199,7 +199,7 @@ def estimate(
 ) -> Estimate:
     """Return the price of a batch through a net, as an `Estimate`: rounds, bits and time on the wire, by layer.
 
-    Nothing runs, and no session is needed. shape: of the batch, (B, ...).
+    No protocol runs, and no session is needed. shape: of the batch, (B, ...).
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers are accepted: a price does
     not depend on the net's weights, which need not be trained. A net that reads shapes is traced with this shape.
     example: a batch of inputs in place of the shape, as for `convert_model`, for a net that takes several inputs,

@@ -214,8 +214,8 @@ class Channel:
     def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
         """Begin to send the same tensors to each of some parties; return one entry for each party, in their order.
 
-        An entry is None if the message was short and is written; for a long message it is a future, done once it is
-        written.
+        An entry is None if the message is written; for a long message, or one that must wait (`_submit`), it is a
+        future, done once it is written.
         """
         checksum, stage = self._checksum(tensors), staging_of(tensors)
         if stage is not None:
@@ -231,12 +231,13 @@ class Channel:
     def _submit(
         self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
     ) -> Future[None] | None:
-        """Send a frame to a peer: write a short one at once and return None; queue a long one and return a future.
+        """Send a frame to a peer: write a short one at once and return None, or queue it and return a future.
 
-        The peer's thread writes queued frames; the future is done once the frame is written. kind: of the frame, such
-        as ABORT. checksum: of the layer's name and of the tensors' types and shapes; the peer compares it with its own.
-        parts: the buffers that make up the payload. ready: a function that returns once the buffers may be read; None:
-        they may be read now.
+        A frame is queued if it is long, follows a frame that is still queued, or has a `ready`. The peer's thread
+        writes queued frames; the future is done once the frame is written. kind: of the frame, such as ABORT. checksum:
+        of the layer's name and of the tensors' types and shapes; the peer compares it with its own. parts: the buffers
+        that make up the payload. ready: a function that returns once the buffers may be read; None: they may be read
+        now.
         """
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")

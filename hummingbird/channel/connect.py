@@ -347,7 +347,7 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Handle a new connection with a peer whose handshake is done: keep it if it is the first in its direction.
+        """Handle a new connection with a peer whose handshake is done: keep it unless its direction has one in use.
 
         A connection carries data in one direction. If this party is its sender, it writes one byte on the first
         connection, which is then in use; any later one in the same direction is closed. If this party is the receiver,

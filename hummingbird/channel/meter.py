@@ -88,8 +88,8 @@ class Meter:
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
         """Return one meter that adds up the meters of all lanes of a party.
 
-        Rounds, bits and the dealer's seconds are sums over the lanes. All other seconds pass at all lanes at the same
-        time: they are taken from the lane whose meter ran longest.
+        Calls, elements, rounds, bits and the dealer's seconds are sums over the lanes. All other seconds pass at all
+        lanes at the same time: they are taken from the lane whose meter ran longest.
         """
         slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
         caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
@@ -222,8 +222,8 @@ def count(
 ) -> None:
     """Add these numbers to the current layer's row in every meter that is counting.
 
-    The arguments have the names and meanings of the fields of `MeterRow`; waited: seconds of waiting for the other
-    parties.
+    bits: those that this party sends. waited: seconds of waiting for the other parties. The other arguments have the
+    names and meanings of the fields of `MeterRow`.
     """
     away(waited + offline_seconds)
     for opened in _open:

@@ -54,7 +54,7 @@ class Epoch:
 
 
 class Judge:
-    """Measures the accuracy of a net with given weights, by a simulation with windows, or with exact comparisons.
+    """Measures the accuracy of a net with given weights: with windows, in a simulation, or without windows.
 
     The net is a copy, in eval mode and float32. The provenance of the windows is ignored, as it names other weights.
     All simulations have the same seed, so that two accuracies differ by the weights alone.

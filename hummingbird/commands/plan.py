@@ -105,7 +105,7 @@ def sweep_table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def sweep_plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw the latencies, upwards, for each value of the varied input (--vary), to the right, into a file.
+    """Draw latencies (vertical, logarithmic) against the varied input, --vary (horizontal), into a file.
 
     Values for which the service is overloaded are left out. found: the figures that `sweep_rows` yielded. path: the
     file.
@@ -162,7 +162,7 @@ def _shares(axes: Any, found: Result) -> None:
 
 
 def _growing(axes: Any, found: Result) -> None:
-    """Draw the requests of the first run as dots: a request's latency to the right, its time of arrival upwards.
+    """Draw the requests of the first run as dots: latency (horizontal) and time of arrival (vertical).
 
     It shows how latencies grow if the load is above the largest rate that the service sustains. axes: of matplotlib.
     found: the result of the simulation.

@@ -168,9 +168,9 @@ def _of_net(args: argparse.Namespace) -> Service:
 
 
 def _dealer(args: argparse.Namespace) -> str:
-    """Return the kind of dealer that the options describe: "store" if --store sets a store's size, else "stream".
+    """Return the kind of dealer that the options describe: "store" if they set the size of a store, else "stream".
 
-    Raises InputError if --dealer names the other kind.
+    The size is that of --store, or varies by --vary. Raises InputError if --dealer names the other kind.
     """
     stored = args.store is not None or getattr(args, "vary", None) == "store"
     if args.dealer == "stream" and stored:

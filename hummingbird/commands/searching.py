@@ -105,9 +105,9 @@ def search_options(args: argparse.Namespace) -> dict[str, Any]:
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
     """Parse the words of the option --group; return the argument `by` of `group_layers`, which says how to form groups.
 
-    words: one of "layer", "block" and "stage" (the result is this word; "stage" for no words), or one word
-    NAME=PATTERN,PATTERN for each group (the result is a dict of patterns by name). Raises ConfigError for anything
-    else.
+    words: one word, such as "layer", "block" or "stage" (the result is this word, unchecked; "stage" for no words), or
+    NAME=PATTERN,PATTERN for each group (the result is a dict of patterns by name). Raises ConfigError for several
+    words, or one with "=", that are not all of the second form.
     """
     if len(words) < 2 and "=" not in "".join(words):
         return words[0] if words else "stage"

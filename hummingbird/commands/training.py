@@ -299,7 +299,8 @@ def augment(
 
     They are mirrored only if `dataset.flip` allows it. Pixels shifted in are black. images: (B, C, H, W), normalised,
     on any device; of any shape if there are neither shifts nor mirroring. generator: source of the random numbers. own:
-    the slice of the images to augment and return; each of them gets the same shift as if all images were returned.
+    the slice of the images to augment and return; each of them is shifted and mirrored as if all images were
+    returned.
     """
     if not (dataset.shift or dataset.flip):
         return images[own]

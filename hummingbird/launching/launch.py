@@ -140,7 +140,7 @@ class Process:
 
 
 class Processes:
-    """All processes of a launch, as a context manager: they start with its block, and have all ended at its end.
+    """All processes of a launch, as a context manager: they start when it is made, and have ended at its end.
 
     names: the processes' names in errors, by rank. call: the function call that each runs, packed by `packed_call`.
     environment: returns the environment variables for a rank.
@@ -228,8 +228,7 @@ class _Lines:
     """A pipe from one process's stdout or stderr to the caller's stdout or stderr.
 
     Without a prefix text passes unchanged; with one, in full lines that begin with the prefix. last: stream -> the text
-    that any process last passed on to it; a line with a prefix begins on a new line even if this text has not ended
-    its.
+    that any process last passed on to it; if this text has not ended its line, a prefix begins a new one.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:

@@ -68,7 +68,7 @@ class Limits:
 
 
 class Quota:
-    """Counts how much of a resource is in use, and limits it, in all and for each caller's name; for any thread.
+    """Counts how much of a resource is in use, and limits it, in all and for each name. Any thread may call it.
 
     things, state, where: words of the error, as in "calls" that are "at work" at "the server". hint: the error's hint,
     by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of the
@@ -284,9 +284,9 @@ class Call:
 class Admission:
     """Decides whether each call to a program's servers is admitted, and counts the calls at work.
 
-    tokens: the callers that may call, with their tokens; None if callers show certificates. names: a function that
-    finds a caller's name; by default it reads the token, or the certificate if there are no tokens. ended: called with
-    the `Record` of every call that has ended, also of a refused one.
+    tokens: the callers that may call, with their tokens; None if callers need none. names: a function that finds a
+    caller's name; by default it reads the token, or the certificate if there are no tokens. ended: called with the
+    `Record` of every call that has ended, also of a refused one.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the background event loop, and return its result; called by code that is no coroutine.
+    """Run a coroutine on the background event loop, and return its result: for code that is no coroutine.
 
     An interrupt of the caller cancels the coroutine. Raises InputError if called on the background loop itself, which
     would then wait for itself.
@@ -90,7 +90,7 @@ def _own() -> asyncio.AbstractEventLoop:
 def _forget() -> None:
     """Reset the background event loop and its lock, in a process that was just forked.
 
-    A forked process lacks the thread of the loop, and may find the lock held by it.
+    It lacks the thread of the loop, and may find the lock held.
     """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()

@@ -117,8 +117,9 @@ def unpack_tensors(
 def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
     """Read the headers in a frame; return for every tensor its type, its shape, and where its data begins and ends.
 
-    The two places are offsets in bytes, the second just behind the data. max_bytes: limit for each tensor. max_tensors:
-    most tensors. Raises InputError unless all headers are valid and fit the frame's length exactly.
+    The two places are offsets in bytes, the second just behind the data. max_bytes: limit of
+    each tensor's elements, where a dimension of 0 counts as 1. max_tensors: most tensors. Raises InputError unless all
+    headers are valid and fit the frame's length exactly.
     """
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")

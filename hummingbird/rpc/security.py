@@ -391,7 +391,8 @@ def _hash(token: str) -> str:
 def _names(path: Path) -> dict[str, str]:
     """Read a token file; return the names in it, each by the SHA-256 of its token in hexadecimal.
 
-    Raises EnvironmentProblem for a file that cannot be read or that others may write, InputError for a malformed line.
+    Raises EnvironmentProblem for a file that cannot be read or that others may write, InputError for a malformed line,
+    two names with the same token, and a file without tokens.
     """
     names: dict[str, str] = {}
     for number, line in enumerate(_read(path, 0o022, "others may write it: chmod 600").splitlines(), 1):

@@ -218,9 +218,10 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """Counters of a service for Prometheus: calls, outcomes, durations and bytes.
+    """The figures of a service for Prometheus: of calls their number by outcome, their durations and their bytes.
 
-    in_flight: returns the number of calls at work; called whenever Prometheus asks for the figures.
+    Further figures are the calls at work, the readiness, and when certificates expire. in_flight: returns the number of
+    calls at work; called whenever Prometheus asks for the figures.
     """
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:

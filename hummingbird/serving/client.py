@@ -70,8 +70,8 @@ class _Asked(NamedTuple):
 class _Lines:
     """The connections to all parties of a group, for coroutines of one event loop.
 
-    lines: one client for each party. joining: a lock, held by the coroutine that connects first. joined: whether all
-    parties have answered.
+    lines: one client for each party. joining: a lock, held by the coroutine that connects. joined: whether all parties
+    have answered.
     """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
@@ -420,8 +420,8 @@ class Client:
     async def _join(self, at: int, left: float) -> Joined:
         """Connect to the parties of group number `at`; return their service.
 
-        left: longest wait, seconds. If there are other groups, raises UnavailableError where it would raise another
-        PeerError, so that the other groups are tried next; AgreementError for a group that serves another net.
+        left: longest wait, seconds. If there are other groups, raises UnavailableError in place of another PeerError
+        than OverloadError, so that the other groups are tried next; AgreementError for a group that serves another net.
         """
         group, several = self._groups[at], len(self._groups) > 1
         try:

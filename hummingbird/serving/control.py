@@ -32,8 +32,8 @@ _ID = struct.Struct("<qq")
 class Teller:
     """Sends this party's reports on requests to party 0; every party but party 0 has one.
 
-    every: seconds between two empty messages, which show that the party lives. failed: called with the error that ends
-    the reports. A thread that has a report sends it at once, and with it the reports that other threads add meanwhile.
+    every: seconds between two empty messages. failed: called with the error that ends the reports. A thread that has a
+    report sends it, unless another thread is sending, which then sends this report too: no thread has to be woken.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:

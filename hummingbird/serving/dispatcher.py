@@ -84,9 +84,9 @@ class LocalDispatcher:
     """The dispatcher of this party for all lanes of the session, in the process of lane 0.
 
     control: the parties' second channel (control.py). wait: seconds for which a request waits for others to share its
-    batch. beat: seconds between two reports of this party. limits: bounds on the queued requests. grace: seconds within
-    which waiting requests must be answered once the service is to end. restocked: called when `stocked`, whether some
-    lane has material, has changed.
+    batch. beat: seconds between two empty reports of this party. limits: bounds on the queued requests. grace: seconds
+    within which waiting requests must be answered once the service is to end. restocked: called when `stocked`, whether
+    some lane has material, has changed.
     """
 
     def __init__(

@@ -190,8 +190,8 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 class Methods:
     """The methods Describe and Ask of a service, which pass calls on to a `Party`, or refuse them while there is none.
 
-    ready: called with True while there is a party that takes requests and has material, with False otherwise. In a
-    process with a `Lane` there is no server, and no call comes.
+    ready: called at every change with whether there is a party that takes requests and has material. In a process with
+    a `Lane` there is no server, and no call comes.
     """
 
     def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:

@@ -95,9 +95,9 @@ def describe(
     """Return the description of a service that answers with this net.
 
     shape: of one image; for a net with several inputs, one for each. most: most images of a batch. name: the session's
-    name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. A request
-    holds `most` images, or fewer if these or their results would exceed a message of `message.MAX_BYTES`. Raises
-    InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
+    name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. The most
+    images of a request are `most`, or fewer if these or their results would exceed a message of `message.MAX_BYTES`.
+    Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
     """
     if session.parties < 2:
         raise ConfigError(

@@ -28,8 +28,9 @@ class QueueLimits:
 
     requests, bytes: waiting requests and the bytes of their messages, in all. requests_each, bytes_each: of these, one
     client's. named: client -> its own limit in place of `requests_each`. answers, answer_bytes: answers that are kept
-    for clients that ask again. ids, ids_each: known ids in all and of one client; an id is known until its request's
-    deadline. The last quarter of each bound is for clients that hold little (`rpc.admission.Quota`).
+    for clients that ask again. ids, ids_each: known ids in all and of one client; an id is known until 5 seconds
+    after its request's deadline. The last quarter of each bound is for clients that hold little
+    (`rpc.admission.Quota`).
     """
 
     requests: int = 512

@@ -39,7 +39,7 @@ _LOOK = 0.1  # seconds between two checks whether the party is to end
 
 
 class ReconnectLoop:
-    """The loop of the main thread of a serving process: `run` serves in one session, and after a loss in the next.
+    """The loop of the main thread of a serving process: `run` serves in one session after another.
 
     methods: the methods that clients call. begin: joins a session, converts the net, and returns this process's `Party`
     or `Lane`. told: a flag that a signal handler sets when this party is to end. begun: called in every session, as

@@ -118,7 +118,8 @@ class Batches:
     def _make_ahead(self, images: int) -> None:
         """Ask the dealer for the material of one slice with this number of images before a batch needs it.
 
-        Does nothing if this material was asked for already, or if material comes from a store.
+        Does nothing if this material was asked for already, if its shares are large (`_AHEAD_BYTES`), before such a
+        slice has run, or if material comes from a store.
         """
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)

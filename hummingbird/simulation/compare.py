@@ -115,9 +115,9 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
 
 
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
-    """Return v's elements as a contiguous tensor in the order of v's memory, and whether this order is channels_last.
+    """Return v's elements as a contiguous tensor, and whether they are in the order of channels_last, as v's memory is.
 
-    In that case the result has the shape (B, H, W, C).
+    In that case the tensor has the shape (B, H, W, C).
     """
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
         return v.permute(0, 2, 3, 1), True
@@ -138,9 +138,10 @@ def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """Return by how much the protocol's arithmetic has wrapped v around: v - z, to a multiple of 2^k ring units.
+    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded.
 
-    The result is 0 where v is not finite, or too large to tell. z: v as the protocol rounds and wraps it.
+    The result is a multiple of 2^k ring units, and 0 where v is not finite, or too large to tell. z: v as the protocol
+    rounds and wraps it.
     """
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step

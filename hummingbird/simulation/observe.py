@@ -172,9 +172,10 @@ _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows o
 
 
 class _Seen:
-    """Keeps the least and the largest value in the rows of one softmax or norm, over all batches so far.
+    """Keeps the least and the largest value that `note` got for one softmax or norm, over all batches so far.
 
-    For a softmax x minus its row's mean counts as the value, and `sum` is the largest mean of e^(x - mean) of a row.
+    For a norm the values are the variances of rows, plus eps. For a softmax they are x minus the mean of its row, with
+    the headroom; `sum` is the largest mean of e^value in a row.
     """
 
     def __init__(self) -> None:

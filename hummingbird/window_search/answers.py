@@ -165,11 +165,10 @@ class ThresholdScore:
         return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
-        """Judge a batch: return for each input the proportion of right values, and the change of the finer score.
+        """Judge a batch: return for each input the proportion of right scores, and the change of the finer score.
 
-        A value is right if it is on the right side of the threshold and near the exact net's. The finer score changes
-            as the
-        certainty does, or by the distance if that is more.
+        A score is right on its side of the threshold; all scores of an input are wrong if the input is not near the
+        exact net's. The finer score changes as the certainty does, or by the distance if that is more.
         target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
             certainties of them, and its outputs.
         """

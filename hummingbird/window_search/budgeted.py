@@ -163,7 +163,7 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Return whether `score` is at least as good as `other`, both in the proportion of right answers and in `fine`."""
+    """Return whether `score` is at least as good as `other` in right answers, and in `fine` but for `_ALIKE`."""
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 

@@ -122,9 +122,10 @@ class CachedEvaluator:
         self._full: dict[Assignment, Score] = {}
 
     def coarse(self, config: BitConfig) -> float:
-        """Return the mean finer score (`Score.fine`) with these windows, from one run on only `rank` images.
+        """Return the mean finer score (`Score.fine`) with these windows, from one run on about `rank` images.
 
-        They are those that windows are likely to change first. Raises ConfigError for windows that the net cannot run.
+        They fill whole batches, and are those that windows are likely to change first. Raises ConfigError for windows
+        that the net cannot run.
         """
         windows = self._assignment(config)
         if windows not in self._coarse:

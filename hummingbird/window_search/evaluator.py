@@ -204,7 +204,7 @@ class Progress(NamedTuple):
 
 
 class Questions:
-    """Asks an evaluator for the scores that a search needs; checks, counts and writes every answer to the journal.
+    """Asks an evaluator for the scores that a search needs; checks and counts the answers, and keeps a journal.
 
     names: names of all layers, in order; layers without a window in a question are exact. `watch` is called after
     every answer.

@@ -164,7 +164,7 @@ def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
     """Return the window [k:0) that eco, the mode without a budget, gives a layer: no sign is then wrong.
 
     The window holds all values |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs.
-    Raises ConfigError if the layer's shares are too short for k.
+    Raises ConfigError for a wrong `spare`, and if the layer's shares are too short for k.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -251,7 +251,7 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """Return the budget as a fraction. Raises ConfigError if it is no number, or if no assignment is so cheap.
+    """Return the budget as a fraction. Raises ConfigError if it is no valid number, or if no assignment is so cheap.
 
     The cheapest assignment takes the cheapest of the `choices` of every group, at the prices of `objective`.
     """
