@@ -9,8 +9,7 @@ table           tables as servers hold them
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
 batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers
-for nets serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a
-server
+serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a server
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """

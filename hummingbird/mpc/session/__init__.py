@@ -1,7 +1,7 @@
 """A session: how the parties of a run meet, share secrets and compare facts, and leave.
 
-session        `Session`: rank, channel, dealer and device of a party in a run; facts that must be the same at all
-parties launch         `init` and `uninit`: how a party joins a run, and leaves it
+session        `Session`: rank, channel, dealer and device of a party in a run; facts that must be equal at all parties
+launch         `init` and `uninit`: how a party joins a run, and leaves it
 meeting        the processes of a run find each other in torchrun's store
 rendezvous     channels between parties, their seeds, and their dealer
 listener       the address at which a party takes connections
