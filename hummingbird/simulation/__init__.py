@@ -4,6 +4,6 @@ simulate.py     `simulate`: the net with simulated comparing layers ("fast"), or
 compare.py      a comparison by a protocol's law on tensors, with gradients
 layers.py       the simulated layers: the private layers' formulas over that comparison, with changing windows
 folded.py       the net with folded batch norms and rounded constants, run from any step to any other
-observe.py      `magnitudes`: the largest values that a net compares; `find_rows`: ranges of the rows of softmaxes, norms
+observe.py      `magnitudes`: the largest values that a net compares; `find_rows`: ranges of rows of softmaxes and norms
 cut.py          two parties without a dealer (hummingbird/hybrid)
 """
