@@ -15,8 +15,8 @@ import pytest
 from hummingbird import cost
 from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.cost import Cost
-from hummingbird.errors import HummingbirdError
-from hummingbird.mpc.protocols.masked import InputError, relu_price
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.mpc.protocols.masked import relu_price
 from scripts.bench import common, link, relu, resnet
 from scripts.bench.common import Unit, Work
 from scripts.bench.contest import BESIDE, PARTS, Sample, window_of
