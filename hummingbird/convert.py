@@ -210,7 +210,7 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """Return the fingerprints of this net, one of which the windows' provenance must name.
+    """Return the fingerprints of this net. The provenance of windows must name one of them.
 
     steps: the steps of the net, traced as a search for windows does, with the numbers that forward() reads from
     weights; None if the caller has only steps of private weights, which lack these numbers: the net is then traced

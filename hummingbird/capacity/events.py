@@ -401,10 +401,10 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Give tokens to the groups that wait for them, in order, while the store of the replica has enough.
+        """Serve waiting groups in order: each takes its tokens, as long as the replica's store has enough.
 
-        Then begin the refills, which make tokens, for which the store has room. A group: requests that are served as
-        one.
+        Then begin as many refills, which make tokens, as the store has room for. A group consists of requests that are
+        served as one.
         """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need

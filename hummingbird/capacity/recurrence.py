@@ -329,7 +329,7 @@ def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOu
 
 
 class _Pieces:
-    """A simulation of long runs, each of which is cut into pieces; all pieces are simulated at once.
+    """A simulation of long runs. It cuts each run into pieces, and simulates all pieces at once.
 
     Its arrays have a row for each piece: row run * pieces + piece, where `pieces` is the number of pieces in a run.
     """

@@ -298,7 +298,7 @@ def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
 
 
 def chain(*steps: tuple[str, Work]) -> Phase:
-    """Make a phase of the steps (name, work), each of which begins when the step before it has ended."""
+    """Make a phase of steps that run one after another. steps: the name and the work of each."""
     names = [name for name, _ in steps]
     return Phase(tuple(WorkStep(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
 

@@ -422,8 +422,7 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Compute the elasticity of the latency for each input that the run uses, by name; the latency is the one of the
-    goal.
+    """Compute, for each input that the run uses, the elasticity of the latency that the goal names; by input name.
 
     The elasticity is (change of the latency in percent) / (change of the input in percent), from a trial with 10 % more
     of the input; the rate is made smaller instead, because a higher rate may be above the limit. It is NaN if the trial

@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -172,7 +173,7 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
     """
     answer = begin_call(partial(call, *arguments))
     while not answer.done():
-        wait([answer], _POLL)
+        futures.wait([answer], _POLL)
         check()
         if time.monotonic() > deadline and not answer.done():
             raise TimeoutError("the run's store does not answer")
