@@ -11,12 +11,14 @@ waits without end for any answer of the store. So another thread makes each call
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import errno
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
@@ -180,6 +182,21 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
     return answer.result()
 
 
+_calling: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads of `begin_call`
+
+
+@atexit.register
+def _let_calls_end() -> None:
+    """Wait at the process's end until abandoned calls have ended: torch aborts a process that ends as a call returns.
+
+    An attempt to connect ends within `_ANSWER` seconds and a pause. A call that a suspended host never answers does not
+    return, so the process may end.
+    """
+    deadline = time.monotonic() + 2 * _ANSWER
+    for thread in list(_calling):
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
 def begin_call(call: Callable[[], _T]) -> Future[_T]:
     """Make a call of torchrun's store in a thread of its own, which ends with the process.
 
@@ -193,8 +210,10 @@ def begin_call(call: Callable[[], _T]) -> Future[_T]:
         except Exception as error:
             answer.set_exception(error)
 
+    thread = threading.Thread(target=make, name="hummingbird-store", daemon=True)
     try:
-        threading.Thread(target=make, name="hummingbird-store", daemon=True).start()
+        thread.start()
+        _calling.add(thread)
     except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
         make()
     return answer
