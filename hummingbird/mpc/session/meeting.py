@@ -159,7 +159,7 @@ def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> di
     while True:
         _listening(host, port, deadline)
         try:
-            return attempt()  # in this thread: torch aborts a process that ends while an attempt of another one fails
+            return call_store(deadline, attempt)
         except RuntimeError:
             if time.monotonic() > deadline:
                 raise

@@ -171,7 +171,7 @@ def test_a_store_at_an_address_of_another_host_is_refused(monkeypatch: pytest.Mo
         run_store(0, 2, time.monotonic() + HANG, HANG)
 
 
-@pytest.mark.parametrize("closes", [True])
+@pytest.mark.parametrize("closes", [True, False])
 def test_a_store_that_takes_connections_and_does_not_answer_keeps_nobody_from_stopping(
     monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
