@@ -167,13 +167,14 @@ def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> di
         time.sleep(_POLL)
 
 
-def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
+def call_store(deadline: float, call: Callable[..., _T], *arguments: Any, port: int = 0) -> _T:
     """Make a call of torchrun's store in a thread of its own, wait for it, and return its result or raise its error.
 
     deadline: of time.monotonic. Raises TimeoutError at the deadline, and PeerError by `check`, when this process is to
         stop. The thread is then left behind: it ends with the process, or when the store's host answers.
+    port: of the store, if it is not MASTER_PORT.
     """
-    answer = begin_call(partial(call, *arguments))
+    answer = begin_call(partial(call, *arguments), port)
     while not answer.done():
         futures.wait([answer], _POLL)
         check()
@@ -182,25 +183,43 @@ def call_store(deadline: float, call: Callable[..., _T], *arguments: Any) -> _T:
     return answer.result()
 
 
-_calling: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads of `begin_call`
+_calling: weakref.WeakKeyDictionary[threading.Thread, int] = weakref.WeakKeyDictionary()  # the port that each calls
 
 
 @atexit.register
-def _let_calls_end() -> None:
-    """Wait at the process's end until abandoned calls have ended: torch aborts a process that ends as a call returns.
+def _end_calls() -> None:
+    """End abandoned calls of the store at the process's end: torch aborts a process that ends as such a call returns.
 
-    An attempt to connect ends within `_ANSWER` seconds and a pause. A call that a suspended host never answers does not
-    return, so the process may end.
+    A host may never answer a call, so the call's connection is shut down. An attempt to connect then tries again for
+    the rest of `_ANSWER` seconds, thus this repeats.
     """
     deadline = time.monotonic() + 2 * _ANSWER
-    for thread in list(_calling):
-        thread.join(max(0.0, deadline - time.monotonic()))
+    while (ports := {port for thread, port in _calling.items() if thread.is_alive()}) and time.monotonic() < deadline:
+        _shut_connections(ports)
+        time.sleep(_POLL)
 
 
-def begin_call(call: Callable[[], _T]) -> Future[_T]:
+def _shut_connections(ports: set[int]) -> None:
+    """Shut down every connection of this process to one of these ports of a peer, whoever opened the connection."""
+    for name in os.listdir("/dev/fd"):
+        try:
+            connection = socket.socket(fileno=int(name))
+        except OSError:  # no socket
+            continue
+        try:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] in ports:
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # not connected
+            continue
+        finally:
+            connection.detach()  # its owner closes it
+
+
+def begin_call(call: Callable[[], _T], port: int = 0) -> Future[_T]:
     """Make a call of torchrun's store in a thread of its own, which ends with the process.
 
     Returns a future, which will have the call's result or error.
+    port: of the store, if it is not MASTER_PORT.
     """
     answer: Future[_T] = Future()
 
@@ -213,7 +232,7 @@ def begin_call(call: Callable[[], _T]) -> Future[_T]:
     thread = threading.Thread(target=make, name="hummingbird-store", daemon=True)
     try:
         thread.start()
-        _calling.add(thread)
+        _calling[thread] = port or int(os.environ.get("MASTER_PORT", "0"))
     except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
         make()
     return answer

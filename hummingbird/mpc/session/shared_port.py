@@ -74,7 +74,8 @@ class SharedPort:
         link.settimeout(max(0.0, deadline - time.monotonic()))
         link.connect(path)
         link.sendall(_WORD.pack(self.place.lane))
-        return call_store(deadline, partial(dist.TCPStore, _HOST, _word(link), is_master=False, timeout=wait))
+        port = _word(link)
+        return call_store(deadline, partial(dist.TCPStore, _HOST, port, is_master=False, timeout=wait), port=port)
 
     def _gather(self, server: socket.socket, port: int, deadline: float) -> None:
         server.settimeout(_LOOK)

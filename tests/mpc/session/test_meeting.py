@@ -199,6 +199,35 @@ def test_a_store_that_takes_connections_and_does_not_answer_keeps_nobody_from_st
     del host
 
 
+SILENT = """
+import os, threading, time
+from hummingbird.channel.connect import listen
+from hummingbird.errors import PeerError
+from hummingbird.mpc.session.meeting import run_store
+from hummingbird.rpc.signals import Flag, ends_waits
+server, told = listen("127.0.0.1"), Flag()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
+def dying():
+    for _ in range(2):
+        server.accept()[0].close()
+    told.set()
+threading.Thread(target=dying, daemon=True).start()
+try:
+    with ends_waits(told):
+        run_store(1, 2, time.monotonic() + 600, 600.0)
+except PeerError as error:
+    print(error)
+"""
+
+
+def test_a_process_told_to_stop_ends_well_though_the_store_is_silent() -> None:
+    """The store's host closes its connections only as the process ends: torch must not abort it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT], env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, timeout=HANG
+    )
+    assert done.returncode == 0 and "told to stop" in done.stdout
+
+
 class Forged:
     """A store into which somebody else writes: what these keys hold is changed before it is read."""
 
