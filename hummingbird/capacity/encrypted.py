@@ -23,6 +23,7 @@ from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Wor
 from hummingbird.errors import ConfigError
 from hummingbird.he.compile.convert import RANGE
 from hummingbird.he.compile.magnitudes import pattern
+from hummingbird.he.runtime import messages
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
@@ -30,7 +31,6 @@ from hummingbird.he.runtime.operations import Linear
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.server import Server
 from hummingbird.he.runtime.spec_json import step_fields
-from hummingbird.he.service import messages
 from hummingbird.he.service.server import TURNS
 from hummingbird.kernels import devices
 from hummingbird.report import BANDWIDTH, RTT

@@ -13,15 +13,15 @@ kernels/ciphertexts/arithmetic.py for the product).
 scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
 bfv/      products of a single layer, exact mod 2^k: the offline phase of hybrid inference
 compile/  from a net to a plan: which role computes each step, bounds of its values, and scales
-runtime/  executes a plan: client, server, and the tensors that they exchange
+runtime/  executes a plan: client, server, the tensors that they exchange, and all of it as bytes and files
 service/  client and server as programs, over gRPC
 """
 
 from hummingbird.he.compile.convert import convert_model, make_plan
-from hummingbird.he.runtime.client import Client
+from hummingbird.he.runtime.client import Client, ClientBatch
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.server import Server
 
-__all__ = ["Client", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]
+__all__ = ["Client", "ClientBatch", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]

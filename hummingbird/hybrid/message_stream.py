@@ -27,7 +27,7 @@ from torch import Tensor
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import InputError, PeerError
 from hummingbird.rpc import client as rpc_client
-from hummingbird.rpc.service import CHUNK
+from hummingbird.rpc.frame import CHUNK
 from hummingbird.rpc.status import explain
 
 TIMEOUT = 120.0  # seconds of silence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -38,11 +39,27 @@ def stop(servers: list[subprocess.Popen[str]]) -> None:
 @pytest.mark.slow
 def test_the_encrypted_example_runs(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
-    (snippet,) = blocks(ENCRYPTED, "python")
+    snippet = blocks(ENCRYPTED, "python")[0]
     (tmp_path / "example.py").write_text(snippet)
     out = run([sys.executable, "example.py"], tmp_path)
     # tests/he/compile/test_convert.py tests the report's own prediction; here it is that logits of size 10 agree.
     assert float(out.rpartition("largest error ")[2]) < 1e-3 and "encrypted" in out
+
+
+@pytest.mark.slow
+def test_the_encrypted_files_example_runs(tmp_path: Path) -> None:
+    """The loop for several turns is in place of the last lines: it runs on the same objects."""
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    _, files, loop = blocks(ENCRYPTED, "python")
+    again = "batch = client.begin(torch.rand(2, 1, 28, 28))\n"
+    (tmp_path / "example.py").write_text(f"{files}{again}{loop}print(logits.shape)\n")
+    out = run([sys.executable, "example.py"], tmp_path)
+    assert out.startswith("tensor([") and out.splitlines()[-1] == "torch.Size([2, 10])"
+    sizes = {
+        path.name: path.stat().st_size for path in tmp_path.iterdir() if path.name not in ("checkpoints", "example.py")
+    }
+    table = dict(re.findall(r"^\| `([\w.]+)` \| ([\d.]+) kB \|", ENCRYPTED.read_text(), re.MULTILINE))
+    assert {name: f"{size / 1e3:.1f}" for name, size in sizes.items()} == table
 
 
 def test_the_short_forms_in_the_quickstart_run(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ import torch
 
 from hummingbird import records, ring
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.he.runtime import messages as he
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.service import messages as he
 from hummingbird.hybrid import messages as hybrid
 from hummingbird.hybrid.plan_json import read_description
 from hummingbird.hybrid.proxy_view import read_proxy_view

@@ -11,6 +11,14 @@
             batch.receive(back)
     logits = batch.result()                        # float32 (images, *output)
 
+Where the server is another process without a connection, bytes travel in place of slices, and both sides may be files
+in between (files.py):
+
+    batch = client.begin(images)
+    while not batch.complete:
+        batch.accept(server.answer(batch.request()))
+    logits = batch.result()
+
 Slices must come in order: a slice out of order, or a tensor of another shape or type, is an InputError. The parser of
 the bytes has checked that residues are below their primes (kernels.ciphertexts.unpack).
 """
@@ -20,14 +28,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hummingbird.errors import InputError
+from hummingbird import prg
+from hummingbird.errors import AgreementError, InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.steps import refs
+from hummingbird.he.runtime import files, messages
 from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.precision import PLANNED, SMALL, TIMES, Precision, Shadow, least_bits, named
 from hummingbird.he.runtime.program import moved
@@ -42,13 +53,51 @@ class Client:
     """The client role: it owns the secret key, encrypts images, decrypts answers, and knows a plan's public part only.
 
     device: where the client encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and messages do not
-    depend on it. Raises InputError for a missing device.
+    depend on it. key: the seed of a saved secret key, 32 bytes; a new key is drawn without it. Raises InputError for a
+    missing device.
+
+        client = he.Client(he.Public.from_json(text))      # the description: model.public.to_json() of a converted net
+        client.save("my.client")
+        client = he.Client.load("my.client")               # in another process: the same key
+        batch = client.begin(images)
+        request = batch.request()                          # bytes for `Server.answer`
     """
 
-    def __init__(self, public: Public, device: str = "cpu") -> None:
+    def __init__(self, public: Public, device: str = "cpu", key: bytes | None = None) -> None:
         self.device = find_device(device, "he.Client(device)")
         self.public = replace(public, steps=moved(public.steps, self.device))
-        self._key = SecretKey(public.parameters, self.device)
+        self._key = SecretKey(public.parameters, self.device, key)
+
+    def save(self, path: str | Path) -> None:
+        """Write the description of the net and the secret key to a new file of mode 0600.
+
+        Whoever reads this file can decrypt all that the client has encrypted. Raises InputError if there is a file of
+        this name, or if it cannot be written.
+        """
+        files.write_client(Path(path), self.public, self._key.seed)
+
+    @staticmethod
+    def load(path: str | Path, device: str = "cpu") -> Client:
+        """Return the client that `save` has written to a file, with the same key.
+
+        Every encryption draws new randomness, so any number of processes may load one file. device: where the client
+        encrypts, decrypts and computes. Raises InputError for a missing or damaged file and for a missing device,
+        ConfigError for insecure parameters, AgreementError for a file of another kind or release.
+        """
+        public, key = files.read_client(Path(path))
+        return Client(public, device, key)
+
+    def resume(self, path: str | Path) -> ClientBatch:
+        """Return the batch that `ClientBatch.save` has written to a file; it waits for the answer to its last request.
+
+        Raises InputError for a missing or damaged file, AgreementError for a file of another kind or release, and for
+        the batch of another client.
+        """
+        head, tensors = files.read_batch(Path(path), self._key.seed)
+        blank = torch.zeros(()).expand(head.images, *self.public.input_shape)
+        batch = ClientBatch(self.public, self._key, blank, head.first, self.device)
+        batch._restore(head, tensors)
+        return batch
 
     def batches(self, images: Tensor) -> list[ClientBatch]:
         """Split images into groups of at most `slots`, and return a batch for each group, from `begin`.
@@ -102,6 +151,10 @@ class ClientBatch:
     complete, so that a turn can be repeated after a lost connection.
 
     images: number of images. precision: of the values that came back so far, for each image.
+
+        while not batch.complete:                          # once in polynomial mode, once a turn in client-aided mode
+            batch.accept(server.answer(batch.request()))
+        logits = batch.result()
     """
 
     def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int, device: torch.device) -> None:
@@ -115,6 +168,90 @@ class ClientBatch:
         self._order: dict[int, Tensor] = {}
         self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
         self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside typical images
+        self._name = prg.new_seed(messages.BATCH_BYTES).hex()
+        self._due = False  # whether a turn was sent whose answer is not complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answers to all turns are here, so that `result` has the outputs."""
+        return self._turn == len(self.public.turns) and not self._due
+
+    def request(self) -> bytes:
+        """Encrypt what the server needs for the next turn, or once more for the current one while its answer is due.
+
+        Returns the message for `Server.answer`; it has the size that the report states for the turn, and 256 bytes
+        more. Randomness is new in every call. Raises InputError if the batch is complete, and for images whose values
+        would not be precise enough.
+        """
+        if self.complete:
+            raise InputError("the batch is complete", where="ClientBatch.request", hint="result() has the outputs")
+        number = self._turn - 1 if self._due else self._turn
+        packed = (piece for sent in self.uploads(number) for piece in messages.pack_upload(self.public, sent))
+        return b"".join([self._head(messages.REQUEST, number).pack(), *packed])
+
+    def accept(self, answer: bytes) -> None:
+        """Decrypt and store the server's answer to the last request.
+
+        An answer that is refused changes nothing: a right one may follow. Raises AgreementError for the answer to
+        another batch, or of another net or release; InputError for anything else that is no answer, and if none is due.
+        """
+        public, number = self.public, self._turn - 1
+        if not self._due:
+            raise InputError("no answer is due", where="ClientBatch.accept", hint="request() comes first, in each turn")
+        expected = self._head(messages.ANSWER, number)
+        head = messages.read_head(answer, messages.ANSWER, public, expected.net)
+        if head.batch != expected.batch:
+            what = f"an answer for batch {head.batch}, this is batch {expected.batch}"
+            raise AgreementError(
+                what, where="answer", hint="each request has its own answer: were two files exchanged?"
+            )
+        if head.turn != number:
+            what = f"an answer for turn {head.turn}, turn {number} is due"
+            raise InputError(what, where="answer", hint="is it the answer to the last request?")
+        self._forget(public.turns[number])
+        self._waiting, self._arrived = public.turns[number].down(), 0
+        for back in messages.downloads(public, number, answer, self._device):
+            self.receive(back)
+
+    def save(self, path: str | Path) -> None:
+        """Write the batch to a file of mode 0600, so that another process can continue it (`Client.resume`).
+
+        The file has the images' values in the clear, as far as they are still needed, and no randomness. It replaces a
+        file of this name. Raises InputError unless an answer is due, and if the file cannot be written.
+        """
+        if not self._due:
+            what = "a batch is saved while an answer is due"
+            raise InputError(what, where="ClientBatch.save", hint="call request() first, and save before you send")
+        values = self._values.items()
+        tensors = {"scales": self._scales, "small": self._small, "squares": self.precision.squares}
+        for index, value in values:
+            named_parts = enumerate(value) if isinstance(value, tuple) else [("", value)]
+            tensors |= {f"{index}.{part}": tensor for part, tensor in named_parts}
+        head = files.BatchHead(
+            client=files.client_name(self._key.seed),
+            batch=self._name,
+            turn=self._turn - 1,
+            images=self.images,
+            first=self._first,
+            values=tuple((index, len(value) if isinstance(value, tuple) else 0) for index, value in values),
+        )
+        files.write_batch(Path(path), head, tensors, self._key.seed)
+
+    def _restore(self, head: files.BatchHead, tensors: dict[str, Tensor]) -> None:
+        """Take over the state of the batch in a file, whose seal is right. tensors: of the file, by name."""
+        moved_to = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        self._name, self._turn, self._due = head.batch, head.turn + 1, True
+        self._scales, self._small = moved_to["scales"], moved_to["small"]
+        self.precision.restore(moved_to["squares"])
+        self._values = {
+            index: tuple(moved_to[f"{index}.{part}"] for part in range(count)) if count else moved_to[f"{index}."]
+            for index, count in head.values
+        }
+        self._shadow = self._shadow_of(self.public.turns[head.turn])
+
+    def _head(self, kind: str, turn: int) -> messages.MessageHead:
+        net = messages.digest(self.public.to_json().encode())
+        return messages.MessageHead(kind=kind, net=net, batch=self._name, turn=turn)
 
     def uploads(self, number: int) -> Iterator[Upload]:
         """Yield the slices to send in turn `number`, encrypted on demand; the turn before must be complete.
@@ -133,20 +270,16 @@ class ClientBatch:
             self.precision.mark()
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
         self._scales = self._input_scales(turn, flat)
-        if turn.scale is None:
-            outliers = (self._scales < turn.usual).nonzero()[:, 0]
-            self._shadow = Shadow(outliers, self._first) if len(outliers) else None
-        else:
+        if turn.scale is not None:
             self._weigh(turn, flat)
-            everyone = torch.arange(self.images, device=self._device)
-            self._shadow = Shadow(everyone, self._first, PLANNED, TIMES)
+        self._shadow = self._shadow_of(turn)
         for start, stop in turn.up():
             message = self._messages(turn, flat, start, stop)
             seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start, self._device), public.form)
             yield Upload(number, start, seed, body)
         del flat
         self._waiting = turn.down()
-        self._arrived = 0
+        self._arrived, self._due = 0, True
 
     def receive(self, back: Download) -> None:
         """Decrypt and store the next slice of the server's answer. Raises InputError for a slice out of order."""
@@ -179,6 +312,7 @@ class ClientBatch:
             self._values[tensor.value] = seen.reshape(-1, *tensor.shape)  # a view
             if self._shadow is not None:
                 self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
+        self._due = stop < turn.returned
 
     def result(self) -> Any:
         """Compute the net's outputs, (images, *output), in the structure that the net returns."""
@@ -214,6 +348,13 @@ class ClientBatch:
             raise InputError(what, where="ClientBatch", hint="all slices up, all slices down, then the next turn")
         if number > 0:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
+
+    def _shadow_of(self, turn: Round) -> Shadow | None:
+        """Return the second run of the client's steps that a turn needs once `_scales` are known (precision.py)."""
+        if turn.scale is not None:
+            return Shadow(torch.arange(self.images, device=self._device), self._first, PLANNED, TIMES)
+        outliers = (self._scales < turn.usual).nonzero()[:, 0]
+        return Shadow(outliers, self._first) if len(outliers) else None
 
     def _forget(self, turn: Round) -> None:
         """Discard what the server has answered in a turn so far, so that the turn can be repeated."""

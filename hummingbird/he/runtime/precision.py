@@ -56,6 +56,16 @@ class Precision:
         self._spread = torch.zeros((), dtype=torch.float64, device=device)
         self.mark()
 
+    @property
+    def squares(self) -> Tensor:
+        """Sums of squares of relative errors, float64 (2, images): predicted and measured."""
+        return self._squares
+
+    def restore(self, squares: Tensor) -> None:
+        """Continue from the sums that another process had when all answers so far were complete."""
+        self._squares = squares
+        self.mark()
+
     def mark(self) -> None:
         """Remember the current sums, so that `rewind` can return to them."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()

@@ -10,11 +10,14 @@ answers with other values learns something from the client's reaction, such as w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.he.runtime import files, messages
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.operations import Linear, switched, times
@@ -35,12 +38,47 @@ class Server:
     It never changes, so several threads may use it. device: of weights and ciphertexts, "cpu" or "cuda"; messages do
     not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
     device.
+
+        he.convert_model(net, (1, 28, 28)).server.save("net.server")
+        server = he.Server.load("net.server")              # in another process
+        answer = server.answer(request)                    # bytes from `ClientBatch.request`, bytes for its `accept`
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
         self.public, self.device = plan.public, find_device(device, "he.Server(device)")
         self.memory = predicted(plan).server
         self._programs = moved(plan.programs, self.device)
+        self._digest = messages.digest(plan.public.to_json().encode())
+
+    def save(self, path: str | Path) -> None:
+        """Write the description of the net and the server's programs, with the weights, to a file of mode 0600.
+
+        A file of this name is replaced. Raises InputError if the file cannot be written.
+        """
+        files.write_server(Path(path), self.public, self._programs)
+
+    @staticmethod
+    def load(path: str | Path, device: str = "cpu") -> Server:
+        """Return the server that `save` has written to a file; it answers clients of the same net.
+
+        device: of weights and ciphertexts. Raises InputError for a missing or damaged file and for a missing device,
+        AgreementError for a file of another kind or release.
+        """
+        return Server(files.read_server(Path(path)), device)
+
+    def answer(self, request: bytes) -> bytes:
+        """Compute the answer to one turn of a batch, which the client's `ClientBatch.request` has encrypted.
+
+        Both have the sizes that the report states for the turn (`Public.turn_bytes`), and 256 bytes more. Nothing is
+        kept, so the same request may be answered again. Raises AgreementError for a request of another net or release,
+        InputError for anything else that is no request.
+        """
+        head = messages.read_head(request, messages.REQUEST, self.public, self._digest)
+        turn = self.turn(head.turn)
+        for sent in messages.uploads(self.public, head.turn, request, self.device):
+            turn.receive(sent)
+        packed = (piece for back in turn.downloads() for piece in messages.pack_download(self.public, back))
+        return b"".join([replace(head, kind=messages.ANSWER).pack(), *packed])
 
     def turn(self, number: int) -> ServerRound:
         """Begin turn `number` of one client; return the `ServerRound` that takes its messages and answers."""

@@ -29,6 +29,7 @@ VARIANCE = ETA / 2  # of a coefficient of e
 SECRET = 2 / 3  # variance of a coefficient of s
 ROUNDING = 1 / 12  # variance of a rounding error, uniform in +-1/2
 PRECISION = 12  # bits: a plan keeps each kind of error below 2^-PRECISION of a value's root mean square
+KEY_BYTES = prg.CIPHERS["chacha20"]  # of the seed of a key, which every device expands to the same key
 FLOAT32 = 2.0**-25  # relative rounding error of a value that the client keeps in float32
 
 
@@ -65,19 +66,21 @@ class Coins:
 
 
 class SecretKey:
-    """A client's secret key, drawn here: it encrypts and decrypts, and never leaves the object.
+    """A client's secret key: it encrypts and decrypts, and only its seed leaves the object, for the client's own file.
 
     It is a polynomial of coefficients -1, 0 and 1, and serves any number of ciphertexts. device: of the key; messages,
-    coins and ciphertexts must be on the same device.
+    coins and ciphertexts must be on the same device. seed: 32 bytes, from which the key follows on every device; new
+    ones from the operating system unless a saved key is loaded.
 
         key = SecretKey(choose(2048, 2))
         seed, body = key.encrypt(message, Coins(key.ring, 3), "mixed")
         key.decrypt(torch.stack([body, expand(key.ring, seed, 3)], 1), "mixed")  # message plus a small error
     """
 
-    def __init__(self, parameters: Parameters, device: torch.device | str = "cpu") -> None:
+    def __init__(self, parameters: Parameters, device: torch.device | str = "cpu", seed: bytes | None = None) -> None:
         self.parameters, self.ring = parameters, parameters.ring
-        secret = ternary(prg.fresh(device), parameters.degree)
+        self.seed = prg.new_seed(KEY_BYTES) if seed is None else seed
+        secret = ternary(prg.Stream(self.seed, device), parameters.degree)
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
@@ -105,7 +108,7 @@ class SecretKey:
         return f"SecretKey(degree={self.parameters.degree}, primes={len(self.parameters.primes)})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecretKey is not serialized")
+        raise TypeError("a SecretKey is not serialized: Client.save writes its seed")
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:

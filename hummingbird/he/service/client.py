@@ -1,4 +1,6 @@
-"""The client of a remote net: it encrypts images, and the server sees ciphertexts only (messages: messages.py).
+"""The client of a remote net: it encrypts images, and the server sees ciphertexts only.
+
+he/runtime/messages.py has the messages.
 
 The key is made here and stays here. The client checks the parameters that the server proposes against both security
 tables. In client-aided mode it computes the activations, so it sees their inputs, which reveal something about the
@@ -19,11 +21,11 @@ from torch import Tensor
 
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import ConfigError, InputError, OverloadError, PeerError, UnavailableError
+from hummingbird.he.runtime import messages
 from hummingbird.he.runtime.client import Client, ClientBatch
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
-from hummingbird.he.service import messages
 from hummingbird.kernels.devices import find_device
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.client import Retry

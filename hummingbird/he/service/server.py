@@ -1,4 +1,4 @@
-"""The server role as a service for several clients at once (messages: he/service/messages.py).
+"""The server role as a service for several clients at once (messages: he/runtime/messages.py).
 
 The server holds no key: it receives and sends ciphertexts. It expands a slice while the next one arrives, and sends a
 result while it computes the next tile. It keeps nothing between turns. If a client dies during a turn, the turn ends at
@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerError
+from hummingbird.he.runtime import messages
 from hummingbird.he.runtime.memory import installed
 from hummingbird.he.runtime.server import Server, ServerRound
-from hummingbird.he.service import messages
 from hummingbird.rpc.admission import FairQueue, Quota, WaitingCall, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from hummingbird import he, prg
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.he.compile.convert import make_plan
-from hummingbird.he.runtime import memory
+from hummingbird.he.runtime import memory, messages
 from hummingbird.he.runtime.rounds import Download
-from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.kernels.ciphertexts import Ring, largest_primes, noise, ternary, uniform
 from tests.support.far import DEVICE, far

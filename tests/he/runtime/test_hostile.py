@@ -10,24 +10,25 @@ import json
 import random
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hummingbird import he
+from hummingbird import he, records
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.he.compile.convert import make_plan
-from hummingbird.he.runtime import client_spec, memory
+from hummingbird.he.runtime import client_spec, files, memory, messages
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.rounds import Download, Upload
 from hummingbird.he.runtime.server import Server
-from hummingbird.he.service import messages
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 
 COUNT = 300  # inputs for each parser
@@ -139,6 +140,35 @@ def take_download(rng: random.Random, texts: list[str]) -> None:
     batch.result()
 
 
+def answer_request(rng: random.Random, texts: list[str]) -> None:
+    """A request as bytes, damaged or with another head, to a server."""
+    request = Client(_SMALL.public).begin(torch.rand(1, 4)).request()
+    Server(_SMALL).answer(other_head(rng, request))
+
+
+def accept_answer(rng: random.Random, texts: list[str]) -> None:
+    batch = Client(_SMALL.public).begin(torch.rand(1, 4))
+    batch.accept(other_head(rng, Server(_SMALL).answer(batch.request())))
+    batch.result()
+
+
+def other_head(rng: random.Random, message: bytes) -> bytes:
+    if rng.randrange(2):
+        return damaged(rng, message)
+    return changed_json(rng, message[: messages.HEAD_BYTES].decode()).ljust(messages.HEAD_BYTES) + message[256:]
+
+
+def load_server(rng: random.Random, texts: list[str]) -> None:
+    """A server's file whose record is another, with a seal that is right."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.server"
+        files.write_server(path, _SMALL.public, _SMALL.programs)
+        head, tensors = files._read(path, files.SERVER, files.ServerHead)
+        text = changed_json(rng, records.write(head))
+        files._write(path, records.read(text, files.ServerHead, name="head"), tensors)
+        Server.load(path)
+
+
 def hand_over(rng: random.Random, texts: list[str]) -> None:
     """Values that are no slice at all, for client and server, and values that are no images."""
     anything: list[Any] = [None, 3, b"x", "x", [], torch.zeros(0), torch.zeros(3, 2, 2048, dtype=torch.int32)]
@@ -164,8 +194,9 @@ def _next(stream: Iterator[bytes]) -> bytes:
 
 torch.manual_seed(0)
 _SMALL = make_plan(nn.Linear(4, 2), (4,))
+_MESSAGES = (describe, open_call, take_upload, take_download, answer_request, accept_answer)
 PARSERS: dict[str, Callable[[random.Random, list[str]], None]] = {
-    f.__name__: f for f in (describe, open_call, take_upload, take_download, hand_over)
+    f.__name__: f for f in (*_MESSAGES, load_server, hand_over)
 }
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
+from hummingbird.he.runtime import messages
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client
 from hummingbird.he.runtime.server import Server
-from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.ciphertexts import pack, unpack

@@ -1,17 +1,23 @@
-"""The messages between client and server of encrypted inference (gRPC: rpc/service.py): two methods.
+"""The bytes that client and server of encrypted inference exchange: the slices of a turn, as a stream or as one text.
+
+    slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
+
+Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out. The order and lengths of slices follow from
+`Public`, so neither side needs to believe the other.
+
+Over a connection (gRPC: rpc/service.py) there are two methods:
 
     Public(opening)  -> the public part of the plan, JSON without weights
     Turn(stream)     -> stream
 
 The client's stream is an opening, then the slices of the turn. The server's stream is its slices, and empty messages as
-heartbeats. An opening is JSON: format, release, digest of the client's `Public`, turn. The order and lengths of slices
-follow from `Public`, so neither side needs to believe the other:
+heartbeats. An opening is JSON: format, release, digest of the client's `Public`, turn. A slice is cut into messages of
+`frame.CHUNK` bytes. A server keeps nothing between turns: a turn is one call, which nobody else can join, and which
+ends with its client.
 
-    slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
-
-Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out; a slice is cut into messages of `service.CHUNK`
-bytes. A server keeps nothing between turns: a turn is one call, which nobody else can join, and which ends with its
-client.
+Without a connection, a request is a head and the slices up of one turn, and an answer a head and its slices down. A
+head is JSON, filled with spaces to `HEAD_BYTES` bytes: kind, format, release, digest of the client's `Public`, batch
+and turn.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,11 +37,16 @@ from hummingbird.he.runtime.rounds import MOST_STEPS, Download, Return, Upload
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.records import field
-from hummingbird.rpc.service import CHUNK
+from hummingbird.rpc.frame import CHUNK
 from hummingbird.version import VERSION
 
+REQUEST, ANSWER = "he-request", "he-answer"
 FORMAT = 2  # version of the messages, and of the expansion of seeds
+HEAD_BYTES = 256  # of a request or an answer
+BATCH_BYTES = 16  # of the random number that names a batch
+_MOST_HEAD = 8 << 20  # bytes: a server's file has the description of the net in it
 _HINT = "the bytes were damaged, or come from another program or release"
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +60,91 @@ class TurnOpening:
     release: str = records.constant(VERSION)
     digest: str = field(records.text(64), default="")
     turn: int = field(records.whole(0, MOST_STEPS), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageHead:
+    """The first `HEAD_BYTES` bytes of a request or an answer.
+
+    kind: `REQUEST` or `ANSWER`. net: the digest of the net's description. batch: a random number that the client has
+    drawn for the batch, in hexadecimal digits. turn: its number.
+    """
+
+    kind: str = field(records.one_of((REQUEST, ANSWER)))
+    format: int = records.constant(FORMAT)
+    release: str = records.constant(VERSION)
+    net: str = field(records.digits(32))
+    batch: str = field(records.digits(BATCH_BYTES))
+    turn: int = field(records.whole(0, MOST_STEPS))
+
+    def pack(self) -> bytes:
+        """Return the head's bytes."""
+        return records.write(self).encode().ljust(HEAD_BYTES)
+
+
+def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R:
+    """Read the JSON head of a message or a file; return the record.
+
+    kind: the kind that is expected. head: the record's class, with fields `kind`, `format` and `release`. where: the
+    message or the file, for errors. Raises AgreementError, naming both sides, for another kind, format or release;
+    InputError if malformed.
+    """
+    how: Any = {"name": "head", "where": where, "hint": _HINT}
+    fields = records.of(records.parse(text, most=_MOST_HEAD, **how), records.mapping(records.anything(), 16), **how)
+    if (found := fields.get("kind")) != kind:
+        what = f"this is {str(found)[:32]!r}, and {kind!r} is needed"
+        raise AgreementError(what, where=where, hint="were two files taken for each other?")
+    theirs, release = fields.get("format"), fields.get("release")
+    if (theirs, release) != (FORMAT, VERSION):
+        what = f"made by release {str(release)[:32]} in format {str(theirs)[:32]}, this is {VERSION} with {FORMAT}"
+        raise AgreementError(what, where=where, hint="install the same release on both sides")
+    return records.of(fields, head, **how)
+
+
+def read_head(data: bytes, kind: str, public: Public, net: str) -> MessageHead:
+    """Read the head of a request or an answer, and check the length of the rest.
+
+    kind: `REQUEST` or `ANSWER`. public: the net's description. net: its digest. Raises AgreementError for another kind,
+    format, release or net, and InputError for another length, and if the bytes are malformed.
+    """
+    where = kind.removeprefix("he-")
+    if not isinstance(data, (bytes, bytearray)):
+        raise InputError(f"expected bytes, got {type(data).__name__}", where=where, hint="read the file: read_bytes()")
+    head = checked_head(bytes(data[:HEAD_BYTES]), kind, MessageHead, where)
+    if head.net != net:
+        what = f"made for the net with digest {head.net[:16]}, this is the net {net[:16]}"
+        raise AgreementError(what, where=where, hint="client.json and the server's file come from one conversion")
+    if head.turn >= len(public.turns):
+        raise malformed(f"turn {head.turn} of {len(public.turns)}", where)
+    size = HEAD_BYTES + public.turn_bytes(public.turns[head.turn])[kind == ANSWER]
+    if len(data) != size:
+        what = f"{len(data)} bytes, and turn {head.turn} has {size}"
+        raise InputError(what, where=where, hint="was it copied completely?")
+    return head
+
+
+def uploads(public: Public, turn: int, request: bytes, device: torch.device | str = "cpu") -> Iterator[Upload]:
+    """Yield the slices in a request whose head and length are right (`read_head`), with their tensors on a device.
+
+    public: the net's description. turn: the number in the head. Raises InputError as `read_upload` does.
+    """
+    at = HEAD_BYTES
+    for first, stop in public.turns[turn].up():
+        size = SEED_BYTES + public.up_bytes(stop - first)
+        yield read_upload(public, turn, first, stop, iter([request[at : at + size]]).__next__, device)
+        at += size
+
+
+def downloads(public: Public, turn: int, answer: bytes, device: torch.device | str = "cpu") -> Iterator[Download]:
+    """Yield the slices in an answer whose head and length are right (`read_head`), with their tensors on a device.
+
+    public: the net's description. turn: the number in the head. Raises InputError as `read_download` does.
+    """
+    at = HEAD_BYTES
+    for first, stop, back in public.turns[turn].down():
+        size = public.down_bytes(back, stop - first)
+        yield read_download(public, turn, first, stop, back, iter([answer[at : at + size]]).__next__, device)
+        at += size
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
@@ -77,7 +173,7 @@ def read_opening(data: bytes, turns: int) -> tuple[str, int]:
 def digest(public: bytes) -> str:
     """Return the SHA-256 of a net's description for clients, in hexadecimal digits.
 
-    public: the description's bytes, as the server sent them.
+    public: the description's bytes, as the server sent or wrote them.
     """
     return hashlib.sha256(public).hexdigest()
 
@@ -163,6 +259,6 @@ def read_download(
     return Download(turn, first, unpack(public.parameters.ring.take(back.primes), data, shape))
 
 
-def malformed(what: str) -> InputError:
-    """Make the error for a message that no side sends in this format. what: the fault, in words."""
-    return InputError(f"malformed message: {what}", where="he", hint=_HINT)
+def malformed(what: str, where: str = "he") -> InputError:
+    """Make the error for a message that no side sends in this format. what: the fault, in words. where: the message."""
+    return InputError(f"malformed message: {what}", where=where, hint=_HINT)
