@@ -55,11 +55,10 @@ def test_the_encrypted_files_example_runs(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(f"{files}{again}{loop}print(logits.shape)\n")
     out = run([sys.executable, "example.py"], tmp_path)
     assert out.startswith("tensor([") and out.splitlines()[-1] == "torch.Size([2, 10])"
-    sizes = {
-        path.name: path.stat().st_size for path in tmp_path.iterdir() if path.name not in ("checkpoints", "example.py")
-    }
-    table = dict(re.findall(r"^\| `([\w.]+)` \| ([\d.]+) kB \|", ENCRYPTED.read_text(), re.MULTILINE))
-    assert {name: f"{size / 1e3:.1f}" for name, size in sizes.items()} == table
+    table = re.findall(r"^\| `([\w.]+)` \| ([\d.]+) ([kM])B \|", ENCRYPTED.read_text(), re.MULTILINE)
+    sizes = {name: (tmp_path / name).stat().st_size / {"k": 1e3, "M": 1e6}[unit] for name, _, unit in table}
+    assert {name: f"{size:.1f}" for name, size in sizes.items()} == {name: text for name, text, _ in table}
+    assert {path.name for path in tmp_path.iterdir()} == {*sizes, "checkpoints", "example.py"}
 
 
 def test_the_short_forms_in_the_quickstart_run(tmp_path: Path) -> None:
