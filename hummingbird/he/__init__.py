@@ -5,6 +5,7 @@
     model = he.convert_model(net, (1, 28, 28))       # chooses parameters, scales and a plan
     print(model.report())                            # layers, cost and predicted precision
     logits = model(images)                           # both roles in this process; `service` separates them
+    model.server.save("net.server")                  # or files do: Server.load, Client.save, ClientBatch.request
 
 A tensor (S, C, H, W) is C H W ciphertexts of S slots: a weight is one number for all images, so a layer is an exact
 integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph-HE2, WAHC 2019, for the packing;

@@ -28,8 +28,8 @@ _COMPARED = 64  # images whose outputs are kept for `report` to compare
 class HEModel:
     """A converted net with both roles in this process: `model(images)` encrypts images and evaluates the net on them.
 
-    The server role never gets the key. plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles; a
-    service can take `server` (he/service/server.py). Raises InputError for a missing device.
+    The server role never gets the key. plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles;
+    `server` can be saved, and a service can take it (he/service/server.py). Raises InputError for a missing device.
 
         model = he.convert_model(net, (1, 28, 28))
         logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n

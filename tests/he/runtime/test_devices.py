@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,27 @@ def test_a_server_answers_the_same_bytes(device: str) -> None:
         for (first, stop, back), data in zip(turn.down(), answers[0], strict=True):
             batch.receive(messages.read_download(public, number, first, stop, back, lambda data=data: data))
     batch.result()
+
+
+@DEVICES
+@pytest.mark.parametrize("mode", CASES)
+def test_files_of_one_device_are_read_on_another(tmp_path: Path, mode: str, device: str) -> None:
+    plan, net, x = planned(mode)
+    names = [tmp_path / name for name in ("net.server", "my.client", "my.batch")]
+    with there(device):
+        he.Server(plan, device).save(names[0])
+        client = he.Client(plan.public, device)
+        client.save(names[1])
+        batch = client.begin(x)
+        request = batch.request()
+        batch.save(names[2])
+    server, batch = he.Server.load(names[0]), he.Client.load(names[1]).resume(names[2])
+    batch.accept(server.answer(request))
+    while not batch.complete:
+        batch.accept(server.answer(batch.request()))
+    with torch.no_grad():
+        expected = net(x)
+    assert float((batch.result() - expected).abs().max()) < 2**-8 * float(expected.abs().max())
 
 
 def _answered(turn: Any, public: he.Public, sent: list[bytes]) -> Iterator[bytes]:
