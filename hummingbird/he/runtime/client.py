@@ -169,7 +169,7 @@ class ClientBatch:
         self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
         self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside typical images
         self._name = prg.new_seed(messages.BATCH_BYTES).hex()
-        self._due = False  # whether a turn was sent whose answer is not complete
+        self._due = False  # whether a turn has begun whose answer is not complete
 
     @property
     def complete(self) -> bool:
@@ -222,7 +222,9 @@ class ClientBatch:
         if not self._due:
             what = "a batch is saved while an answer is due"
             raise InputError(what, where="ClientBatch.save", hint="call request() first, and save before you send")
-        values = self._values.items()
+        number = self._turn - 1
+        returned = {back.value for back in self.public.turns[number].returns}  # in part, if an answer was refused
+        values = [(index, value) for index, value in self._values.items() if index not in returned]
         tensors = {"scales": self._scales, "small": self._small, "squares": self.precision.squares}
         for index, value in values:
             named_parts = enumerate(value) if isinstance(value, tuple) else [("", value)]
@@ -230,7 +232,7 @@ class ClientBatch:
         head = files.BatchHead(
             client=files.client_name(self._key.seed),
             batch=self._name,
-            turn=self._turn - 1,
+            turn=number,
             images=self.images,
             first=self._first,
             values=tuple((index, len(value) if isinstance(value, tuple) else 0) for index, value in values),
@@ -268,6 +270,7 @@ class ClientBatch:
                 self._check_errors(send.value, self._values[send.value], self.public.steps[send.value].name)
             self._turn = number + 1
             self.precision.mark()
+        self._due = True
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
         self._scales = self._input_scales(turn, flat)
         if turn.scale is not None:
@@ -279,7 +282,7 @@ class ClientBatch:
             yield Upload(number, start, seed, body)
         del flat
         self._waiting = turn.down()
-        self._arrived, self._due = 0, True
+        self._arrived = 0
 
     def receive(self, back: Download) -> None:
         """Decrypt and store the next slice of the server's answer. Raises InputError for a slice out of order."""
@@ -341,7 +344,7 @@ class ClientBatch:
 
         The dropped values are the ones that the turn before has sent and no later step reads.
         """
-        if number != self._turn or next(self._waiting, None) is not None:
+        if number != self._turn or self._due:
             what = (
                 f"turn {number} was asked for, but turn {self._turn} is next, or slices of the turn before are missing"
             )

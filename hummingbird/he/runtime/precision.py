@@ -58,11 +58,11 @@ class Precision:
 
     @property
     def squares(self) -> Tensor:
-        """Sums of squares of relative errors, float64 (2, images): predicted and measured."""
-        return self._squares
+        """Sums of squares of relative errors at the last `mark`, float64 (2, images): predicted and measured."""
+        return self._marked[0]
 
     def restore(self, squares: Tensor) -> None:
-        """Continue from the sums that another process had when all answers so far were complete."""
+        """Continue from sums that another process had at its last `mark`."""
         self._squares = squares
         self.mark()
 

@@ -218,7 +218,7 @@ def test_a_refused_answer_changes_nothing(models: dict[str, he.HEModel]) -> None
                 use()
 
 
-def test_an_answer_that_is_wrong_in_its_last_slice_is_forgotten() -> None:
+def test_an_answer_that_is_wrong_in_its_last_slice_is_forgotten(tmp_path: Path) -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -230,16 +230,21 @@ def test_an_answer_that_is_wrong_in_its_last_slice_is_forgotten() -> None:
 
     net, x = Net().eval(), images(3)
     model = he.convert_model(net, SHAPE)
-    batch = he.Client(model.public).begin(x)
+    client = he.Client(model.public)
+    batch = client.begin(x)
     answer = model.server.answer(batch.request())
     last = model.public.down_bytes(model.public.turns[0].returns[1], 32)
     with pytest.raises(InputError, match="not below its prime"):
         batch.accept(answer[:-last] + b"\xff" * last)
+    batch.save(tmp_path / "my.batch")  # without what was refused
     assert not batch.complete
-    batch.accept(answer)
+    resumed = client.resume(tmp_path / "my.batch")
+    for each in (batch, resumed):
+        each.accept(answer)
+    assert torch.equal(batch.precision.predicted, resumed.precision.predicted)
     for got, wanted in zip(batch.result(), net(x), strict=True):
         assert bool((got - wanted).abs().max() < 2**-9 * wanted.abs().max())
-    other = he.Client(model.public).begin(x)  # the precision is counted once
+    other = client.begin(x)  # the precision is counted once
     answered(model.server, other)
     assert torch.allclose(batch.precision.predicted, other.precision.predicted, atol=0.1)
 
@@ -255,10 +260,24 @@ def test_steps_out_of_order_are_refused(tmp_path: Path, model: he.HEModel) -> No
     batch.request()
     with pytest.raises(InputError, match="an answer for turn 0, turn 1 is due"):
         batch.accept(first)
-    with pytest.raises(InputError, match="slices of the turn before are missing"):
-        batch.result()
+    for _ in range(2):
+        with pytest.raises(InputError, match="slices of the turn before are missing"):
+            batch.result()
     batch.accept(model.server.answer(batch.request()))
     assert batch.complete
+
+
+def test_a_turn_that_cannot_be_encrypted_is_not_complete(tmp_path: Path, model: he.HEModel) -> None:
+    """An image's values beyond any scale are found when the turn begins, each time."""
+    client = he.Client(model.public)
+    batch = client.begin(images(1) * 1e30)
+    for _ in range(2):
+        with pytest.raises(InputError, match="scale out of bounds"):
+            batch.request()
+        assert not batch.complete
+    batch.save(tmp_path / "my.batch")
+    with pytest.raises(InputError, match="scale out of bounds"):
+        client.resume(tmp_path / "my.batch").request()
 
 
 def test_a_client_s_file_is_not_written_over(tmp_path: Path, model: he.HEModel) -> None:
