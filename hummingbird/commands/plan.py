@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from hummingbird.capacity import quantities, solving
 from hummingbird.capacity.arrivals import Arrivals, Gaps
@@ -26,6 +25,7 @@ from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, neede
 from hummingbird.commands.plan_service import add_service, service_of
 from hummingbird.commands.program import add_command
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
 
@@ -287,7 +287,7 @@ def _show(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service))
-    with tqdm(unit="request", leave=False, disable=args.json == "-") as bar:
+    with progress_line(desc="simulation", unit="request", quiet=args.json == "-") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -340,7 +340,7 @@ def _sweep(args: argparse.Namespace) -> int:
     values_of(args)
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service))
-    with tqdm(total=len(args.values), unit="value", leave=False, disable=args.json == "-") as bar:
+    with progress_line(total=len(args.values), desc="simulations", unit="value", quiet=args.json == "-") as bar:
         found = []
         for row in sweep_rows(args, service, arrivals):
             found.append(row)
@@ -357,7 +357,7 @@ def _solve(args: argparse.Namespace) -> int:
     arrivals = arrivals_of(args, service)
     if arrivals is None and args.vary == "rate":
         arrivals = Gaps(1.0, images=args.images or service.images)
-    with tqdm(unit="trial", leave=False, disable=args.json == "-") as bar:
+    with progress_line(desc="bisection", unit="trial", quiet=args.json == "-") as bar:
         found = solving.solve(
             service,
             None,

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
@@ -28,6 +27,7 @@ from hummingbird.graph.calls import packed
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.unwrap import plain_copy
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.progress import progress_line
 from hummingbird.report import BANDWIDTH, RTT, Estimate, check_link, estimate, link_words
 from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import check_protocol, traced
@@ -247,7 +247,7 @@ def prepare(
     link: dict[str, Any] = {"bandwidth": bandwidth, "rtt": rtt}
     plain, choices = _plain(given, images), []
     judge = Answers(plain, searched.results, labels, kind=answers)
-    for name, config in tqdm(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run", leave=False):
+    for name, config in progress_line(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run"):
         outputs = evaluator.outputs(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)
         figures = judge.accuracy(outputs), 1 - judge.kept(outputs), judge.distance(outputs)
