@@ -21,7 +21,7 @@ from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
 from hummingbird.mpc.protocols.step_tables import ROUND_BITS, TABLE_BITS, TableChoice
 from hummingbird.mpc.session.session import text_of
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 from hummingbird.version import VERSION
 
 CRYPTEN = "CrypTen's ReLUs"
@@ -98,11 +98,9 @@ class Estimate:
     def _seconds(self, cost: Cost) -> float:
         return cost.seconds(self.bandwidth / self.lanes, self.rtt)
 
-    def __str__(self) -> str:
+    def __str__(self) -> Report:
         rows, elements = [], 0
-        for planned in self.layers:
-            if planned.range is None or planned.op in MOVES:
-                continue
+        for planned in self._shown():
             elements += planned.elements if planned.window else 0
             names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
             rows.append((*names, *self._figures(planned.elements, planned.cost)))
@@ -114,13 +112,19 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        return "\n\n".join(
-            [what, table, *lanes, self._beyond(), self._in_all(), *_notes(self.setup, variants, self.aim != "latency")]
-        )
+        notes = _notes(self.setup, variants, self.aim != "latency")
+        return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
 
     __repr__ = __str__
 
-    def _beyond(self) -> str:
+    def _repr_html_(self) -> str:
+        return self.__str__()._repr_html_()
+
+    def _shown(self) -> list[PlannedCost]:
+        """Return the layers that have a row in the table: all but those that only move values."""
+        return [planned for planned in self.layers if planned.range is not None and planned.op not in MOVES]
+
+    def _beyond(self) -> Report:
         """Return a table of the costs before and after the layers, such as of sharing inputs, which no sum contains."""
         rows = [
             (
@@ -134,7 +138,7 @@ class Estimate:
         ]
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
-    def _in_all(self) -> str:
+    def _in_all(self) -> Report:
         """Return a table of the costs of a batch of all lanes, online, offline and in all.
 
         It has a row for each aim, and for each comparison in `beside`.
@@ -150,8 +154,8 @@ class Estimate:
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
-        table = f"{above}in all: from all parties and the dealer; {link}{dealt}\n{text_table(head, rows, left=1)}"
-        return "\n".join([table, *self._fewest()])
+        words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
+        return Report.of(words, text_table(head, rows), *self._fewest(), between="\n")
 
     def _fewest(self) -> list[str]:
         """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.

@@ -23,7 +23,7 @@ class Screen(io.StringIO):
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool = False, *, quiet: bool = False, delay: float = 0.0) -> str:
-    """What a phase of three items writes to stderr."""
+    """The text that a phase of three items writes to stderr."""
     screen = Screen(terminal)
     monkeypatch.setattr(sys, "stderr", screen)
     assert [*progress_line(range(3), desc="reading", unit="page", quiet=quiet, delay=delay)] == [0, 1, 2]

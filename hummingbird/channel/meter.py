@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from hummingbird.cost import Cost
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 
 OUTSIDE = "(outside)"
 _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_seconds")  # pass at all lanes at once
@@ -67,6 +67,9 @@ class Meter:
         sent, dealt = f"{total.bits_sent / 8e3:,.1f} kB sent", f"{total.offline_bits / 8e3:,.1f} kB offline"
         return f"Meter({len(self.rows)} layers, {total.rounds} rounds, {sent}, {dealt}; table() has all)"
 
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
     def row(self, name: str) -> MeterRow:
         return self.rows.setdefault(name, MeterRow(name))
 
@@ -103,7 +106,7 @@ class Meter:
                         setattr(sum_, key, getattr(sum_, key) + value)
         return out
 
-    def table(self, every_layer: bool = True) -> str:
+    def table(self, every_layer: bool = True) -> Report:
         """Return the rows as a text table; layers without messages are summed into one line.
 
         every_layer: whether the table has the rows, or only the total.
@@ -137,8 +140,8 @@ class Meter:
         total = self.total
         dealer = f"{total.dealer_seconds:.3f}" if total.dealer_seconds else ""
         lines = [*((*_cells(row), "") for row in rows), (*_cells(total), dealer)]
-        text = text_table(head, lines, left=3, total=True)
-        return f"{self.caption}\n{text}" if self.caption else text
+        table = text_table(head, lines, left=3, total=True)
+        return Report.of(self.caption, table, between="\n") if self.caption else table
 
 
 def _cells(row: MeterRow) -> tuple[str, ...]:

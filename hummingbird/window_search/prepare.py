@@ -33,7 +33,7 @@ from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import check_protocol, traced
 from hummingbird.simulation.observe import check_images
 from hummingbird.structure import flatten
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 from hummingbird.window_search.answers import Answers, fitting
 from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
@@ -130,7 +130,7 @@ class Prepared:
         axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3)
         return figure
 
-    def __str__(self) -> str:
+    def __str__(self) -> Report:
         costs, (chose, measured) = self.costs, self.images
         head = ("windows", "accuracy %", "changed %", "distance %", "online kB", "rounds", "wire ms", "offline kB")
         rows = [("plain net", _percent(self.accuracy_plain), *["-"] * 6)]
@@ -152,17 +152,19 @@ class Prepared:
         ]
         if below := self.bits.provenance.get("below_range"):
             notes.append(f"the budget forces k below the largest |x| seen in {', '.join(below)}")
-        table = text_table(head, rows)
-        return "\n\n".join([table, layer_table(self.layers, self.bits), "\n".join(notes)])
+        return Report.of(text_table(head, rows), layer_table(self.layers, self.bits), "\n".join(notes))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.__str__()._repr_html_()
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
+def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> Report:
     """Make a text table with a line for every layer: its window, the largest |x| seen, and the margin between them.
 
     The margin is the number of bits between the largest |x| and the largest value that the window holds.
