@@ -122,7 +122,7 @@ def test_small_layers_of_a_deep_net_share_a_row() -> None:
 
 
 def test_no_text_covers_another(costs: Estimate, counted: meter.Meter) -> None:
-    """Of rows, numbers, legend and title; and all of it is inside the picture."""
+    """Names of rows, numbers, legend and title keep apart, and all of them are inside the picture."""
     for figure in (costs.plot(), counted.plot("seconds"), made([float(1 + place) for place in range(90)])):
         figure.draw_without_rendering()
         (axes,) = figure.axes
