@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,8 +21,12 @@ from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
 from hummingbird.mpc.protocols.step_tables import ROUND_BITS, TABLE_BITS, TableChoice
 from hummingbird.mpc.session.session import text_of
-from hummingbird.table import text_table
+from hummingbird.pictures import Measure, by_layer, layer_name
+from hummingbird.table import Report, text_table
 from hummingbird.version import VERSION
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CRYPTEN = "CrypTen's ReLUs"
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
@@ -41,7 +45,8 @@ class Around:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The price of running a batch through a private net, for each party; its `str` is a table of all layers.
+    """The price of running a batch through a private net, for each party; its `str` is a table of all layers, which a
+    notebook renders.
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
     bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
@@ -98,29 +103,59 @@ class Estimate:
     def _seconds(self, cost: Cost) -> float:
         return cost.seconds(self.bandwidth / self.lanes, self.rtt)
 
-    def __str__(self) -> str:
+    def __str__(self) -> Report:
         rows, elements = [], 0
-        for planned in self.layers:
-            if planned.range is None or planned.op in MOVES:
-                continue
+        for planned in self._shown():
             elements += planned.elements if planned.window else 0
             names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
             rows.append((*names, *self._figures(planned.elements, planned.cost)))
         rows.append(("total", "", "", "", "", *self._figures(elements, self.total)))
         counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
         each = f" and lane, {self.lanes} lanes at a time on the link" if self.lanes > 1 else ""
-        given = self.inputs or f"input {self.shape}"
-        what = f"{self.parties} parties, {given}, {link_words(self.bandwidth, self.rtt)}; per party{each}"
+        what = f"{self._subject()}, {link_words(self.bandwidth, self.rtt)}; per party{each}"
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        return "\n\n".join(
-            [what, table, *lanes, self._beyond(), self._in_all(), *_notes(self.setup, variants, self.aim != "latency")]
-        )
+        notes = _notes(self.setup, variants, self.aim != "latency")
+        return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
 
     __repr__ = __str__
 
-    def _beyond(self) -> str:
+    def _repr_html_(self) -> str:
+        return self.__str__()._repr_html_()
+
+    def plot(self, of: str = "bytes") -> Figure:
+        """Plot what every layer costs as bars, online beside offline; returns a matplotlib figure with `savefig`.
+
+        of: "bytes", "rounds" or "seconds", which are those on the wire. As in the table, figures are of the batch of
+        one lane. A notebook shows the figure after `%matplotlib inline` if a cell ends with it.
+        Raises ConfigError for another `of`, and EnvironmentProblem without matplotlib.
+
+            costs.plot("rounds").savefig("rounds.png")
+        """
+        layers = self._shown()
+        sent = {"online, sent by each party": [each.cost.bits for each in layers]}
+        dealt = {"offline, sent by the dealer to all parties": [each.cost.offline_bits for each in layers]}
+        wire = {"online, between parties": [self._seconds(each.cost) for each in layers]}
+        link = {"offline, on the dealer's link": [each.cost.offline_bits / self.dealer_bandwidth for each in layers]}
+        measures = {
+            "bytes": Measure("kB", ",.1f", 8e3, [sent, dealt]),
+            "rounds": Measure("rounds", ",.0f", 1, [{"online": [each.cost.rounds for each in layers]}]),
+            "seconds": Measure("ms", ",.2f", 1e-3, [wire, link]),
+        }
+        names = [layer_name(each.name, each.op, each.window) for each in layers]
+        link_of = f", {link_words(self.bandwidth, self.rtt)}" if of == "seconds" else ""
+        return by_layer(f"{of} by layer: {self._subject()}{link_of}", names, of, measures)
+
+    def _subject(self) -> str:
+        """Return the parties and the inputs that are priced, in words."""
+        return f"{self.parties} parties, {self.inputs or f'input {self.shape}'}"
+
+    def _shown(self) -> list[PlannedCost]:
+        """Return the layers that have a row in the table: all but those that only move values."""
+        return [planned for planned in self.layers if planned.range is not None and planned.op not in MOVES]
+
+    def _beyond(self) -> Report:
         """Return a table of the costs before and after the layers, such as of sharing inputs, which no sum contains."""
         rows = [
             (
@@ -134,7 +169,7 @@ class Estimate:
         ]
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
-    def _in_all(self) -> str:
+    def _in_all(self) -> Report:
         """Return a table of the costs of a batch of all lanes, online, offline and in all.
 
         It has a row for each aim, and for each comparison in `beside`.
@@ -150,8 +185,8 @@ class Estimate:
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
-        table = f"{above}in all: from all parties and the dealer; {link}{dealt}\n{text_table(head, rows, left=1)}"
-        return "\n".join([table, *self._fewest()])
+        words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
+        return Report.of(words, text_table(head, rows), *self._fewest(), between="\n")
 
     def _fewest(self) -> list[str]:
         """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.

@@ -1,14 +1,53 @@
-"""Aligned text tables, for terminals (standard library only)."""
+"""Reports: aligned tables and paragraphs as text, and the same as HTML for notebooks (standard library only)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+
+_LEFT, _RIGHT, _SUM = "text-align: left", "text-align: right", "; border-top: 1px solid; font-weight: bold"
 
 
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, total: bool = False) -> str:
-    """Return a table with aligned columns as text; the first `left` columns are aligned left, the others right.
+class Report(str):
+    """Text that a terminal prints as it is, and that a notebook renders when a cell ends with it.
 
-    total: whether a horizontal line precedes the last row.
+    text: the text. html: the same as HTML elements.
+
+        table = text_table(("layer", "kB"), [("relu", "1.5")])
+        print(table)
+    """
+
+    html: str
+
+    def __new__(cls, text: str, html: str) -> Report:
+        made = super().__new__(cls, text)
+        made.html = html
+        return made
+
+    @classmethod
+    def of(cls, *parts: str, between: str = "\n\n") -> Report:
+        """Join tables and paragraphs into one report.
+
+        parts: a report each, or a text, which becomes a paragraph and keeps its line breaks. between: what separates
+        the parts in the text.
+        """
+        html = (part.html if isinstance(part, Report) else _paragraph(part) for part in parts)
+        return cls(between.join(parts), "".join(html))
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # of a str: its text alone
+        return str(self), self.html
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self.html}</div>"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, total: bool = False) -> Report:
+    """Return a table with aligned columns; the first `left` columns are aligned left, the others right.
+
+    total: whether the last row is a sum, below a horizontal line.
     """
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -17,7 +56,25 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
         cells = zip(line, widths, strict=True)
         return "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)).rstrip()
 
+    def row(line: Sequence[str], tag: str = "td", style: str = "") -> str:
+        return f"<tr>{''.join(_cell(tag, cell, i < left, style) for i, cell in enumerate(line))}</tr>"
+
     texts = [text(line) for line in lines]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     body = [*texts[1:-1], rule, texts[-1]] if total else texts[1:]
-    return "\n".join([texts[0], rule, *body])
+    above, below = (lines[1:-1], [lines[-1]]) if total else (lines[1:], [])
+    parts = (
+        ("thead", [row(lines[0], "th")]),
+        ("tbody", [row(line) for line in above]),
+        ("tfoot", [row(line, style=_SUM) for line in below]),
+    )
+    html = "".join(f"<{name}>{''.join(found)}</{name}>" for name, found in parts if found)
+    return Report("\n".join([texts[0], rule, *body]), f"<table>{html}</table>")
+
+
+def _cell(tag: str, text: str, left: bool, style: str) -> str:
+    return f'<{tag} style="{_LEFT if left else _RIGHT}{style}">{escape(text)}</{tag}>'
+
+
+def _paragraph(text: str) -> str:
+    return f'<p style="white-space: pre-line">{escape(text)}</p>'

@@ -20,14 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from hummingbird.commands import output
 from hummingbird.commands.output import check_writable, write_together
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups import PRFS
 from hummingbird.pir.batching.cost_model import Price, Speed, pareto
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from hummingbird.window_search.objective import read_budget
 from search import pir_plots
@@ -217,7 +216,7 @@ def run(args: argparse.Namespace, command: str) -> None:
     )
     search, evaluation = Search(application, speed, args), application.evaluation("validation", args.samples)
     exact = evaluation.quality([wanted >= 0 for wanted in evaluation.wanted])
-    with tqdm(search.affordable(args.kinds), desc="plans", unit="plan", leave=False) as bar:
+    with progress_line(search.affordable(args.kinds), desc="plans", unit="plan") as bar:
         front = search.front(bar, evaluation, args.screen)
     test = application.evaluation("test", args.samples)
     base = test.quality([wanted >= 0 for wanted in test.wanted])
@@ -229,13 +228,13 @@ def run(args: argparse.Namespace, command: str) -> None:
         **{"budget_bytes": search.most_bytes, "budget_seconds": search.most_seconds, "prf": args.prf},
         **{"speed_model_error_percent": 100 * error, **machine()},
     }
-    with tqdm(front, desc="quality", unit="plan", leave=False) as bar:
+    with progress_line(front, desc="quality", unit="plan") as bar:
         rows = [{**search.row(recipe, evaluation, exact), **facts} for recipe in bar]
     if not rows:
         hint = "more bytes or seconds, or fewer clients in a pass"
         raise InputError("no plan is within the budgets", where="--budget-bytes, --budget-seconds", hint=hint)
     picked = chosen(rows, application.measure)
-    for row in tqdm([row for _, row in picked], desc="timing", unit="plan", leave=False):
+    for row in progress_line([row for _, row in picked], desc="timing", unit="plan"):
         if "test_quality" in row:  # chosen twice
             continue
         row |= search.time(row, test, args.prf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tqdm import tqdm
 
 from hummingbird.pir import dpf
 from hummingbird.pir.batching.batch_code import BatchCode
@@ -14,6 +13,7 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
+from hummingbird.progress import progress_line
 from scripts.bench.pir import seconds
 from search.pir_timed import REPEATS, answer_together, one_thread
 
@@ -34,7 +34,7 @@ def measure(rows: int, widths: Sequence[int], clients: int, prf: str) -> tuple[S
     settings = [(code, width) for code in codes for width in widths]
     # CPU time of this thread: a clock on the wall counts the turns of other processes, too. These still take caches and
     # memory, for seconds on end and up to a fifth of the time, so that the least is of rounds that are far apart.
-    with one_thread(), tqdm(settings * _ROUNDS, desc="speed", unit="table", leave=False) as bar:
+    with one_thread(), progress_line(settings * _ROUNDS, desc="speed", unit="table") as bar:
         timed = [_time(code, width, clients, prf) for code, width in bar]
     count = len(settings)
     measured = [min(timed[number::count], key=lambda each: each[1]) for number in range(count)]

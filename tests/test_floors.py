@@ -26,7 +26,7 @@ def offenders(rule: Callable[[Path], object]) -> dict[str, object]:
 
 # By the first part of the name below `hummingbird`; a module that is not listed has no floor, which fails the test.
 FLOORS = [
-    {"errors", "version", "table", "structure", "disk", "records"},
+    {"errors", "version", "table", "progress", "pictures", "structure", "disk", "records"},
     {"ring", "inputs", "bits", "cost", "prg", "slots", "fitting", "graph", "kernels"},
     {"channel", "rpc", "ranks"},
     {"mpc", "crypten", "he", "pir", "hybrid.gc"},

@@ -16,7 +16,7 @@ from hummingbird.capacity.limit import Limit, Resource, asked, binding, capacity
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, LoadOutcome, System, transits
 from hummingbird.errors import ConfigError
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 
 # Statistics of runs: the beginning of the steady state, quantiles, confidence intervals, growth -----------------------
 #
@@ -419,7 +419,7 @@ class Result:
         }
         return {name: _known(value) for name, value in found.items()}
 
-    def table(self) -> str:
+    def table(self) -> Report:
         """Return the figures as a text table."""
         rows = [
             (
@@ -435,8 +435,9 @@ class Result:
         unfit = "times of what there is: these latencies are too small, --engine events follows it"
         rows += [(f"asked of {name}", f"{value:.4g}", unfit) for name, value in self.overcommitted.items()]
         head = ("", "value", "95 % interval, or cause")
-        note = f"engine: {self.engine}, as {self.why}; {self.load.shape[0]} runs of {self.load.shape[1]} requests"
-        return f"{text_table(head, rows)}\n\n{note}, of which the first {self.cut} are left out"
+        runs, requests = self.load.shape
+        note = f"engine: {self.engine}, as {self.why}; {runs} runs of {requests} requests"
+        return Report.of(text_table(head, rows), f"{note}, without the first {self.cut} of each")
 
 
 def _known(value: Any) -> Any:

@@ -17,10 +17,14 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hummingbird.cost import Cost
-from hummingbird.table import text_table
+from hummingbird.pictures import Measure, by_layer, layer_name
+from hummingbird.table import Report, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OUTSIDE = "(outside)"
 _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_seconds")  # pass at all lanes at once
@@ -67,6 +71,9 @@ class Meter:
         sent, dealt = f"{total.bits_sent / 8e3:,.1f} kB sent", f"{total.offline_bits / 8e3:,.1f} kB offline"
         return f"Meter({len(self.rows)} layers, {total.rounds} rounds, {sent}, {dealt}; table() has all)"
 
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
     def row(self, name: str) -> MeterRow:
         return self.rows.setdefault(name, MeterRow(name))
 
@@ -103,7 +110,33 @@ class Meter:
                         setattr(sum_, key, getattr(sum_, key) + value)
         return out
 
-    def table(self, every_layer: bool = True) -> str:
+    def plot(self, of: str = "bytes") -> Figure:
+        """Plot what was counted for every layer as bars, online beside offline; returns a matplotlib figure.
+
+        of: "bytes", "rounds" or "seconds". Seconds are this party's; offline are those in which it expanded seeds,
+        mostly in the background. A notebook shows the figure after `%matplotlib inline` if a cell ends with it.
+        Raises ConfigError for another `of`, and EnvironmentProblem without matplotlib.
+
+            meter.plot("seconds").savefig("seconds.png")
+        """
+        rows = list(self.rows.values())
+        sent = {"online, sent by this party": [row.bits_sent for row in rows]}
+        dealt = {"offline, sent by the dealer to all parties": [row.offline_bits for row in rows]}
+        online = {
+            "computing": [max(0.0, row.compute_seconds) for row in rows],
+            "waiting for other parties": [row.wait_seconds for row in rows],
+            "waiting for correlated randomness": [row.offline_seconds for row in rows],
+        }
+        expanding = {"expanding seeds": [row.expanding_seconds for row in rows]}
+        measures = {
+            "bytes": Measure("kB", ",.1f", 8e3, [sent, dealt]),
+            "rounds": Measure("rounds", ",.0f", 1, [{"online": [row.rounds for row in rows]}]),
+            "seconds": Measure("s", ".3f", 1, [online, expanding]),
+        }
+        names = [layer_name(row.layer, row.kind, row.window) for row in rows]
+        return by_layer(f"{of} by layer: {self.caption or 'counted at this party'}", names, of, measures)
+
+    def table(self, every_layer: bool = True) -> Report:
         """Return the rows as a text table; layers without messages are summed into one line.
 
         every_layer: whether the table has the rows, or only the total.
@@ -137,8 +170,8 @@ class Meter:
         total = self.total
         dealer = f"{total.dealer_seconds:.3f}" if total.dealer_seconds else ""
         lines = [*((*_cells(row), "") for row in rows), (*_cells(total), dealer)]
-        text = text_table(head, lines, left=3, total=True)
-        return f"{self.caption}\n{text}" if self.caption else text
+        table = text_table(head, lines, left=3, total=True)
+        return Report.of(self.caption, table, between="\n") if self.caption else table
 
 
 def _cells(row: MeterRow) -> tuple[str, ...]:

@@ -7,8 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from hummingbird.commands.estimate import add_arguments, private_net
 from hummingbird.commands.program import add_command
 from hummingbird.errors import ConfigError, InputError
@@ -19,6 +17,7 @@ from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures, keep
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
@@ -158,7 +157,7 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgra
 
             def say(text: str) -> None:
                 bar.reset()
-                tqdm.write(text)
+                bar.write(text)
 
             keep(keeper, args.keep, progress, say, ready=program.ready)
     except _Stopped:
@@ -181,4 +180,4 @@ def _bar(what: dict[str, Any]) -> Any:
 
     what: the arguments of `deal`, of which "lanes", "slots" and "shape" (with the batch's size first) are read.
     """
-    return tqdm(total=what["lanes"] * what["slots"] * what["shape"][0], unit="image", leave=False, disable=None)
+    return progress_line(total=what["lanes"] * what["slots"] * what["shape"][0], desc="dealing", unit="image")

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird import graph, ranks
@@ -30,6 +29,7 @@ from hummingbird.commands.subject import Subject, add_subject_arguments, check_c
 from hummingbird.commands.training import NOTES as DATA_PARALLEL
 from hummingbird.commands.training import Dataset, Recipe, Training
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from hummingbird.simulation.layers import traced
 from hummingbird.version import VERSION
 from hummingbird.window_search.images import fingerprint
@@ -110,7 +110,7 @@ class Tuning:
         """
         print("epoch    loss  accuracy")
         _row(self.first, None)
-        with tqdm(total=training.recipe.epochs * training.steps, desc="fine-tuning", unit="step", mininterval=1) as bar:
+        with progress_line(total=training.recipe.epochs * training.steps, desc="fine-tuning", unit="step") as bar:
             while training.epoch < min(training.recipe.epochs, self.best.number + self.args.patience):
                 loss = training.run_epoch(bar.update)
                 epoch = self._epoch(training.epoch)

@@ -14,8 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from hummingbird import ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import output
@@ -33,6 +31,7 @@ from hummingbird.commands.searching import (
 )
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.rounding import without_q
@@ -229,7 +228,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
         check_states(states, args.resume)
     subject = load().settled()
     frontier = Frontier(subject, args, command)
-    with tqdm(planned(args), desc="budgets", unit="search", leave=False) as pairs:
+    with progress_line(planned(args), desc="budgets", unit="search") as pairs:
         rows = [frontier.row(*pair) for pair in pairs]
     if not ranks.first():
         return

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird.channel.meter import Meter
@@ -36,6 +35,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import part
 from hummingbird.mpc.session.session import Session
+from hummingbird.progress import progress_line
 from hummingbird.window_search.answers import Answers, fitting
 
 # The figures of a run of `infer`, which party 0 prints and --json writes: flat, with units in the key names -----------
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> None:
     session.channel.exchange_text("ready")
     session.gathering.arrive()
     started, busy, outputs = time.perf_counter(), time.process_time(), torch.empty(0)
-    with tqdm(total=total, unit="image", disable=not first) as bar:
+    with progress_line(total=total, desc="inference", unit="image", quiet=not first) as bar:
         tally = session.gathering.tally(counts)
         with hummingbird.meter() as meter:
             if counts[session.lane]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from hummingbird import disk, records
 from hummingbird.commands.output import check_writable
@@ -21,6 +20,7 @@ from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
 from hummingbird.pir.table_server import ask, connected, disconnect
 from hummingbird.pir.updating import Updater
+from hummingbird.progress import progress_line
 from hummingbird.rpc import options
 from hummingbird.rpc.options import array_of, positive
 
@@ -137,7 +137,7 @@ def _sign(args: argparse.Namespace) -> int:
     check_writable(args.out, "--out")
     if args.out.suffix != ".safetensors":
         raise InputError(f"{args.out} is no .safetensors file", where="--out", hint="name it so, for pir-server")
-    with tqdm(total=source.facts.rows, desc="rows signed", delay=1, leave=False, bar_format=_BAR) as bar:
+    with progress_line(total=source.facts.rows, desc="rows signed", delay=1, bar_format=_BAR) as bar:
         signed = owner.sign(source, progress=bar.update)
     signed.save(args.out)
     size = args.out.stat().st_size
@@ -230,5 +230,5 @@ def _print_versions(updater: Updater, when: str) -> None:
 
 @contextlib.contextmanager
 def _bar(total: int, what: str) -> Iterator[Any]:
-    with tqdm(total=total, desc=what, delay=1, leave=False, bar_format=_BAR) as bar:
+    with progress_line(total=total, desc=what, delay=1, bar_format=_BAR) as bar:
         yield bar

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from hummingbird.capacity import quantities, solving
 from hummingbird.capacity.arrivals import Arrivals, Gaps
@@ -21,11 +20,13 @@ from hummingbird.capacity.result import HostCost, Result, cost_of
 from hummingbird.capacity.service import Hosts, Service
 from hummingbird.capacity.service_json import to_text
 from hummingbird.commands import output, plan_service
-from hummingbird.commands.output import check_writable, drawing, write_json, write_together
+from hummingbird.commands.output import check_writable, write_json, write_together
 from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of, scaled
 from hummingbird.commands.plan_service import add_service, service_of
 from hummingbird.commands.program import add_command
 from hummingbird.errors import InputError
+from hummingbird.pictures import INK, picture
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
 
@@ -110,15 +111,14 @@ def sweep_plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path
     Values for which the service is overloaded are left out. found: the figures that `sweep_rows` yielded. path: the
     file.
     """
-    pyplot = drawing()
-    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
     stable = [row for row in found if not row["overloaded"]]
-    for name in LATENCIES:
-        axes.plot([row["value"] for row in stable], [row[name]["value"] for row in stable], marker="o", label=name)
-    axes.set(xlabel=args.vary, ylabel="latency, seconds", yscale="log")
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight", dpi=150)
-    pyplot.close(figure)
+    with picture(6.0, 4.0) as figure:
+        axes = figure.subplots()
+        for name in LATENCIES:
+            axes.plot([row["value"] for row in stable], [row[name]["value"] for row in stable], marker="o", label=name)
+        axes.set(xlabel=args.vary, ylabel="latency, seconds", yscale="log")
+        axes.legend()
+        figure.savefig(path, dpi=150)
 
 
 # The picture of `plan run` and `plan solve`: the share of requests that take longer than a time ----------------------
@@ -132,15 +132,14 @@ def latencies(found: Result, path: Path, goal: tuple[str, float] | None = None) 
     If the load is above the largest rate that the service sustains, draw each request's latency and time of arrival
     instead. path: the picture. goal: a figure such as p99, and its seconds, to be marked.
     """
-    pyplot = drawing()
-    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
-    (_growing if found.overloaded else _shares)(axes, found)
-    if goal is not None:
-        axes.axvline(goal[1], color="black", linewidth=0.8, linestyle=":", label=f"goal: {goal[0]} of {goal[1]:g} s")
-    axes.set_title(found.service.name, fontsize=8)
-    axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, bbox_inches="tight", dpi=150)
-    pyplot.close(figure)
+    with picture(6.0, 4.0) as figure:
+        axes = figure.subplots()
+        (_growing if found.overloaded else _shares)(axes, found)
+        if goal is not None:
+            axes.axvline(goal[1], color=INK, linewidth=0.8, linestyle=":", label=f"goal: {goal[0]} of {goal[1]:g} s")
+        axes.set_title(found.service.name, fontsize=8)
+        axes.legend(fontsize=8)
+        figure.savefig(path, dpi=150)
 
 
 def _shares(axes: Any, found: Result) -> None:
@@ -287,7 +286,7 @@ def _show(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service))
-    with tqdm(unit="request", leave=False, disable=args.json == "-") as bar:
+    with progress_line(desc="simulation", unit="request", quiet=args.json == "-") as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -340,7 +339,7 @@ def _sweep(args: argparse.Namespace) -> int:
     values_of(args)
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service))
-    with tqdm(total=len(args.values), unit="value", leave=False, disable=args.json == "-") as bar:
+    with progress_line(total=len(args.values), desc="simulations", unit="value", quiet=args.json == "-") as bar:
         found = []
         for row in sweep_rows(args, service, arrivals):
             found.append(row)
@@ -357,7 +356,7 @@ def _solve(args: argparse.Namespace) -> int:
     arrivals = arrivals_of(args, service)
     if arrivals is None and args.vary == "rate":
         arrivals = Gaps(1.0, images=args.images or service.images)
-    with tqdm(unit="trial", leave=False, disable=args.json == "-") as bar:
+    with progress_line(desc="bisection", unit="trial", quiet=args.json == "-") as bar:
         found = solving.solve(
             service,
             None,

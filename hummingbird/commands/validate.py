@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird import ranks
@@ -34,6 +33,7 @@ from hummingbird.commands.program import NOTES, add_command, agree_on, end_ranke
 from hummingbird.commands.subject import Subject, add_subject_arguments, predict, subject_of
 from hummingbird.errors import InputError
 from hummingbird.hybrid.convert import PROTOCOL
+from hummingbird.progress import progress_line
 from hummingbird.ring import SCALE
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.table import text_table
@@ -140,7 +140,7 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
         hummingbird.simulate(net, windows, args.protocol, args.parties, seed=args.seed + run, cut=args.cut)
         for run in range(args.repeat)
     ]
-    bar = tqdm([net, *runs], desc="runs", unit="run", leave=False)
+    bar = progress_line([net, *runs], desc="runs", unit="run")
     plain, *predicted = (predict(model, images) for model in bar)
     right, total = plain == labels, len(labels)
     hits = [int((found == labels).sum()) for found in predicted]
@@ -163,7 +163,7 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
     With --cut, only layers with a window are in the result.
     """
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
-    with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
+    with progress_line(total=len(subject.images), desc="magnitudes", unit="image") as bar:
         found = magnitudes(
             subject.net,
             subject.images,

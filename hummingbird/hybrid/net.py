@@ -18,6 +18,7 @@ from hummingbird.hybrid.message_stream import MessageStream, both
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import set_up_data, set_up_model
+from hummingbird.table import Report
 
 
 class HybridNet:
@@ -64,12 +65,12 @@ class HybridNet:
         both(data, model)
         self._slots += count
 
-    def report(self) -> str:
+    def report(self) -> Report:
         """Return the plan with its prices as a text table; after images have run also the counted bytes."""
         told = report.before(self._parts)
         if not self._images:
             return told
-        return told + "\n\n" + report.after(self.plan, self.offline, self._slots, self.online, self._images)
+        return Report.of(told, report.after(self.plan, self.offline, self._slots, self.online, self._images))
 
     def __call__(self, images: Tensor) -> Any:
         """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.

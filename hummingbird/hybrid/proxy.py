@@ -34,6 +34,7 @@ from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Method
+from hummingbird.table import Report
 
 _US, _THEM = "the proxy", "the user"
 _PAUSE = 2.0  # seconds to wait after preparing failed
@@ -75,7 +76,7 @@ class Proxy:
         self._wanted.set()
         self._thread.join()
 
-    def report(self) -> str:
+    def report(self) -> Report:
         """Return a text table of the predicted and counted bytes between proxy and server for the images so far.
 
         The first messages of calls are not included.

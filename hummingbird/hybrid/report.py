@@ -13,10 +13,10 @@ from hummingbird.hybrid.encrypted import layout
 from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.ring import SCALE
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 
 
-def before(model: Model) -> str:
+def before(model: Model) -> Report:
     """Return a plan as a text table: window, ring, bytes and noise of every layer for one image.
 
     The table's columns: window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's
@@ -36,10 +36,10 @@ def before(model: Model) -> str:
     sums = _mega(sum(prices.offline(plan).values())), _mega(sum(prices.online(plan).values()))
     rows.append(("total", "", "", "", f"{sum(gate.count for gate in plan.gates.values()):,}", *sums, "", hidden))
     head = ("layer", "kind", "window", "k", "values", "offline MB", "online MB", "room", "distance")
-    return "\n\n".join((text_table(head, rows, left=3, total=True), "\n".join(_notes(plan)), _behind_a_proxy(plan)))
+    return Report.of(text_table(head, rows, left=3, total=True), "\n".join(_notes(plan)), _behind_a_proxy(plan))
 
 
-def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
+def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> Report:
     """Return a text table of the counted bytes of an image beside the predicted ones.
 
     offline, online: bytes by name, of all `slots` and `images` together.
@@ -58,7 +58,7 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
     return text_table(("layer", "phase", "bytes predicted", "bytes measured"), rows, left=2)
 
 
-def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> str:
+def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> Report:
     """Return a text table of the counted bytes between a proxy and the model's side beside the predicted ones.
 
     served: number of images, by kind of input.
@@ -69,7 +69,7 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
     return _beside(("message",), [((name,), count, online.get(name, 0)) for name, count in predicted.items()])
 
 
-def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
+def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> Report:
     """Return a text table of the counted bytes of a proxy's user beside the predicted ones.
 
     plan: only its input and output are read. kind: how the user sends images. once, online: bytes before the first
@@ -81,13 +81,13 @@ def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, in
     return _beside(("message", "times"), rows)
 
 
-def _beside(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int, int]]) -> str:
+def _beside(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int, int]]) -> Report:
     sums = ("all", *("" for _ in head[1:])), sum(row[1] for row in rows), sum(row[2] for row in rows)
     cells = [(*names, f"{predicted:,}", f"{counted:,}") for names, predicted, counted in (*rows, sums)]
     return text_table((*head, "bytes predicted", "bytes measured"), cells, left=len(head), total=True)
 
 
-def _behind_a_proxy(plan: Plan) -> str:
+def _behind_a_proxy(plan: Plan) -> Report:
     rows = []
     for kind in INPUTS:
         found = [prices.user_once(plan, kind), prices.user(plan, kind), prices.proxied(plan, kind)]

@@ -29,6 +29,7 @@ from hummingbird.prg import SEED_BYTES
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
+from hummingbird.table import Report
 
 
 class ProxiedNet:
@@ -92,7 +93,7 @@ class ProxiedNet:
             progress(1)
         return self.plan.results(self.plan.decode(torch.cat(logits)))
 
-    def report(self) -> str:
+    def report(self) -> Report:
         """Return a text table of the predicted and counted bytes of all messages so far."""
         return report.user(self.plan, self._input, self.once, self.online, self._images)
 

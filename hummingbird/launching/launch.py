@@ -294,7 +294,7 @@ def launch(
     and registered converters of the notebook. These are sent by value (cloudpickle), so changes that `fn` makes to them
     stay in its process. `session.rank` is the party's number.
 
-    fn: returns tensors, numbers, text, None, or tuples, lists or dicts of them; tensors arrive on the CPU.
+    fn: returns tensors, numbers, text, None, meters, or tuples, lists or dicts of them; tensors arrive on the CPU.
     parties: two or more. lanes: processes of each party; the result of a party is the result of its lane 0.
     timeout: seconds for a process to start, and for the longest silence of another party, as in `init`. `fn` itself has
         no time limit: Ctrl-C ends all processes.

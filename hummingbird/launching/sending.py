@@ -5,8 +5,8 @@ their code. A process that loads a pickle runs its writer's code, so nothing els
 running code is the purpose: the writer is the process that has started the reader, under the same user, over a pipe
 that no other process holds.
 
-Results are data: tensors and plain values only. `torch.save` writes them, and `torch.load(weights_only=True)` reads
-them without running any code in them.
+Results are data: tensors, plain values, meters and reports only. `torch.save` writes them, and
+`torch.load(weights_only=True)` reads them without running any code in them.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.errors import InputError
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.table import Report
 
 # Results -------------------------------------------------------------------------------------------------------------
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_SHOWN = (Meter, Report)  # data as well, with methods that show them
 
 
 def plain(value: Any, where: str = "the result") -> Any:
     """Copy the result of a party so that it can be sent: tensors are detached, and on the CPU.
 
-    Raises InputError unless it consists of tensors, numbers, text and None, in tuples, lists and dicts.
+    Raises InputError unless it consists of tensors, numbers, text, None, meters and reports, in tuples, lists and
+    dicts.
     """
     if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta":
         return value.detach().cpu().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
-    if type(value) in _PLAIN:
+    if type(value) in (*_PLAIN, *_SHOWN):
         return value
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{where}[{number}]") for number, item in enumerate(value))
     if type(value) is dict and all(type(key) in _PLAIN for key in value):
         return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    hint = "return tensors, numbers, text, None, and tuples, lists or dicts of them"
+    hint = "return tensors, numbers, text, None, meters, and tuples, lists or dicts of them"
     what = f"a {type(value).__module__}.{type(value).__name__}"
     if isinstance(value, Tensor):
         what, hint = f"a tensor of layout {value.layout} on {value.device}", "return a dense tensor with values"
@@ -60,7 +64,8 @@ def packed_result(value: Any) -> bytes:
 
 def unpacked_result(content: bytes) -> Any:
     """Unpack the result that `packed_result` has packed; no code in it is run."""
-    return torch.load(io.BytesIO(content), weights_only=True)
+    with torch.serialization.safe_globals([*_SHOWN, MeterRow]):
+        return torch.load(io.BytesIO(content), weights_only=True)
 
 
 # The function --------------------------------------------------------------------------------------------------------

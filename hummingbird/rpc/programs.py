@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from hummingbird.progress import progress_line
 from hummingbird.rpc import options
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.service import Brief, Exchange, Method
@@ -147,9 +148,7 @@ def timed(count: int, unit: str, work: Callable[[Callable[..., Any]], _Result]) 
 
     unit: the name of one unit. work: calls its argument with numbers of finished units.
     """
-    from tqdm import tqdm
-
     started = time.perf_counter()
-    with tqdm(total=count, unit=unit, leave=False, bar_format=_BAR) as bar:
+    with progress_line(total=count, unit=unit, bar_format=_BAR) as bar:
         result = work(bar.update)
     return result, time.perf_counter() - started

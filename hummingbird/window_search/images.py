@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 
 _HINT = "a tensor (N, ...), a DataLoader, or batches: tensors (B, ...), or pairs of images and labels (B, ...)"
 _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, labels), or one pair of tensors"
@@ -99,7 +99,7 @@ def fingerprint(*tensors: Tensor) -> str:
 def _batches(images: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches; InputError for images of a data set that differ in shape and so form no batch."""
     try:
-        yield from tqdm(images, desc="images", unit="batch", mininterval=1, delay=2, leave=False)
+        yield from progress_line(images, desc="images", unit="batch", delay=2)
     except RuntimeError as problem:  # of torch's default_collate, in this process or a worker
         if "stack expects each tensor to be equal size" not in str(problem):
             raise

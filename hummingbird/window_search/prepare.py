@@ -14,34 +14,40 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.calls import packed
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.unwrap import plain_copy
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.pictures import AMBER, BLUE, GREY, INK, VIOLET, picture
+from hummingbird.progress import progress_line
 from hummingbird.report import BANDWIDTH, RTT, Estimate, check_link, estimate, link_words
 from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import check_protocol, traced
 from hummingbird.simulation.observe import check_images
 from hummingbird.structure import flatten
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 from hummingbird.window_search.answers import Answers, fitting
 from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
 from hummingbird.window_search.images import fingerprint, loaded
 from hummingbird.window_search.net import SearchedNet
-from hummingbird.window_search.objective import read_budget
+from hummingbird.window_search.objective import bit_budget, read_budget
 from hummingbird.window_search.problem import ComparingLayer
 from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, open_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = (GREY, AMBER, VIOLET, BLUE)  # of the choices
 
 # The result: numbers, a table and a plot ------------------------------------------------------------------------------
 
@@ -105,32 +111,42 @@ class Prepared:
         """Write the windows into a file that `convert_model(net, bits=path)` and `--bits` read."""
         self.bits.save(Path(path))
 
-    def plot(self) -> Any:
-        """Plot the accuracy over the kB sent online per party and image; returns a matplotlib figure with `savefig`.
+    def bits_kept(self, choice: Candidate) -> float:
+        """Return how many of 64 bits a choice's windows keep of each comparison, on average."""
+        windows = [choice.bits.window(layer.name) for layer in self.layers]
+        return float(64 * bit_budget(self.layers).total(self.layers, windows))
+
+    def plot(self) -> Figure:
+        """Plot the accuracy over the bits kept, and over the kB sent online; returns a matplotlib figure.
 
         Without labels the proportion of unchanged answers takes the place of the accuracy. A notebook shows the figure
-        after `%matplotlib inline` if a cell ends with it. Raises EnvironmentProblem without matplotlib.
+        after `%matplotlib inline` if a cell ends with it. Where the bytes go, layer by layer, is in `costs.plot()`.
+        Raises EnvironmentProblem without matplotlib.
+
+            prepared.plot().savefig("accuracy.png")
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
-        figure = Figure(figsize=(6.5, 4.5), layout="tight")
-        axes = figure.subplots()
         known, error = self.accuracy_plain is not None, self.accuracy_error
         plain = 1.0 if self.accuracy_plain is None else self.accuracy_plain
-        axes.axhline(100 * plain, color="black", linewidth=0.5, linestyle=":", label="plain net")
-        for choice in self.choices:
-            share = 1 - choice.changed if choice.accuracy is None else choice.accuracy
-            place = choice.costs.online_bytes / 1e3, 100 * share
-            axes.errorbar(*place, yerr=error and 100 * error, marker="o", capsize=3, label=choice.name)
-        axes.set_xlabel("kB sent online per party and image")
-        axes.set_ylabel(f"{'accuracy' if known else 'answers that stay'}, % of {self.images[1]:,} images")
-        axes.set_xlim(left=0)
-        axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3)
+        bits = [self.bits_kept(choice) for choice in self.choices]
+        sent = [choice.costs.online_bytes / 1e3 for choice in self.choices]
+        with picture(7.5, 3.6) as figure:
+            panels = figure.subplots(1, 2, sharey=True)
+            for axes, places in zip(panels, (bits, sent), strict=True):
+                axes.axhline(100 * plain, color=INK, linewidth=0.8, linestyle=":", label="plain net")
+                for choice, place, colour, mark in zip(self.choices, places, _COLOURS, "osD^", strict=False):
+                    share = 1 - choice.changed if choice.accuracy is None else choice.accuracy
+                    style = {"color": colour, "marker": mark, "linestyle": "", "capsize": 3}
+                    axes.errorbar(place, 100 * share, error and 100 * error, label=choice.name, **style)
+                axes.grid(axis="y")
+            what = "accuracy" if known else "answers that stay"
+            panels[0].set(xlim=(0, 66), xlabel="bits kept of 64, on average")
+            panels[0].set_xticks(range(0, 65, 8))
+            panels[0].set_ylabel(f"{what}, % of {self.images[1]:,} images")
+            panels[1].set(xlim=(0, 1.08 * max(sent)), xlabel="kB sent online per party and image")
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=8)
         return figure
 
-    def __str__(self) -> str:
+    def __str__(self) -> Report:
         costs, (chose, measured) = self.costs, self.images
         head = ("windows", "accuracy %", "changed %", "distance %", "online kB", "rounds", "wire ms", "offline kB")
         rows = [("plain net", _percent(self.accuracy_plain), *["-"] * 6)]
@@ -152,17 +168,19 @@ class Prepared:
         ]
         if below := self.bits.provenance.get("below_range"):
             notes.append(f"the budget forces k below the largest |x| seen in {', '.join(below)}")
-        table = text_table(head, rows)
-        return "\n\n".join([table, layer_table(self.layers, self.bits), "\n".join(notes)])
+        return Report.of(text_table(head, rows), layer_table(self.layers, self.bits), "\n".join(notes))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.__str__()._repr_html_()
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
+def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> Report:
     """Make a text table with a line for every layer: its window, the largest |x| seen, and the margin between them.
 
     The margin is the number of bits between the largest |x| and the largest value that the window holds.
@@ -247,7 +265,7 @@ def prepare(
     link: dict[str, Any] = {"bandwidth": bandwidth, "rtt": rtt}
     plain, choices = _plain(given, images), []
     judge = Answers(plain, searched.results, labels, kind=answers)
-    for name, config in tqdm(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run", leave=False):
+    for name, config in progress_line(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run"):
         outputs = evaluator.outputs(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)
         figures = judge.accuracy(outputs), 1 - judge.kept(outputs), judge.distance(outputs)

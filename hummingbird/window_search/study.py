@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from hummingbird import graph, ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
@@ -35,6 +34,7 @@ from hummingbird.hybrid.convert import PROTOCOL, TracedNet
 from hummingbird.hybrid.ideal import Plain
 from hummingbird.hybrid.lowering import moved
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.progress import progress_line
 from hummingbird.simulation.cut import seeded, uniform_low
 from hummingbird.simulation.observe import check_images, magnitudes
 from hummingbird.structure import flatten, rebuild
@@ -391,7 +391,7 @@ class Study:
 
 def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options: Any) -> Study:
     """Make a `Study` with these options, with a progress bar while the largest |x| of each layer is measured."""
-    with tqdm(total=len(images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
+    with progress_line(total=len(images), desc="magnitudes", unit="image") as bar:
         return Study(net, images, labels, **options, progress=lambda done, _: _advance(bar, done))
 
 
@@ -402,7 +402,7 @@ def find_windows(
 
     what: the bar's title.
     """
-    with tqdm(desc=what, unit="window", mininterval=1, leave=False) as bar:
+    with progress_line(desc=what, unit="window") as bar:
 
         def tell(progress: Progress) -> None:
             best: dict[str, str] = {}
@@ -419,5 +419,5 @@ def shown(objective: str, price: float) -> str:
     return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
 
 
-def _advance(bar: tqdm[Any], done: int) -> None:
+def _advance(bar: Any, done: int) -> None:
     bar.update(done - bar.n)

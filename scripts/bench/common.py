@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from hummingbird.bits import BitConfig
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.party import run_party
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc.dealer.command import spawn_local
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench.contest import BESIDE, PARTS, Sample, store_of, window_of
 from scripts.bench.link import Link, obstacle, places
@@ -238,7 +237,7 @@ def _contest(link: Link, args: argparse.Namespace, work: Work) -> list[dict[str,
         if contestant.name in args.contestants
         for dealer in _dealers(contestant, link, args)
     ]
-    for contestant, dealer in tqdm(chosen, desc=str(link), unit="protocol", leave=False):
+    for contestant, dealer in progress_line(chosen, desc=str(link), unit="protocol"):
         _, protocol, material, aim = contestant
         words = [*work.options, "--worker", protocol, "--device", args.device, "--repeats", str(args.repeats)]
         words += ["--windows", *args.windows, *([] if aim is None else ["--aim", aim])]

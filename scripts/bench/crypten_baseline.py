@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hummingbird import cost, graph
 from hummingbird.channel import meter
@@ -28,6 +27,7 @@ from hummingbird.commands.program import end
 from hummingbird.crypten.adapter import MPCTensor, crypten
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
+from hummingbird.progress import progress_line
 from models import MODELS, get_model, load_checkpoint
 from scripts.train.data import DATASETS, load
 
@@ -152,7 +152,7 @@ def main() -> None:
     logits: list[Tensor] = []
     crypten.communicator.get().barrier()
     started = time.perf_counter()
-    with crypten.no_grad(), meter.meter() as m, tqdm(total=len(images), unit="image", disable=rank != 0) as bar:
+    with crypten.no_grad(), meter.meter() as m, progress_line(total=len(images), unit="image", quiet=rank != 0) as bar:
         for begin in range(0, len(images), args.batch):
             batch = images[begin : begin + args.batch]
             out = infer(steps, crypten.cryptensor(batch, src=0)).get_plain_text(dst=0)

@@ -18,12 +18,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
-
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import InputError
 from hummingbird.kernels import devices
+from hummingbird.progress import progress_line
 from scripts.bench import he_ablation, he_kernels, he_nets
 from scripts.bench.party import rows_of
 from scripts.program import add_json, columns, main_of, maybe, new_parser, write_rows
@@ -51,18 +50,18 @@ def work(args: argparse.Namespace) -> Rows:
     section, _, activation = args.worker.partition(":")
     if section in ("kernels", "ablation"):
         module = he_kernels if section == "kernels" else he_ablation
-        with tqdm(total=module.STEPS, desc=args.worker, leave=False) as bar:
+        with progress_line(total=module.STEPS, desc=args.worker) as bar:
             rows = module.measure(bar.update)
     elif section == "mobilenet":
         given, name = he_nets.mobilenet(args.size, args.batch), f"mobilenetv2-0.35-{args.size}"
-        with tqdm(total=args.batch, desc=name, unit="image", leave=False) as bar:
+        with progress_line(total=args.batch, desc=name, unit="image") as bar:
             rows = [he_nets.in_process(name, given, bar.update, device=args.device)]
     else:
         given, name = he_nets.cryptonets(activation, args.data, args.images), f"cryptonets-{activation}"
         if section == "sockets":
             rows = [he_nets.over_a_socket(name, activation, given, args.repeats)]
         else:
-            with tqdm(total=_PASSES * len(given.images), desc=args.worker, unit="image", leave=False) as bar:
+            with progress_line(total=_PASSES * len(given.images), desc=args.worker, unit="image") as bar:
                 rows = [he_nets.in_process(name, given, bar.update, _PASSES)]
     return [{"section": section, **row, **machine()} for row in rows]
 

@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 import torch
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.kernels import devices
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows
 from scripts.bench.hybrid_rows import HEAD, Row, cells
@@ -59,7 +59,7 @@ def work(args: argparse.Namespace) -> list[Row]:
     """The rows of one section, in this process."""
     devices.keep_freed_memory()  # as the service and the client do
     torch.set_num_threads(1)
-    rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
+    rows = progress_line(SECTIONS[args.worker](args), desc=args.worker, unit="row")
     over = {"link": str(_link(args)), "delay": _delayed_by(args)}
     return [{"section": args.worker, **over, **row, **machine()} for row in rows]
 

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
@@ -34,6 +33,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.kernels.streams import Drawn
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench.kernel_cases import TUNED, Case, cases, interpret
 from scripts.program import add_json, main_of, new_parser, write_rows
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> None:
 
     def chosen(elements: int) -> Iterator[Case]:
         found = [case for case in cases(elements, device) if case.triton or not args.triton]
-        return iter(tqdm(found, unit="kernel", leave=False))
+        return iter(progress_line(found, unit="kernel"))
 
     rows = [check(case, device) for case in chosen(args.elements if args.check else min(args.elements, CHECKED))]
     if args.check:

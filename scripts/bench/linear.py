@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torchvision
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from hummingbird import graph, ring
 from hummingbird.commands.output import check_outputs
@@ -32,6 +31,7 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import Factor, devices
 from hummingbird.kernels.cpu import library
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.program import add_json, main_of, new_parser, write_rows
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> None:
             "layers": count,
             **measure(product, args.bits, args.budget, torch.device(args.device), not args.no_torch),
         }
-        for name, batch, product, count in tqdm(runs, unit="shape", leave=False)
+        for name, batch, product, count in progress_line(runs, unit="shape")
     ]
     ways = [key.removesuffix("_milliseconds") for key in rows[0] if key.endswith("_milliseconds")]
     head = ("model", "op", "input", "weight", "stride", "groups", "layers", "M mul-adds")

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import device_name, machine
@@ -34,6 +33,7 @@ from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.lookups import PRFS, WIDTHS, Table
 from hummingbird.pir.dpf import generate
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.program import add_json, main_of, new_parser, taken, write_rows
 
@@ -243,7 +243,7 @@ def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     result: list[dict[str, Any]] = []
     expansions = list(itertools.product(PRFS, ("", "avx2", "portable"))) if settings is PLAN else []
-    with tqdm(total=len(settings) + len(expansions), unit="setting", leave=False) as bar:
+    with progress_line(total=len(settings) + len(expansions), unit="setting") as bar:
         for prf, path in expansions:
             with _left_out(bar):
                 result.append(expansion(prf, path, 5 * args.repeats))
@@ -270,7 +270,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _left_out(bar: tqdm[Any]) -> Iterator[None]:
+def _left_out(bar: Any) -> Iterator[None]:
     """A setting of the plan for which this machine lacks an instruction set."""
     try:
         yield

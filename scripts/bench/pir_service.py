@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.table_server import Remote
+from hummingbird.progress import progress_line
 from scripts.bench.party import serving
 from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> None:
             part[:] = torch.randn(part.shape).numpy()
         del table
         total = len(args.windows) * len(args.keys) * len(args.loads)
-        rows = list(tqdm(measure(args, folder), total=total, unit="load", leave=False))
+        rows = list(progress_line(measure(args, folder), total=total, unit="load"))
     shown = [
         *(("window", "{window}"), ("keys", "{keys}"), ("offered/s", "{offered_per_second:,.0f}")),
         *(("answered/s", "{answered_per_second:,.1f}"), ("p50 ms", "{p50_ms:,.1f}"), ("p99 ms", "{p99_ms:,.1f}")),

@@ -20,9 +20,9 @@ import torch
 import torchvision
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from models import MODELS, get_model, load_checkpoint
 from scripts.bench import common
 from scripts.bench.contest import run_worker
@@ -49,7 +49,7 @@ def train(name: str, epochs: int, path: Path) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     net.train()
     for _ in range(epochs):
-        for index in tqdm(torch.randperm(len(x)).split(64), desc="training", unit="batch", leave=False):
+        for index in progress_line(torch.randperm(len(x)).split(64), desc="training", unit="batch"):
             loss = F.cross_entropy(net(x[index]), y[index])
             optimizer.zero_grad()
             loss.backward()

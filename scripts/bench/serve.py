@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count, positive
 from scripts.bench import serve_reality
 from scripts.bench.party import on_this_host
@@ -164,7 +164,7 @@ def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # more would spin on the services' cores after every request
     profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
     makers = [make for name, make in serve_reality.services().items() if name in args.services]
-    with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
+    with progress_line(total=len(makers) * len(args.loads) * args.runs, unit="run") as bar:
         for number, make in enumerate(makers, 1):
             until = started + 60 * args.minutes * number / len(makers)
             rows += serve_reality.measure(make, profile, args, until, bar)
@@ -195,7 +195,7 @@ def run(args: argparse.Namespace) -> None:
 def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of what the services can do, and their tables."""
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(args.nets) * (2 + 3 * _ROUNDS + len(args.loads)), unit="part", leave=False) as bar:
+    with progress_line(total=len(args.nets) * (2 + 3 * _ROUNDS + len(args.loads)), unit="part") as bar:
         for name in args.nets:
             rows += measure(NETS[name], args, bar)
     print(columns(rows, COLUMNS))

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from models import MODELS, get_model
 from scripts.bench.contest import window_of
 from scripts.program import add_json, columns, main_of, new_parser, write_rows
@@ -62,7 +62,7 @@ def step(module: nn.Module, x: Tensor, labels: Tensor, kind: str) -> Callable[[]
     return run
 
 
-def measure(args: argparse.Namespace, kind: str, mode: str, threads: int, bar: tqdm[Any]) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace, kind: str, mode: str, threads: int, bar: Any) -> list[dict[str, Any]]:
     """A row for every window."""
     torch.set_num_threads(threads)
     net, x = build(args.model, args.batch)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("at least one", where="--threads")
     check_outputs(args)
     settings = [(kind, mode, threads) for kind in args.types for threads in args.threads for mode in args.modes]
-    with tqdm(total=len(settings) * (args.repeats + 1), unit="round", leave=False) as bar:
+    with progress_line(total=len(settings) * (args.repeats + 1), unit="round") as bar:
         rows = [row for setting in settings for row in measure(args, *setting, bar)]
     shown = [
         *((key, f"{{{key}}}") for key in ("type", "mode", "window", "threads")),

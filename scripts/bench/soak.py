@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from hummingbird import Client
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count, positive, shape
 from scripts.bench.link import free_port
 from scripts.bench.party import serving
@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace) -> tuple[float, Counter[str], dict[str, li
     net = net_of(args)
     with tempfile.TemporaryDirectory(prefix="hb") as folder, programs(args, net, folder) as (addresses, pids):
         samples: dict[str, list[Sample]] = {name: [] for name in (*pids, "client")}
-        with Client(addresses, timeout=120.0) as client, tqdm(total=round(60 * args.minutes), unit="s") as bar:
+        with Client(addresses, timeout=120.0) as client, progress_line(total=round(60 * args.minutes), unit="s") as bar:
             load = Load(client, net, args.images)
             load.ask()
             rate = args.rate or args.fraction * load.capacity(args.warm_up)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import EXACT, BitWindow
@@ -28,6 +27,7 @@ from hummingbird.capacity.paper import BANDWIDTH
 from hummingbird.capacity.profile import Profile, load
 from hummingbird.capacity.published import asplos23
 from hummingbird.capacity.service import Hosts
+from hummingbird.progress import progress_line
 from scripts.papers.asplos_profile import torch_net
 from scripts.papers.asplos_tables import GB, QUEUES, SUMS, Section, markdown, offline, online, spoken
 from scripts.program import main_of, new_parser
@@ -65,7 +65,7 @@ WINDOWS = {"exact": EXACT, "[20:12)": BitWindow(20, 12)}
 def masked_section(profile: Profile, names: Iterable[str] = tuple(asplos23().nets)) -> Section:
     """A row for each net and window: tokens in the store, seconds, images per hour and what bounds them."""
     rows, notes = [], set()
-    for name in tqdm(names, desc="masked"):
+    for name in progress_line(names, desc="masked"):
         module, shape = torch_net(name)
         module = module.to_empty(device="cpu")  # prices do not depend on weights, whatever these are
         with torch.no_grad():

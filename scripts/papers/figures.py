@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hummingbird
-from hummingbird.commands.output import drawing
 from hummingbird.errors import InputError
+from hummingbird.pictures import AMBER, BLUE, GREY, INK, NOTE, picture
 from hummingbird.report import Estimate
 from models import get_model
 from scripts.bench.layer_times import HEAD
@@ -33,26 +33,11 @@ from scripts.program import ROOT, main_of, new_parser
 Rows = dict[str, dict[str, str]]  # cells by the row's first cell, then by the column's head
 
 WIDTH = 860.0  # points, of every chart
-_INK, _NOTE, _AXIS, _GRID = "#1b2430", "#4a5668", "#8c98a8", "#dde3ea"
-_COLOURS = {"a": "#2f6fd0", "b": "#d18f1f", "c": "#97a3b3"}
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hummingbird",  # without one, names inside a file are random
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial", "sans-serif"],  # the widest first
-    "font.size": 12,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _AXIS,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": _GRID,
-    "xtick.color": _AXIS,
-    "ytick.color": _AXIS,
-    "xtick.labelcolor": _NOTE,
-    "ytick.labelcolor": _NOTE,
-    "figure.facecolor": "white",  # not transparent: on a dark page the chart is a light card
-    "axes.axisbelow": True,
+_COLOURS = {"a": BLUE, "b": AMBER, "c": GREY}
+_STYLE = {  # besides the one of all pictures
+    "svg_fonttype": "none",
+    "svg_hashsalt": "hummingbird",  # without one, names inside a file are random
+    "font_size": 12,
 }
 
 
@@ -110,7 +95,7 @@ def bar_chart(title: str, words: str, rows: Sequence[Bar], legend: dict[str, str
                 axes.annotate(row.name, (0, number), (24 - left, 0), weight="bold", **style)
                 continue
             axes.annotate(row.name, (0, number), (-10, 0), ha="right", **style)
-            axes.annotate(row.words, (end, number), (8, 0), color=_NOTE, **style)
+            axes.annotate(row.words, (end, number), (8, 0), color=NOTE, **style)
 
     step = 24.0
     height = 66 + step * len(rows) + 16
@@ -131,7 +116,7 @@ def line_chart(title: str, words: str, panels: Sequence[Panel], legend: dict[str
             axes.set_yticks(panel.y_marks, [f"{mark:g}" for mark in panel.y_marks])
             axes.tick_params(axis="y", length=0, pad=8)
             axes.set_xlabel(panel.below, labelpad=8)
-            axes.set_title(panel.above, loc="left", x=-24 / (width - 76), color=_INK, size=12, pad=12)
+            axes.set_title(panel.above, loc="left", x=-24 / (width - 76), color=INK, size=12, pad=12)
             axes.grid(axis="y")
             for own, line in enumerate(panel.lines):
                 xs, ys = [x for x, _, _ in line.points], [y for _, y, _ in line.points]
@@ -139,7 +124,7 @@ def line_chart(title: str, words: str, panels: Sequence[Panel], legend: dict[str
                 axes.plot(xs, ys, linewidth=2, gid=f"line-{number}-{own}", **style)
                 for x, y, word in line.points:
                     offset = (7, -15) if line.below else (7, 7)
-                    axes.annotate(word, (x, y), offset, textcoords="offset points", color=_NOTE, annotation_clip=False)
+                    axes.annotate(word, (x, y), offset, textcoords="offset points", color=NOTE, annotation_clip=False)
             axes.set(xlim=(panel.x_marks[0], panel.x_marks[-1]), ylim=(panel.y_marks[0], panel.y_marks[-1]))
 
     height = 400.0
@@ -148,11 +133,12 @@ def line_chart(title: str, words: str, panels: Sequence[Panel], legend: dict[str
 
 def _file(title: str, words: str, height: float, legend: dict[str, str], draw: Callable[[Any], None]) -> str:
     """An SVG of WIDTH x `height` points; words: the description, for who cannot see it."""
-    pyplot = drawing()
-    with pyplot.rc_context(_STYLE):
-        figure = pyplot.figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    with picture(WIDTH / 72, height / 72, figure_dpi=72, **_STYLE) as figure:
+        from matplotlib.patches import Rectangle
+
+        figure.set_layout_engine("none")  # places are points
         figure.text(24 / WIDTH, 1 - 30 / height, title, weight="bold", size=13)
-        names = [pyplot.Rectangle((0, 0), 1, 1, color=_COLOURS[colour]) for colour in legend]
+        names = [Rectangle((0, 0), 1, 1, color=_COLOURS[colour]) for colour in legend]
         figure.legend(
             names,
             list(legend.values()),
@@ -160,7 +146,7 @@ def _file(title: str, words: str, height: float, legend: dict[str, str], draw: C
             bbox_to_anchor=(24 / WIDTH, 1 - 47 / height),
             ncols=len(legend),
             frameon=False,
-            labelcolor=_NOTE,
+            labelcolor=NOTE,
             borderpad=0,
             borderaxespad=0,
             handlelength=1,
@@ -170,7 +156,6 @@ def _file(title: str, words: str, height: float, legend: dict[str, str], draw: C
         written = io.StringIO()
         about = {"Title": title, "Description": words, "Date": None, "Creator": None}
         figure.savefig(written, format="svg", metadata=about)
-        pyplot.close(figure)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 

@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import BitConfig
@@ -46,6 +45,7 @@ from hummingbird.commands.output import check_outputs, check_writable
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.commands.subject import predict
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.progress import progress_line
 from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts.bench.party import on_this_host
@@ -256,7 +256,7 @@ def measure(case: Case, args: argparse.Namespace) -> list[Row]:
     if args.images:
         work.append(("CrypTen", partial(crypten_row, case, args)))
     rows = []
-    with tqdm(work, unit="row") as bar:
+    with progress_line(work, unit="row") as bar:
         for what, make in bar:
             bar.set_description(f"{case.stem} {what}")
             rows.append({**make(), **machine()})

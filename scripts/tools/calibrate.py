@@ -29,7 +29,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from hummingbird import convert_model, graph, he
 from hummingbird.bits import EXACT, BitWindow
@@ -45,6 +44,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.hybrid.gc import relu
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import price
+from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
 from hummingbird.table import text_table
 from scripts.bench.crypten_baseline import infer, start
@@ -263,7 +263,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--mode without --protocol he", where="--mode", hint="leave it out, or add --protocol he")
     check_outputs(args)
     torch.set_num_threads(args.threads)
-    with tqdm(rows(args), unit="row", leave=False) as bar, torch.no_grad():
+    with progress_line(rows(args), desc="calibration", unit="row") as bar, torch.no_grad():
         profile = Profile(machine(), args.threads, tuple(bar))
     print(text_table(("kind", "work", "part", "median ms", "spread"), list(_cells(profile)), left=3))
     print(judged(profile))

@@ -39,7 +39,6 @@ import torch.nn.functional as F
 from PIL import Image  # which torchvision needs
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird import convert
@@ -47,6 +46,7 @@ from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end
 from hummingbird.cost import FREE
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
+from hummingbird.progress import progress_line
 from scripts.bench.party import workers
 from scripts.program import new_parser
 from scripts.tools.net_catalogue import LAYER_SCALE, NETS, Entry, prepared
@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = {"versions": shown, "images": args.images, "kind": kind}
         rows = {row.name: row for row in earlier(args.json, settings)} if args.resume else {}
         names = [name for name in names if NETS[name].library in known]
-        for name in tqdm([name for name in names if name not in rows], unit="net", file=sys.stderr):
+        for name in progress_line([name for name in names if name not in rows], unit="net"):
             rows[name] = apart(name, args.images, args.data, args.memory)
             if args.json is not None:
                 kept = {"settings": settings, "rows": [asdict(row) for row in rows.values()]}

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from hummingbird import ranks
 from hummingbird.commands.output import check_writable, write_together
@@ -27,6 +26,7 @@ from hummingbird.commands.subject import evaluate
 from hummingbird.commands.training import NOTES as DATA_PARALLEL
 from hummingbird.commands.training import RATES, SCHEDULES, Recipe, Training
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from hummingbird.window_search.images import fingerprint
 from models import MODELS, get_model, load_checkpoint
 from scripts.train.data import DATASETS, load
@@ -93,7 +93,7 @@ def train(training: Training, state: Path, command: dict[str, Any]) -> None:
     """Train to the last epoch of the recipe, keeping the state of every other one, and of this `command`, in a file."""
     recipe = training.recipe
     done, total = training.epoch * training.steps, recipe.epochs * training.steps
-    with tqdm(initial=done, total=total, desc=f"{recipe.epochs} epochs", unit="step", mininterval=1) as progress:
+    with progress_line(initial=done, total=total, desc=f"{recipe.epochs} epochs", unit="step") as progress:
         while training.epoch < recipe.epochs:
             loss = training.run_epoch(progress.update)
             progress.set_postfix(loss=f"{loss:.3f}")

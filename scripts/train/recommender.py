@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_writable, write_together
 from hummingbird.commands.sources import weights_file
 from hummingbird.errors import InputError
+from hummingbird.progress import progress_line
 from models import load_checkpoint
 from models.recommender import Recommender
 from scripts.program import main_of, new_parser
@@ -36,7 +36,7 @@ def train(net: Recommender, questions: Questions, *, epochs: int, batch: int, ra
     steps = len(questions.likes) // batch  # the last, smaller batch of each shuffle is left out
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps)
-    with tqdm(total=epochs * steps, desc=f"{epochs} epochs", unit="step", mininterval=1) as progress:
+    with progress_line(total=epochs * steps, desc=f"{epochs} epochs", unit="step") as progress:
         for _ in range(epochs):
             for chosen in torch.randperm(len(questions.likes))[: steps * batch].split(batch):
                 logits = net(questions.wanted[chosen], questions.weights[chosen])

@@ -11,7 +11,6 @@ import pytest
 from hummingbird.channel import meter
 from hummingbird.channel.meter import OUTSIDE, Meter, MeterRow
 from hummingbird.cost import FREE, Cost
-from hummingbird.table import text_table
 
 
 def test_counts_go_to_the_layer_they_were_made_in() -> None:
@@ -200,15 +199,3 @@ def test_an_empty_table_is_still_a_table() -> None:
     with meter.meter() as m:
         pass
     assert m.table().splitlines()[-1].startswith("total")
-
-
-def test_text_tables_align() -> None:
-    text = text_table(["name", "n"], [["a", "1"], ["long name", "1,000"], ["sum", "1,001"]], total=True)
-    assert text.splitlines() == [
-        "name           n",
-        "----------------",
-        "a              1",
-        "long name  1,000",
-        "----------------",
-        "sum        1,001",
-    ]

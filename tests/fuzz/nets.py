@@ -26,10 +26,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from hummingbird.commands.output import check_writable
 from hummingbird.commands.program import end
+from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench.party import workers
 from tests.fuzz import he, hybrid
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return
         numbers = range(args.seed, args.seed + args.nets)
         found = []
-        with tqdm(total=len(numbers), unit="net", file=sys.stderr) as bar:
+        with progress_line(total=len(numbers), unit="net") as bar:
             for result in results(numbers, args.jobs, args.seconds, of):
                 found.append(result)
                 bar.update()

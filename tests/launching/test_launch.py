@@ -17,9 +17,11 @@ import pytest
 import torch
 
 import hummingbird
+from hummingbird.channel import meter
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, LaunchError
 from hummingbird.launching import launch as module
 from hummingbird.launching import party, sending
+from hummingbird.table import Report
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
 
@@ -269,6 +271,11 @@ def test_values_come_back_as_they_went() -> None:
     found = sending.unpacked_result(sending.packed_result(sending.plain(value)))
     assert found["a"] == value["a"] and found[3][1:3] == [{}, ()] and found[3][3].dtype == torch.int8
     assert torch.equal(found[3][0], frozen) and not found[3][0].requires_grad
+    with hummingbird.meter() as counting:
+        meter.count(bits=80, rounds=1)
+    counted, table = sending.unpacked_result(sending.packed_result(sending.plain((counting, counting.table()))))
+    assert counted.rows == counting.rows and counted.total.bits_sent == 80 and counted.seconds == counting.seconds
+    assert (type(table), table, table.html) == (Report, counting.table(), counting.table().html)
     large = sending.packed_result(sending.plain(torch.zeros(1 << 20)[:2]))
     assert len(large) < 1 << 16  # the part alone
     for other, name in (

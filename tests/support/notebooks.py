@@ -40,7 +40,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
 
 
 def texts(notebook: nbformat.NotebookNode) -> Iterator[str]:
-    """Everything that cells have printed or shown as text, and what went to stderr as `stderr: ...`."""
+    """Everything that cells have printed or shown as text or HTML, and what went to stderr as `stderr: ...`."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "stream":
@@ -48,7 +48,7 @@ def texts(notebook: nbformat.NotebookNode) -> Iterator[str]:
             elif output.output_type == "error":
                 yield f"stderr: {output.ename}: {output.evalue}"
             else:
-                yield output.data.get("text/plain", "")
+                yield from (output.data[kind] for kind in ("text/plain", "text/html") if kind in output.data)
 
 
 def pictures(notebook: nbformat.NotebookNode) -> int:

@@ -24,6 +24,7 @@ from hummingbird.window_search.prepare import Prepared
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from tests.support import asking
+from tests.support.html import agree
 from tests.support.paths import ROOT
 
 NET = load_checkpoint(ROOT / "checkpoints/digits.pt", get_model("digits", 10)).eval()
@@ -106,8 +107,21 @@ def test_table_file_and_plot(prepared: Prepared, tmp_path: Path) -> None:
         hummingbird.convert_model(NET, bits=prepared)  # type: ignore[arg-type]
     assert ".bits" in caught.value.hint
     figure, file = prepared.plot(), io.BytesIO()
-    places = [tuple(float(end[0]) for end in mark.lines[0].get_data()) for mark in figure.axes[0].containers]
-    assert places == [(choice.costs.online_bytes / 1e3, 100 * choice.accuracy) for choice in prepared.choices]
+    kept, sent = (
+        [tuple(float(end[0]) for end in mark.lines[0].get_data()) for mark in axes.containers] for axes in figure.axes
+    )
+    assert sent == [(choice.costs.online_bytes / 1e3, 100 * choice.accuracy) for choice in prepared.choices]
+    bits = [prepared.bits_kept(choice) for choice in prepared.choices]
+    assert kept == [(found, 100 * choice.accuracy) for found, choice in zip(bits, prepared.choices, strict=True)]
+    outputs = [layer.outputs for layer in prepared.layers]
+    widths = [prepared.bits.window(layer.name).w for layer in prepared.layers]
+    weighted = sum(width * count for width, count in zip(widths, outputs, strict=True)) / sum(outputs)
+    assert bits[0] == 64 and bits[-1] == pytest.approx(weighted) and bits[-1] <= 6
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "plain net",
+        *(choice.name for choice in prepared.choices),
+    ]
+    agree(prepared, text)
     figure.savefig(file, format="svg")
     assert file.getvalue().startswith(b"<?xml")
 

@@ -21,6 +21,7 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.kernels import devices
 from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
+from hummingbird.table import Report
 
 _COMPARED = 64  # images whose outputs are kept for `report` to compare
 
@@ -106,10 +107,10 @@ class HEModel:
             start = clock()
             count["client"] += start - sending
 
-    def report(self) -> str:
+    def report(self) -> Report:
         """Return the plan as a text table; after a call also what was measured, and outputs beside the plain net's."""
         text = report.before(self.plan)
-        return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
+        return text if self.last is None else Report.of(text, report.after(self.plan, self.last))
 
 
 def _peak() -> int:

@@ -16,7 +16,7 @@ from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Plan, ReportLine
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.structure import places
-from hummingbird.table import text_table
+from hummingbird.table import Report, text_table
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _NOTES = (
 )
 
 
-def before(plan: Plan) -> str:
+def before(plan: Plan) -> Report:
     """Return the report before a run as text: a line for each step and encryption, totals of a batch, assumptions."""
     public, rows, seen = plan.public, [], set[int]()
     for line in plan.lines:
@@ -71,7 +71,7 @@ def before(plan: Plan) -> str:
     rows.append(
         ("total", "", "", str(len(public.turns)), "", "", "", f"{sent:,} + {returned:,}", _mb(up), _mb(down), "", "")
     )
-    return "\n\n".join([_heading(plan), text_table(_HEAD, rows, left=3, total=True), _NOTES, _notes(plan, up + down)])
+    return Report.of(_heading(plan), text_table(_HEAD, rows, left=3, total=True), _NOTES, _notes(plan, up + down))
 
 
 def _heading(plan: Plan) -> str:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
-from tqdm import tqdm
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.messages import unpack_update
 from hummingbird.pir.serving.journal import Journal
 from hummingbird.pir.table import Facts, State
+from hummingbird.progress import progress_line
 
 _BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed}<{remaining}"
 _log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class Updates:
     # The journal ------------------------------------------------------------------------------------------------------
 
     def _replay(self, journal: Journal) -> None:
-        with tqdm(total=journal.size, desc="updates", delay=2, leave=False, disable=None, bar_format=_BAR) as bar:
+        with progress_line(total=journal.size, desc="updates", delay=2, bar_format=_BAR) as bar:
             for found in journal.replay():
                 if isinstance(found, bytes):
                     self._again(journal, found)
