@@ -13,6 +13,7 @@ from torch import nn
 
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.hints import program_hint
+from hummingbird.graph.programs import from_object
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -20,10 +21,12 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def unwrapped(net: Any) -> nn.Module:
     """Return the net inside its wrappers, such as DataParallel; no copy is made.
 
+    The programs of torch.export, TorchScript and ONNX are nets too: they become a `Program`.
     Raises InputError for an object that is no net.
     """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner
+    net = from_object(net) or net
     if isinstance(net, nn.Module):
         return net
     hint = program_hint(net) or "pass the net itself, as in convert_model(net)"
