@@ -253,6 +253,7 @@ _SPECIAL: dict[str, Function] = {
     "_unsafe_view": method("reshape"),
     "view": method("reshape"),
     "convolution": _convolution,
+    "_convolution": lambda *args, **kwargs: _convolution(*args[:9]),
     "addmm": _addmm,
     "mm": torch.matmul,
     "bmm": torch.matmul,
