@@ -5,6 +5,7 @@ a net that was written by hand, and every function that takes a net takes a prog
 
     exported.py      torch.export's ExportedProgram, by its ATen operations
     torchscript.py   a TorchScript module, by the same operations
+    script_values.py TorchScript's operations on Python's values
     aten.py          ATen operations as calls of torch's functions
     onnx.py          ONNX files
 """
