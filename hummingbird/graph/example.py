@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hummingbird.errors import InputError
 from hummingbird.graph.batch import BatchSize, TracedBatch
+from hummingbird.graph.programs import Program
 from hummingbird.structure import Structure, flatten, rebuild
 
 # Types of public tensors.
@@ -117,7 +118,8 @@ def given(net: nn.Module, example: Any) -> Example:
         hint = "a tensor, a tuple of arguments, or a dict of keyword arguments; private ones are floating-point tensors"
         raise InputError(f"no tensor in {type(example).__name__}", where="example", hint=hint)
     try:
-        bound = inspect.signature(net.forward).bind(*args, **kwargs)
+        signature = net.signature if isinstance(net, Program) else inspect.signature(net.forward)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(
             f"forward() {error}", where="example", hint="give the arguments that forward() takes"

@@ -27,9 +27,9 @@ _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.
 
 
 def program_hint(value: Any) -> str:
-    """Return the hint for a compiled program of torch.jit or torch.export, which has no layers; "" for other values."""
+    """Return the hint for a program of torch.jit or torch.export that is not read as a net; "" for other values."""
     home = type(value).__module__
-    return _PROGRAM if isinstance(value, torch.jit.ScriptModule) or home.startswith("torch.export") else ""
+    return _PROGRAM if isinstance(value, torch.jit.ScriptFunction) or home.startswith("torch.export") else ""
 
 
 def _is_quantized(module: nn.Module) -> bool:

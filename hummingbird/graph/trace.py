@@ -30,6 +30,7 @@ from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, modul
 from hummingbird.graph.ops import elementwise, public
 from hummingbird.graph.ops.norms import check_variance
 from hummingbird.graph.ops.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
+from hummingbird.graph.programs import Program
 from hummingbird.graph.properties import integer_values, ranks
 from hummingbird.graph.rewrite import fold
 from hummingbird.graph.saved import SavedNet
@@ -140,7 +141,11 @@ def _walk(
     except ModelError as error:
         return None, error.problems
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)  # problems of the call of the whole net
-    readings: list[Example | None] = [None] if example is None else [*given(net, example).readings()]
+    if example is None and isinstance(twin, Program):
+        example = twin.example
+    readings: list[Example | None] = [None] if example is None else [*given(twin, example).readings()]
+    if isinstance(twin, Program) and not twin.any_batch:
+        readings = [reading for reading in readings if reading is not None and not reading.any_batch]
     best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
@@ -242,7 +247,10 @@ class TraceState:
             target = str(node.target)
             self.calls[target] += 1
             return target if self.calls[target] == 1 else f"{target}#{self.calls[target] - 1}"
-        scope = self.captured.scopes.get(node, "")
+        scope, root = self.captured.scopes.get(node, ""), self.captured.root
+        if isinstance(root, Program) and scope in root.layers and node.op.startswith("call"):
+            self.calls[scope] += 1
+            return scope if self.calls[scope] == 1 else f"{scope}#{self.calls[scope] - 1}"
         name = str(node.target) if node.op in ("placeholder", "output") else node.name
         name = f"{scope}.{name}" if scope else name
         while name in self.taken:

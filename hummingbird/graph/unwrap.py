@@ -1,4 +1,4 @@
-"""The net inside its wrappers: DataParallel, DistributedDataParallel and torch.compile.
+"""The net inside its wrappers: DataParallel, DistributedDataParallel, torch.compile and torch.jit.
 
 Wrappers do not change what a net computes. Layers have the names of the net without its wrappers, so windows that were
 found for the wrapped net fit the bare one, and the reverse.
@@ -13,6 +13,7 @@ from torch import nn
 
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.hints import program_hint
+from hummingbird.graph.programs import from_object
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -20,10 +21,12 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def unwrapped(net: Any) -> nn.Module:
     """Return the net inside its wrappers, such as DataParallel; no copy is made.
 
+    The programs of torch.export, TorchScript and ONNX are nets too: they become a `Program`.
     Raises InputError for an object that is no net.
     """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
         net = inner
+    net = from_object(net) or net
     if isinstance(net, nn.Module):
         return net
     hint = program_hint(net) or "pass the net itself, as in convert_model(net)"
@@ -32,6 +35,8 @@ def unwrapped(net: Any) -> nn.Module:
 
 def plain_copy(net: Any) -> nn.Module:
     """Return a deep copy of a net, in eval mode, without the wrappers around it and inside it.
+
+    TorchScript modules inside it become nets of their own (`ScriptedNet`).
 
     Raises InputError as `unwrapped`, ModelError for a net that cannot be copied.
     """
@@ -42,11 +47,15 @@ def plain_copy(net: Any) -> nn.Module:
         hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
         what = f"it cannot be copied: {str(error).partition(chr(10))[0]}"
         raise ModelError([Problem("net", what, hint)]) from None
-    for module in list(twin.modules()):
-        for name, child in module._modules.items():
-            if child is not None and _inside(child) is not None:
-                module._modules[name] = unwrapped(child)
+    _unwrap_below(twin)
     return twin
+
+
+def _unwrap_below(net: nn.Module) -> None:
+    for name, child in net._modules.items():
+        if child is not None:
+            net._modules[name] = plain = unwrapped(child)
+            _unwrap_below(plain)
 
 
 def submodule(net: nn.Module, path: str) -> nn.Module:

@@ -97,10 +97,6 @@ def observed(net: nn.Module) -> nn.Module:
 
 
 FORMS: dict[str, tuple[Callable[[], Any], str]] = {
-    "scripted": (lambda: torch.jit.script(layers()), "made from"),
-    "traced": (lambda: torch.jit.trace(layers(), rows()), "made from"),
-    "scripted inside": (lambda: inner(torch.jit.script), "made from"),
-    "exported": (lambda: torch.export.export(layers(), (rows(),)), "made from"),
     "exported module": (lambda: torch.export.export(layers(), (rows(),)).module(), "made from"),
     "dynamically quantized": (lambda: quantized(layers()), "before quantization"),
     "prepared for quantization": (lambda: observed(layers()), "before quantization"),

@@ -1,0 +1,303 @@
+"""ATen operations as calls of torch's functions, which the vocabulary of this package knows by name.
+
+ATen is torch's library of operations: the graphs of torch.export and TorchScript consist of them. Most have the name
+and the arguments of a function of torch. `_SPECIAL` has the others: arguments in another order, several results of
+which one counts at inference, layouts and devices. An operation that torch has as a function, and the vocabulary does
+not know, is called all the same, so that the trace refuses it by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from hummingbird.graph.build import Unsupported
+from hummingbird.graph.ops.recurrent import unrolled
+from hummingbird.graph.ops.vocabulary import FUNCTIONS, METHODS
+
+# Arguments that change no value: where and how a tensor lies in memory, and the choice of a library.
+_MEMORY = frozenset(
+    "memory_format layout device pin_memory non_blocking copy cudnn_enable cudnn_enabled implicit".split()
+)
+_CHECKS = frozenset(  # assertions, which a graph keeps beside its operations
+    "_assert_scalar _assert_async _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size".split()
+)
+Function = Callable[..., Any]
+
+
+def is_check(name: str) -> bool:
+    """Whether an operation only checks values, and has no result."""
+    return name in _CHECKS
+
+
+def bound(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict]:
+    """Return the arguments of an operation without those that change no value.
+
+    Positional arguments come in the order of the operation's schema; a default that is left out stays out.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    kept = {name: value for name, value in given.items() if name not in _MEMORY}
+    positional = []
+    for name in names:
+        if name not in kept or op._schema.arguments[len(positional)].kwarg_only:
+            break
+        positional.append(kept.pop(name))
+    return tuple(positional), kept
+
+
+def function_of(op: Any) -> Function:
+    """Return the function that computes an operation: it takes what `bound` returns.
+
+    op: an OpOverload, or a function of Python that a graph calls on sizes.
+    """
+    if not isinstance(op, torch._ops.OpOverload):
+        function: Function = op
+        return function
+    if op.namespace != "aten":
+        raise Unsupported(f"operation {op} is none of torch's own", "write it with torch's functions, and export again")
+    name = op._opname
+    for spelling in (f"{name}.{op._overloadname}", name):
+        if spelling in _SPECIAL:
+            return _SPECIAL[spelling]
+    if name.endswith("_") and not name.endswith("__"):
+        return _in_place(name, op)
+    for space in (torch, F):
+        if getattr(space, name, None) in FUNCTIONS:
+            function = getattr(space, name)
+            return function
+    if name in METHODS:
+        return method(name)
+    spaces = (space for space in (torch, F) if callable(getattr(space, name, None)))
+    function = getattr(next(spaces, None), name, op)
+    return function
+
+
+def method(name: str) -> Function:
+    """Return a function that calls the method `name` of its first argument."""
+
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x, name)(*args, **kwargs)
+
+    return call
+
+
+def _in_place(name: str, op: Any) -> Function:
+    if hasattr(Tensor, name):
+        return method(name)
+    plain = getattr(F, name.rstrip("_"), None)
+    return op if plain is None else lambda x, *args: plain(x, *args, inplace=True)
+
+
+def _cast(x: Any, dtype: Any = None) -> Any:
+    """Cast a tensor; private inference has one number type, so all floating-point types are float32."""
+    if dtype is None:
+        return x
+    if dtype.is_floating_point:
+        return x.float()
+    return x.to(dtype)
+
+
+def _convolution(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    space = len(stride)
+    if not transposed:
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+        return convolve(input, weight, bias, stride, padding, dilation, groups)
+    convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
+    return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = torch.matmul(mat1, mat2)
+    product = product if alpha == 1 else product * alpha
+    return product + (input if beta == 1 else input * beta)
+
+
+def _elu(input: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    if input_scale != 1 and scale == 1:
+        return F.celu(input, 1 / input_scale)
+    if input_scale != 1:
+        raise Unsupported(f"elu with scale={scale} and input_scale={input_scale}", "write it as elu or celu")
+    return F.elu(input, alpha) if scale == 1 else F.elu(input, alpha) * scale
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: Any, eps: Any) -> Any:
+    return (F.batch_norm(x, mean, var, weight, bias, False, momentum, eps),)
+
+
+def _training_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any
+) -> Any:
+    return (F.batch_norm(x, mean, var, weight, bias, training, momentum, eps),)
+
+
+def _group_norm(x: Any, weight: Any, bias: Any, n: Any, c: Any, space: Any, groups: int, eps: Any) -> Any:
+    return (F.group_norm(x, groups, weight, bias, eps),)
+
+
+def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    end = None if isinstance(end, int) and end >= (1 << 63) - 1 else end  # ATen's word for "to the end"
+    start = None if isinstance(start, int) and start == 0 else start
+    if start is None and end is None and step == 1:
+        return x
+    if dim < 0:
+        return x[(..., slice(start, end, step), *(slice(None),) * (-dim - 1))]
+    return x[(*(slice(None),) * dim, slice(start, end, step))]
+
+
+def _index(x: Any, indices: Any) -> Any:
+    return x[tuple(slice(None) if index is None else index for index in indices)]
+
+
+def _softmax(function: Function) -> Function:
+    def call(x: Any, dim: int, half_to_float: bool = False) -> Any:
+        return function(x, dim)
+
+    return call
+
+
+def _attention(query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, **more: Any) -> Any:
+    return _attended(query, key, value, more.get("attn_mask"), dropout_p, is_causal, more.get("scale"))
+
+
+def _attended(q: Any, k: Any, v: Any, mask: Any, dropout_p: float, is_causal: bool, scale: Any) -> Any:
+    more = {} if scale is None else {"scale": scale}
+    return (F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, **more),)
+
+
+def _resize(mode: str, corners: bool) -> Function:
+    """Return the function for upsample_<mode>: (x, size, align_corners if `corners`, then factors)."""
+
+    def call(x: Any, size: Any, *rest: Any, **named: Any) -> Any:
+        rest = tuple(rest) + tuple(named.values())
+        align = {"align_corners": bool(rest[0])} if corners else {}
+        factors = [factor for factor in rest[1 if corners else 0 :] if factor is not None]
+        factors = [*factors[0]] if factors and isinstance(factors[0], (tuple, list)) else factors
+        if size is not None:
+            return F.interpolate(x, size=tuple(size), mode=mode, **align)
+        return F.interpolate(x, scale_factor=tuple(factors), mode=mode, **align)
+
+    return call
+
+
+def _same(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+def _recurrent(kind: type[nn.RNNBase], op: Any, nonlinearity: str = "tanh") -> Function:
+    """Return the function for an operation that computes a whole recurrent net; a trace unrolls it in time."""
+
+    def call(
+        input: Any,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        if not isinstance(input, fx.Proxy):
+            rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
+            return op(input, hx, params, *rest)
+        layer = kind.__new__(kind)  # __init__ would draw weights
+        nn.Module.__init__(layer)
+        sides = ("", "_reverse")[: 1 + bidirectional]
+        kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if has_biases else ()))
+        names = [f"{name}_l{at}{side}" for at in range(num_layers) for side in sides for name in kinds]
+        if len(params) != len(names):
+            raise Unsupported("a recurrent layer with a projection", "leave proj_size out")
+        vars(layer).update(zip(names, params, strict=True), training=train, proj_size=0, nonlinearity=nonlinearity)
+        vars(layer).update(num_layers=num_layers, bias=has_biases, batch_first=batch_first, dropout=dropout)
+        vars(layer).update(bidirectional=bidirectional)
+        states = hx if kind is nn.LSTM else (hx,)
+        output, last = unrolled(layer, input, None if all(map(_is_zero, states)) else hx)
+        return (output, *last) if kind is nn.LSTM else (output, last)
+
+    return call
+
+
+def _is_zero(state: Any) -> bool:
+    """Whether a first state is known to be 0."""
+    if isinstance(state, fx.Proxy):
+        return state.node.target is torch.zeros
+    return isinstance(state, Tensor) and not state.any()
+
+
+_SPECIAL: dict[str, Function] = {
+    "_to_copy": lambda x, *, dtype=None: _cast(x, dtype),
+    "to.dtype": lambda x, dtype: _cast(x, dtype),
+    "to.dtype_layout": lambda x, *, dtype=None: _cast(x, dtype),
+    "to.device": lambda x, *, dtype: _cast(x, dtype),
+    "to.other": lambda x, other: _cast(x, other.dtype),
+    "type_as": lambda x, other: _cast(x, other.dtype),
+    **dict.fromkeys(
+        ("clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy", "_reshape_alias"), _same
+    ),
+    "detach_": _same,
+    "_unsafe_view": method("reshape"),
+    "view": method("reshape"),
+    "convolution": _convolution,
+    "_convolution": lambda *args, **kwargs: _convolution(*args[:9]),
+    "addmm": _addmm,
+    "mm": torch.matmul,
+    "bmm": torch.matmul,
+    "elu": _elu,
+    "selu": F.selu,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "native_batch_norm": _training_batch_norm,
+    "_native_batch_norm_legit": _training_batch_norm,
+    "batch_norm": lambda x, weight, bias, mean, var, training, momentum, eps: F.batch_norm(
+        x, mean, var, weight, bias, training, momentum, eps
+    ),
+    "native_layer_norm": lambda x, shape, weight, bias, eps: (F.layer_norm(x, shape, weight, bias, eps),),
+    "native_group_norm": _group_norm,
+    "max_pool2d_with_indices": lambda *args, **kwargs: (F.max_pool2d(*args, **kwargs),),
+    "max_pool1d_with_indices": lambda *args, **kwargs: (F.max_pool1d(*args, **kwargs),),
+    "_adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "_softmax": _softmax(torch.softmax),
+    "_log_softmax": _softmax(torch.log_softmax),
+    "_safe_softmax": _softmax(torch.softmax),
+    "softmax.int": lambda x, dim, dtype=None: torch.softmax(x, dim),
+    "log_softmax.int": lambda x, dim, dtype=None: torch.log_softmax(x, dim),
+    "embedding": lambda weight, indices, *rest: F.embedding(indices, weight),
+    "slice.Tensor": _slice,
+    "index.Tensor": _index,
+    "sym_size.int": lambda x, dim: x.shape[dim],
+    "size.int": lambda x, dim: x.shape[dim],
+    "size": lambda x: x.shape,
+    "split_with_sizes": torch.split,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "dropout": F.dropout,
+    "dropout_": lambda x, p, train: F.dropout(x, p, train),
+    "constant_pad_nd": lambda x, pad, value=0: F.pad(x, pad, "constant", value),
+    "reflection_pad1d": lambda x, pad: F.pad(x, pad, "reflect"),
+    "reflection_pad2d": lambda x, pad: F.pad(x, pad, "reflect"),
+    "replication_pad1d": lambda x, pad: F.pad(x, pad, "replicate"),
+    "replication_pad2d": lambda x, pad: F.pad(x, pad, "replicate"),
+    "upsample_nearest1d": _resize("nearest", False),
+    "upsample_nearest2d": _resize("nearest", False),
+    "_upsample_nearest_exact2d": _resize("nearest-exact", False),
+    "upsample_bilinear2d": _resize("bilinear", True),
+    "upsample_bicubic2d": _resize("bicubic", True),
+    "upsample_linear1d": _resize("linear", True),
+    "lstm.input": _recurrent(nn.LSTM, torch.ops.aten.lstm.input),
+    "gru.input": _recurrent(nn.GRU, torch.ops.aten.gru.input),
+    "rnn_tanh.input": _recurrent(nn.RNN, torch.ops.aten.rnn_tanh.input),
+    "rnn_relu.input": _recurrent(nn.RNN, torch.ops.aten.rnn_relu.input, "relu"),
+}
