@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hummingbird.channel.meter import meter
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.crypten.tensors import cryptensor
+    from hummingbird.graph.programs import load_program
     from hummingbird.launching.launch import launch
     from hummingbird.mpc.session.launch import init, uninit
     from hummingbird.report import estimate
@@ -47,6 +48,7 @@ _HOMES = {
     "launch": "launching.launch",
     "load": "saving",
     "load_net": "saving",
+    "load_program": "graph.programs",
     "meter": "channel.meter",
     "prepare": "window_search.prepare",
     "register_converter": "convert",
@@ -72,6 +74,7 @@ __all__ = [
     "launch",
     "load",
     "load_net",
+    "load_program",
     "meter",
     "prepare",
     "register_converter",

@@ -1,4 +1,4 @@
-"""The user's net, weights and images: functions named on the command line, and checkpoints of trained weights.
+"""The user's net, weights and images: functions and files named on the command line, and checkpoints of weights.
 
     --model my_nets:small 10 --data my_data:images split=test
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hummingbird import ranks
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.graph.programs import SUFFIXES, from_object, load_program
 
 # Checkpoints of trained weights --------------------------------------------------------------------------------------
 
@@ -141,12 +142,15 @@ def weights_file(model: nn.Module, *, half: bool) -> bytes:
 # Functions named on the command line ---------------------------------------------------------------------------------
 
 _WORDS = ("MODULE:FUNCTION", "ARGUMENT")
+_MODEL = "the net: a function that returns it, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model); or "
+_MODEL += (
+    "a file, net.onnx, net.pt2 or net.pt (TorchScript); or hf:NAME, a net of transformers in a folder or the cache"
+)
 
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the options --model and --weights, which `net_of` reads."""
-    text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
-    parser.add_argument("--model", required=True, nargs="+", metavar=_WORDS, help=text)
+    parser.add_argument("--model", required=True, nargs="+", metavar=_WORDS, help=_MODEL)
     text = "its trained weights, a state dict of torch.save (default: those of the function)"
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
 
@@ -159,8 +163,7 @@ def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required:
     """
     group = parser.add_argument_group("net")
     source = group.add_mutually_exclusive_group(required=required)
-    text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
-    source.add_argument("--model", nargs="+", metavar=_WORDS, help=text)
+    source.add_argument("--model", nargs="+", metavar=_WORDS, help=_MODEL)
     text = "in place of --model: a folder that `hummingbird.save` or the command `save` wrote, with windows, protocol "
     text += "and owner; needs no code of the net ({rank} is replaced by the party's rank)"
     source.add_argument("--saved", metavar="DIR", help=text)
@@ -213,18 +216,56 @@ def example_of(args: argparse.Namespace) -> Any:
 
 
 def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
-    """Return the net from the function of --model, in eval mode.
+    """Return the net that --model names, in eval mode: from a function, a program's file, or transformers.
 
     weights: whether to load the file of --weights into it. Raises HummingbirdError for a missing function, or one that
-    returns no net, and errors of `read_weights`.
+    returns no net, and errors of `load_program`, `pretrained` and `read_weights`.
     """
-    net = call(args.model, "--model", "net", default="get_model")
+    first, *more = args.model
+    if first.startswith("hf:") or Path(first).suffix in SUFFIXES:
+        if more:
+            what = f"{more[0]!r} after {first}, which takes no arguments"
+            raise ConfigError(what, where="--model", hint="arguments follow MODULE:FUNCTION only")
+        net: Any = pretrained(first.removeprefix("hf:")) if first.startswith("hf:") else load_program(first)
+    else:
+        net = call(args.model, "--model", "net", default="get_model")
+    net = from_object(net) or net
     if not isinstance(net, nn.Module):
         what = f"expected a torch.nn.Module, got {type(net).__name__}"
         raise InputError(what, where="--model", hint="name a function that returns a net")
     if weights and args.weights is not None:
         read_weights(net, args.weights, "--weights")
     return net.eval()
+
+
+def pretrained(name: str) -> nn.Module:
+    """Return a trained net of transformers, float32, of the class that its configuration names.
+
+    name: a folder that save_pretrained wrote, or a name in the local cache of the Hugging Face hub. Nothing is
+    downloaded, and no code of the net's own repository runs. Raises InputError for a name that is not there, or a
+    configuration without a class of transformers.
+    """
+    where = f"--model hf:{name}"
+    try:
+        import transformers
+    except ImportError:
+        hint = "pip install transformers"
+        raise InputError("transformers is not installed", where=where, hint=hint) from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        kind = getattr(transformers, (config.architectures or [""])[0], None)
+        if kind is None:
+            what = (
+                f"its configuration names {config.architectures}, no class of transformers {transformers.__version__}"
+            )
+            raise InputError(what, where=where, hint="write a function that makes the net: --model MODULE:FUNCTION")
+        net = kind.from_pretrained(name, config=config, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError) as error:
+        what = f"neither a folder nor in the cache: {str(error).strip().partition(chr(10))[0]}"
+        hint = f"fetch it once with `hf download {name}`, or save it into a folder with save_pretrained"
+        raise InputError(what, where=where, hint=hint) from None
+    found: nn.Module = net.float().eval()
+    return found
 
 
 def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hummingbird.errors import Problem
 from hummingbird.graph.batch import BatchSize
@@ -357,3 +358,31 @@ def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> li
         for name, module in net.get_submodule(path).named_modules(prefix=path)
         if is_unsupported(module) and not (example is not None and type(module) in LAYERS)
     ]
+
+
+# Random numbers ------------------------------------------------------------------------------------------------------
+#
+# A net that draws random numbers has no one answer, and a trace would keep a single draw for ever: it is refused.
+
+
+class RandomnessCheck(TorchDispatchMode):
+    """A context that watches all torch operations of this thread; `drawn` names the first that drew random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
+            self.drawn = self.drawn or func.__name__.partition(".")[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation, such as torch's attention, draws random numbers only for a dropout of probability 0."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    place = names.index("dropout_p")
+    given = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
+    return bool(given == 0)

@@ -10,21 +10,20 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph.alias import VIEWS, Aliases, function_name, in_place
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, StepBuilder, Unsupported
 from hummingbird.graph.build import TENSOR as TENSOR_KIND
-from hummingbird.graph.capture import Capture, capture, is_leaf
+from hummingbird.graph.capture import Capture, RandomnessCheck, capture, is_leaf
 from hummingbird.graph.example import Example, given, is_private, leaves, plain
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.ops import elementwise, public
@@ -66,7 +65,7 @@ def trace(
     """
     steps, found = _convert(net, custom, elementwise, example, secret)
     if found:
-        raise ModelError(found)
+        raise ModelError(found, hint=_hint(net))
     return fold(steps)
 
 
@@ -79,8 +78,14 @@ def unfolded(
     """
     steps, found = _convert(net, custom, False, example, secret)
     if found:
-        raise ModelError(found)
+        raise ModelError(found, hint=_hint(net))
     return compact(steps)
+
+
+def _hint(net: nn.Module) -> str:
+    """Return the hint for a net that cannot be converted, where it is a program that has one."""
+    program = unwrapped(net)
+    return program.hint if isinstance(program, Program) else ""
 
 
 def problems(
@@ -478,31 +483,3 @@ def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kw
         raise
     except Exception as error:  # the user's own code runs here
         raise Unsupported(f"evaluating this constant fails: {error}", "compute it in __init__") from error
-
-
-# Random numbers ------------------------------------------------------------------------------------------------------
-#
-# A net that draws random numbers has no one answer, and a trace would keep a single draw for ever: it is refused.
-
-
-class RandomnessCheck(TorchDispatchMode):
-    """A context that watches all torch operations of this thread; `drawn` names the first that drew random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn = ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
-            self.drawn = self.drawn or func.__name__.partition(".")[0]
-        return func(*args, **(kwargs or {}))
-
-
-def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation, such as torch's attention, draws random numbers only for a dropout of probability 0."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" not in names:
-        return False
-    place = names.index("dropout_p")
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", func._schema.arguments[place].default_value)
-    return bool(given == 0)

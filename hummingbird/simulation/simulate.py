@@ -33,6 +33,7 @@ from hummingbird.graph import calls, pools_first
 from hummingbird.graph.example import is_private
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.graph.live import live
+from hummingbird.graph.programs import from_object
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PlanStep, PrivateNet
@@ -227,6 +228,7 @@ def simulate(
     if cut and ((protocol, parties, mode, clamp) != ("masked", 2, "fast", False) or example is not None):
         hint = "leave out protocol, parties, mode, clamp and example"
         raise ConfigError("cut=True with options of inference with a dealer", where="simulate", hint=hint)
+    net = from_object(net) or net
     check_protocol(protocol, parties)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}", where="simulate", hint=f"one of {', '.join(MODES)}")

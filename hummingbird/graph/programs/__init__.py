@@ -12,6 +12,7 @@ a net that was written by hand, and every function that takes a net takes a prog
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,13 +72,15 @@ class Program(nn.Module):
     It is for inference: train() changes nothing. Parameters and buffers have the names that they have in the graph, so
     a state dict of the original net fits.
 
-    calls: the operations, in order. inputs: names of the values that the graph takes. results: the values that forward() returns; a single one is
-    returned by itself. weights: the parameters and buffers by qualified name; parameters are `nn.Parameter`.
+    calls: the operations, in order. inputs: names of the values that the graph takes. results: the values that
+    forward() returns; a single one is returned by itself.
+    weights: the parameters (`nn.Parameter`) and buffers, by qualified name.
     example: a call's arguments, with which the program is traced unless the user gives others: a tuple, or a dict of
         keyword arguments.
     any_batch: whether the graph computes batches of every size, and not only of the example's.
     names: of forward()'s arguments, if they are not the graph's inputs.
     layers: scopes with one operation, whose step is named after the scope alone, as the step of a module is.
+    hint: of the error if the program cannot be converted.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Program(nn.Module):
         any_batch: bool,
         names: Sequence[str] = (),
         layers: Collection[str] = (),
+        hint: str = "",
     ) -> None:
         super().__init__()
+        self.hint = hint
         self.inputs, self.layers = list(inputs), frozenset(layers)
         self.calls, self.results, self.example, self.any_batch = list(calls), list(results), example, any_batch
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -153,6 +158,11 @@ class Program(nn.Module):
         return results[0] if len(results) == 1 else tuple(results)
 
 
+_READERS = {".onnx": "onnx", ".pt2": "exported", ".pt": "torchscript", ".pth": "torchscript"}  # modules of this folder
+
+SUFFIXES = frozenset(_READERS)  # of files that `load_program` reads
+
+
 def load_program(source: Any) -> nn.Module:
     """Read a net from a file or an object of another form, and return it as a torch module for inference.
 
@@ -168,45 +178,47 @@ def load_program(source: Any) -> nn.Module:
         >>> load_program(exported)(torch.rand(3, 4)).shape
         torch.Size([3, 2])
     """
-    from hummingbird.graph.programs import exported, onnx, torchscript
-
     if isinstance(source, (str, PathLike)):
         path = Path(source)
-        readers = {".onnx": onnx.read, ".pt2": exported.read, ".pt": torchscript.read, ".pth": torchscript.read}
-        if path.suffix not in readers:
-            what = f"a file of kind {path.suffix or 'without suffix'}, expected one of {', '.join(readers)}"
+        if path.suffix not in _READERS:
+            what = f"a file of kind {path.suffix or 'without suffix'}, expected one of {', '.join(_READERS)}"
             hint = "rename the file after its kind; a state dict goes into the net of your own code: --weights"
             raise InputError(what, where=str(source), hint=hint)
-        return readers[path.suffix](path)
-    if (program := from_object(source)) is not None:
+        module = importlib.import_module(f"{__name__}.{_READERS[path.suffix]}")
+        program: Program = module.read(path)
         return program
+    if (found := from_object(source)) is not None:
+        return found
     hint = "a path, or an ExportedProgram, a TorchScript module, or an onnx.ModelProto; a torch module needs no reading"
     raise InputError(f"no program: {type(source).__name__}", where="source", hint=hint)
 
 
-_read: weakref.WeakKeyDictionary[Any, Program] = weakref.WeakKeyDictionary()
+_read: dict[int, Program] = {}  # programs of objects that are still there, by the object's id
 
 
 def from_object(source: Any) -> Program | None:
-    """Return the program of an object of torch.export, TorchScript or ONNX, read once; None for any other object."""
-    home = type(source).__module__
-    if isinstance(source, torch.jit.ScriptModule):
-        from hummingbird.graph.programs.torchscript import ScriptedNet as reader
-    elif home == "torch.export.exported_program":
-        from hummingbird.graph.programs.exported import ExportedNet as reader
-    elif type(source).__name__ == "ModelProto" and home.startswith("onnx"):
-        from hummingbird.graph.programs.onnx import read
+    """Return the program of an object of torch.export, TorchScript or ONNX; None for any other object.
 
-        return read(source)
+    Objects of torch are read once: later calls return the same program.
+    """
+    home = type(source).__module__
+    if type(source).__name__ == "ModelProto" and home.startswith("onnx"):
+        made: Program = importlib.import_module(f"{__name__}.onnx").read(source)
+        return made
+    if isinstance(source, torch.jit.ScriptModule):
+        module, name = "torchscript", "ScriptedNet"
+    elif home == "torch.export.exported_program":
+        module, name = "exported", "ExportedNet"
     else:
         return None
-    if source not in _read:
-        _read[source] = reader(source)
-    return _read[source]
+    if id(source) not in _read:
+        _read[id(source)] = getattr(importlib.import_module(f"{__name__}.{module}"), name)(source)
+        weakref.finalize(source, _read.pop, id(source), None)
+    return _read[id(source)]
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return nested tuples, lists, dicts and slices with `function` applied to their parts; other values as they are."""
+    """Return a tuple, list, dict or slice with `function` applied to its parts; other values as they are."""
     if isinstance(value, (tuple, list)):
         return type(value)([function(part) for part in value])
     if isinstance(value, dict):

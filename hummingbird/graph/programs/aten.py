@@ -8,6 +8,7 @@ not know, is called all the same, so that the trace refuses it by its name.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,9 @@ def is_check(name: str) -> bool:
     return name in _CHECKS
 
 
-def bound(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict]:
+def bound(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of an operation without those that change no value.
 
     Positional arguments come in the order of the operation's schema; a default that is left out stays out.
@@ -42,7 +45,7 @@ def bound(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
     names = [argument.name for argument in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     kept = {name: value for name, value in given.items() if name not in _MEMORY}
-    positional = []
+    positional: list[Any] = []
     for name in names:
         if name not in kept or op._schema.arguments[len(positional)].kwarg_only:
             break
@@ -66,15 +69,19 @@ def function_of(op: Any) -> Function:
             return _SPECIAL[spelling]
     if name.endswith("_") and not name.endswith("__"):
         return _in_place(name, op)
-    for space in (torch, F):
+    # torch.nn.functional leaves out further results, such as indices.
+    spaces = (torch, F) if len(op._schema.returns) == 1 else (torch,)
+    for space in spaces:
         if getattr(space, name, None) in FUNCTIONS:
             function = getattr(space, name)
             return function
     if name in METHODS:
         return method(name)
-    spaces = (space for space in (torch, F) if callable(getattr(space, name, None)))
-    function = getattr(next(spaces, None), name, op)
-    return function
+    for space in spaces:
+        if callable(getattr(space, name, None)):
+            function = getattr(space, name)
+            return function
+    return method(name) if hasattr(Tensor, name) else op
 
 
 def method(name: str) -> Function:
@@ -86,7 +93,12 @@ def method(name: str) -> Function:
     return call
 
 
+_OPERATORS = {"add_": operator.iadd, "sub_": operator.isub, "mul_": operator.imul, "div_": operator.itruediv}
+
+
 def _in_place(name: str, op: Any) -> Function:
+    if name in _OPERATORS:
+        return lambda x, other, **more: getattr(x, name)(other, **more) if more else _OPERATORS[name](x, other)
     if hasattr(Tensor, name):
         return method(name)
     plain = getattr(F, name.rstrip("_"), None)
@@ -114,6 +126,7 @@ def _convolution(
     groups: int,
 ) -> Any:
     space = len(stride)
+    convolve: Function
     if not transposed:
         convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
         return convolve(input, weight, bias, stride, padding, dilation, groups)
@@ -154,9 +167,9 @@ def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int =
     start = None if isinstance(start, int) and start == 0 else start
     if start is None and end is None and step == 1:
         return x
-    if dim < 0:
-        return x[(..., slice(start, end, step), *(slice(None),) * (-dim - 1))]
-    return x[(*(slice(None),) * dim, slice(start, end, step))]
+    part, whole = slice(start, end, step), slice(None)
+    index = (..., part, *(whole,) * (-dim - 1)) if dim < 0 else (*(whole,) * dim, part)
+    return x[index]
 
 
 def _index(x: Any, indices: Any) -> Any:
@@ -262,14 +275,22 @@ _SPECIAL: dict[str, Function] = {
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_batch_norm": _training_batch_norm,
     "_native_batch_norm_legit": _training_batch_norm,
+    "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: (
+        F.batch_norm(x, None, None, weight, bias, True, momentum, eps),
+    ),
     "batch_norm": lambda x, weight, bias, mean, var, training, momentum, eps: F.batch_norm(
         x, mean, var, weight, bias, training, momentum, eps
+    ),
+    "instance_norm": lambda x, weight, bias, mean, var, use_input_stats, momentum, eps: F.instance_norm(
+        x, mean, var, weight, bias, use_input_stats, momentum, eps
     ),
     "native_layer_norm": lambda x, shape, weight, bias, eps: (F.layer_norm(x, shape, weight, bias, eps),),
     "native_group_norm": _group_norm,
     "max_pool2d_with_indices": lambda *args, **kwargs: (F.max_pool2d(*args, **kwargs),),
     "max_pool1d_with_indices": lambda *args, **kwargs: (F.max_pool1d(*args, **kwargs),),
     "_adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "adaptive_max_pool1d": lambda x, size: (F.adaptive_max_pool1d(x, size),),
+    "adaptive_max_pool2d": lambda x, size: (F.adaptive_max_pool2d(x, size),),
     "_softmax": _softmax(torch.softmax),
     "_log_softmax": _softmax(torch.log_softmax),
     "_safe_softmax": _softmax(torch.softmax),

@@ -31,6 +31,9 @@ from hummingbird.graph.programs.aten import bound, function_of, is_check
 
 _DYNAMIC = 'export with a free batch: dynamic_shapes={"x": {0: torch.export.Dim("batch")}}'
 _LINE = re.compile(r'File "(.+)", line (\d+)')
+_PARTS = frozenset("convolution addmm bmm _softmax native_layer_norm _native_batch_norm_legit_no_training".split())
+_WHOLE = "export the net again, without run_decompositions(): attention and norms are known as wholes"
+_OWN = "torch.nn.modules."  # home of torch's layers
 _INLINED = "wrap_with_set_grad_enabled", "wrap_with_autocast"  # operations that run a graph of their own
 
 
@@ -46,8 +49,9 @@ def read(path: str | PathLike[str]) -> ExportedNet:
         release = _check_file(path)
     except OSError as error:
         raise InputError(f"cannot read it: {error.strerror or error}", where=where, hint=_SAVED) from None
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"no file of torch.export.save: {error}", where=where, hint=_SAVED) from None
+    except Exception as error:  # the content is anything
+        what = f"no file of torch.export.save that is read: {str(error).partition(chr(10))[0]}"
+        raise InputError(what, where=where, hint=_SAVED) from None
     try:
         exported = torch.export.load(path)
     except Exception as error:  # what a damaged file leads to in torch's reader is not documented
@@ -60,10 +64,14 @@ def read(path: str | PathLike[str]) -> ExportedNet:
 
 
 _SAVED = "torch.export.save(torch.export.export(net, (x,)), FILE) writes one"
-_SIZE = re.compile(
-    r"[su]\d+|\d+|Max|Min|Mod|FloorDiv|CleanDiv|CeilDiv|PythonMod|Eq|Ne|Ge|Gt|Le|Lt|int_oo|[-+*/(),<>= ]"
+# What torch writes for a size: sympy's symbols and arithmetic. torch hands these texts to Python's eval.
+_NAMES = (
+    "Symbol Integer Rational Add Mul Pow Max Min Mod FloorDiv CleanDiv CeilDiv PythonMod IntTrueDiv Eq Ne Ge Gt Le Lt"
 )
+_NAMES += " positive nonnegative integer real nonzero True False int_oo"
+_SIZE = re.compile(rf"(?:\b(?:[su]\d+|\d+|{'|'.join(_NAMES.split())})\b|'[a-z]+\d+'|[-+*/(),<>= ])+")
 _LARGEST = 1 << 26  # bytes of a graph's JSON
+_GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 _DEEPEST = 128  # nested lists and objects in it
 
 
@@ -86,7 +94,7 @@ def _check_file(path: str | PathLike[str]) -> str:
     if len(models) != 1:
         raise ValueError(f"it has {len(models)} programs, expected one")
     for text in (*models[0]["range_constraints"], *_expressions(models[0])):
-        if len(text) > 1 << 12 or not re.fullmatch(f"(?:{_SIZE.pattern})+", text):
+        if len(text) > 1 << 12 or not _SIZE.fullmatch(text):
             raise ValueError(f"{text[:80]!r} is no arithmetic of sizes")
     return str(models[0].get("torch_version", "of an earlier release"))
 
@@ -126,8 +134,9 @@ class ExportedNet(Program):
         example = dict(zip(names, (*args, *kwargs.values()), strict=True)) if kwargs else tuple(args)
         example = pytree.tree_map(single, example)
         graph = reader.calls, reader.inputs, reader.results, reader.weights
-        super().__init__(*graph, example, reader.any_batch, names, reader.layers())
+        super().__init__(*graph, example, reader.any_batch, names, reader.layers(), reader.hint)
         self.constants, self.in_spec, self.out_spec = reader.constants, signature.in_spec, signature.out_spec
+        _compare(self, exported, args, kwargs)
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = list(self.signature.bind(*args, **kwargs).arguments.items())
@@ -142,6 +151,51 @@ class ExportedNet(Program):
 
     def rebuilt(self, results: list[Any]) -> Any:
         return pytree.tree_unflatten(results, self.out_spec)
+
+
+def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any) -> None:
+    """Raise ModelError if a program as it was read, and torch's run of its graph, differ on the example's shapes.
+
+    Floating-point inputs are spread from -2 to 2. It costs two passes on plain values.
+    """
+
+    def drawn(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        spread = torch.arange(1, value.numel() + 1, dtype=torch.float64) * _GOLDEN
+        return (4 * spread.frac() - 2).reshape(value.shape).to(value.device, value.dtype)
+
+    args, kwargs = pytree.tree_map(drawn, (args, kwargs))
+    with torch.no_grad():
+        wanted = pytree.tree_leaves(_run(exported, pytree.tree_leaves((args, kwargs))))
+        args, kwargs = pytree.tree_map(single, (args, kwargs))
+        found = pytree.tree_leaves(net(*args, **kwargs))
+    for number, (a, b) in enumerate(zip(wanted, found, strict=True)):
+        if not isinstance(a, Tensor):
+            equal = a == b
+        else:
+            equal = a.shape == b.shape and _near(a.double(), b.double(), 1e-3 if a.dtype == torch.float32 else 3e-2)
+        if not equal:
+            what = f"result {number} differs from torch's own run of the program: an operation was read wrongly"
+            raise ModelError([Problem("net", what, "pass the net's torch module, and report this program")])
+
+
+def _near(a: Tensor, b: Tensor, error: float) -> bool:
+    return torch.allclose(
+        a, b, rtol=error, atol=error * float(a.abs().nan_to_num().max()) if a.numel() else 0.0, equal_nan=True
+    )
+
+
+def _run(exported: ExportedProgram, leaves: list[Any]) -> Any:
+    """Run the graph of an exported program as torch does, on its inputs in order; return its results."""
+    given, inputs = iter(leaves), []
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            inputs.append(next(given))
+        else:
+            state, constants = exported.state_dict, exported.constants
+            inputs.append(state[spec.target] if spec.target in state else constants[spec.target])
+    return fx.Interpreter(exported.graph_module).run(*inputs)
 
 
 def single(value: Any) -> Any:
@@ -166,9 +220,16 @@ class _Reader:
         self.values: dict[fx.Node, Any] = {}
         self.runs: Counter[tuple[str, str]] = Counter()  # operations by layer, and run of the layer
 
+    @property
+    def hint(self) -> str:
+        """The hint for a program whose operations are the parts of larger ones; "" for any other."""
+        names = {getattr(node.target, "_opname", "") for node in self.exported.graph.nodes}
+        return _WHOLE if names & _PARTS else ""
+
     def layers(self) -> set[str]:
-        """Return the qualified names of the layers that compute one operation in each of their runs."""
-        return {path for path, _ in self.runs if path} - {path for (path, _), count in self.runs.items() if count > 1}
+        """Return the qualified names of torch's layers that compute one operation in each of their runs."""
+        several = {path for (path, _), count in self.runs.items() if count > 1}
+        return {path for path, run in self.runs if path and run.startswith(_OWN)} - several
 
     def read(self) -> None:
         """Read the whole program, and list its problems."""
@@ -240,7 +301,8 @@ class _Reader:
         if isinstance(target, torch._ops.HigherOrderOperator):
             hint = "write the net without control flow on values: decide in __init__, or from sizes"
             raise Unsupported(f"operation {target} has no private form", hint)
-        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self._argument)
+        args: Any = fx.node.map_aggregate(node.args, self._argument)
+        kwargs: Any = fx.node.map_aggregate(node.kwargs, self._argument)
         if target is operator.getitem and isinstance(args[0], tuple):
             self.values[node] = args[0][args[1]]
             return
@@ -248,19 +310,21 @@ class _Reader:
             args, kwargs = bound(target, args, kwargs)
         name = prefix + node.name
         function = function_of(target)
-        scope = _scope(node)
-        self.runs[scope, next(reversed(node.meta.get("nn_module_stack") or {"": None}))] += 1
+        scope, stack = _scope(node), node.meta.get("nn_module_stack") or {"": ("", "")}
+        run = next(reversed(stack))
+        self.runs[scope, f"{stack[run][1]} {run}"] += 1
         self.calls.append(Call(name, function, tuple(args), dict(kwargs), scope, _place(node)))
         self.values[node] = Value(name)
 
     def _inline(self, node: fx.Node, prefix: str) -> tuple[Any, ...]:
         """Read the graph that a node runs with settings for gradients or autocast, and return its results."""
-        at = next(at for at, value in enumerate(node.args) if isinstance(value, fx.Node) and value.op == "get_attr")
-        if "autocast" in str(node.target) and node.args[2]:
+        given: tuple[Any, ...] = node.args
+        at = next(at for at, value in enumerate(given) if isinstance(value, fx.Node) and value.op == "get_attr")
+        if "autocast" in str(node.target) and given[2]:
             raise Unsupported("autocast in the net", "export it in one floating-point type, without autocast")
-        inner = getattr(self.exported.graph_module, str(node.args[at].target))  # type: ignore[union-attr]
+        inner = getattr(self.exported.graph_module, str(given[at].target))
         inputs = [inside for inside in inner.graph.nodes if inside.op == "placeholder"]
-        self.values.update(zip(inputs, map(self._argument, node.args[at + 1 :]), strict=True))
+        self.values.update(zip(inputs, map(self._argument, given[at + 1 :]), strict=True))
         return tuple(self._graph(inner.graph, f"{prefix}{node.name}."))
 
 
