@@ -21,7 +21,7 @@ _MODULES: dict[type[Any], str] = {
     **{module: refused.hint for refused in REFUSED for module in refused.modules},
 }
 
-_PROGRAM = "pass the nn.Module that it was made from: a net's layers are converted, not a compiled program"
+_PROGRAM = "pass the ExportedProgram itself, or the nn.Module that it was made from"
 _QUANTIZED = "pass the float net, as it was before quantization: private inference has its own fixed-point numbers"
 _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
 
@@ -60,8 +60,9 @@ def module_hint(module: nn.Module) -> str:
 
 def function_hint(name: str, target: Any = None) -> str:
     """Return the hint for a function or method that cannot be converted. target: the object that the graph calls."""
-    if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
-        return _PROGRAM
+    if isinstance(target, torch._ops.OpOverload):  # aten.linear.default, in the module of an exported program
+        name = target._opname
+        return _PROGRAM if hasattr(torch, name) or hasattr(torch.nn.functional, name) else _FUNCTIONS.get(name, ANY)
     if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap
         return _WRAPPED
     return _FUNCTIONS.get(name.rstrip("_"), ANY)
