@@ -43,6 +43,18 @@ class Client:
 
     device: where the client encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and messages do not
     depend on it. Raises InputError for a missing device.
+
+    >>> plan = he.make_plan(net, (4,))
+    >>> server, client = he.Server(plan), he.Client(plan.public)
+    >>> batch = client.begin(images)
+    >>> for number in range(len(plan.public.turns)):
+    ...     turn = server.turn(number)
+    ...     for sent in batch.uploads(number):  # ciphertexts for the server
+    ...         turn.receive(sent)
+    ...     for back in turn.downloads():  # ciphertexts for the client
+    ...         batch.receive(back)
+    >>> batch.parts()[0].shape
+    torch.Size([20, 3])
     """
 
     def __init__(self, public: Public, device: str = "cpu") -> None:

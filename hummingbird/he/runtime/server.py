@@ -35,6 +35,10 @@ class Server:
     It never changes, so several threads may use it. device: of weights and ciphertexts, "cpu" or "cuda"; messages do
     not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
     device.
+
+    >>> server = he.Server(he.make_plan(net, (4,)))
+    >>> server.memory < 1e9
+    True
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
