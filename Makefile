@@ -45,7 +45,7 @@ lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m mypy hummingbird
 
 docs: $(READY)  ## build the site in build/site; a broken link, a missing anchor or an unknown name is an error
-	@$(VENV) -m sphinx -W --keep-going -q -j auto -c docs . build/site
+	@$(VENV) -m sphinx -E -W --keep-going -q -j auto -c docs . build/site
 	@echo "Open build/site/index.html in a browser."
 
 bench: $(NATIVE)  ## time and bits of a private ReLU

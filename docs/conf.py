@@ -8,6 +8,7 @@ neither has a second list. `make docs` builds it; every warning is an error.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,7 +44,14 @@ python_use_unqualified_type_names = True
 
 html_theme = "sphinx_book_theme"
 html_title = f"hummingbird {VERSION}"
-html_theme_options = {"show_toc_level": 2, "show_navbar_depth": 1, "home_page_in_toc": True}
+html_theme_options: dict[str, Any] = {"show_toc_level": 2, "show_navbar_depth": 1, "home_page_in_toc": True}
+if site := os.environ.get("HUMMINGBIRD_SITE"):  # where it is published, with a folder for each version
+    match = os.environ["HUMMINGBIRD_SITE_VERSION"]
+    html_theme_options |= {
+        "switcher": {"json_url": f"{site}/versions.json", "version_match": match},
+        "check_switcher": False,  # the list is written after the build
+        "primary_sidebar_end": ["version-switcher"],
+    }
 
 
 # Navigation: the tables of docs/index.md.
@@ -73,7 +81,9 @@ def add_first_page(app: Any, failure: Exception | None) -> None:
 
 # Docstrings. Their form: sentences; `name: meaning` for arguments and fields; code, indented; examples after >>>.
 
-FIELD = re.compile(r"(?:^|(?<=[.;:)] ))((?:[a-z_]\w*)(?:, [a-z_]\w*)*): ", re.MULTILINE)
+FIELD = re.compile(r"(?:^|(?<=[.;:)] ))((?:[a-z_]\w*)(?:, [a-z_]\w*)*):\s", re.MULTILINE)
+AFTER = re.compile(r"(?<=[.;])(?:\n(?=[A-Z`])| (?=(?:Also r|R)aises |Returns |Warns ))")  # ends a field
+NO_VALUE = re.compile(r"<factory>|<function [^ ]* at 0x\w+>|<object object at 0x\w+>")  # as a signature shows a default
 ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
 
 
@@ -116,8 +126,8 @@ def prose(text: str, owner: str) -> str:
 def fields(paragraph: str, known: set[str]) -> Iterator[tuple[str, str]]:
     """Split a paragraph into pairs of a field's names and its text; sentences that are of no field have the name "".
 
-    A field begins at `name: ` with a known name, and ends at the next one, or at a line that begins a sentence outside
-    of the field's indentation.
+    A field begins at `name: ` with a known name, and ends at the next one, at a line that begins a sentence outside of
+    the field's indentation, or at a sentence of what is raised or returned.
     """
     starts = [at for at in FIELD.finditer(paragraph) if set(at[1].split(", ")) <= known]
     ends = [*(at.start() for at in starts), len(paragraph)][1:]
@@ -125,7 +135,7 @@ def fields(paragraph: str, known: set[str]) -> Iterator[tuple[str, str]]:
         yield "", paragraph[: starts[0].start() if starts else None]
     for start, end in zip(starts, ends, strict=True):
         text = paragraph[start.end() : end]
-        rest = re.search(r"(?<=[.;])\n(?=[A-Z`])", text)
+        rest = AFTER.search(text)
         yield start[1], text[: rest.start()] if rest else text
         if rest:
             yield "", text[rest.start() :]
@@ -166,8 +176,16 @@ def rewrite_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
     lines[:] = restructured(lines, obj, name)
 
 
+def shorten_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Write defaults that have no text of their own as "..."."""
+    return arguments and NO_VALUE.sub("...", arguments), result
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", add_navigation)
     app.connect("build-finished", add_first_page)
     app.connect("autodoc-process-docstring", rewrite_docstring)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -136,8 +136,8 @@ def test_a_docstring_becomes_fields_links_and_examples() -> None:
     assert [line for line in lines if line] == [
         "Count ``images`` of a :py:obj:`BitConfig <hummingbird.BitConfig>`.",
         r":param count: how many, at most 2^20 \*or\* so.",
-        ":param limit: the largest. Raises :py:obj:`ConfigError <hummingbird.errors.ConfigError>` for others.",
-        "The rest is one more sentence.",
+        ":param limit: the largest.",
+        "Raises :py:obj:`ConfigError <hummingbird.errors.ConfigError>` for others. The rest is one more sentence.",
         ".. code-block:: python",
         "    called(3, 4)",
         ">>> 1 + 1",
