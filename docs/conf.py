@@ -82,7 +82,7 @@ def add_first_page(app: Any, failure: Exception | None) -> None:
 # Docstrings. Their form: sentences; `name: meaning` for arguments and fields; code, indented; examples after >>>.
 
 FIELD = re.compile(r"(?:^|(?<=[.;:)] ))((?:[a-z_]\w*)(?:, [a-z_]\w*)*):\s", re.MULTILINE)
-AFTER = re.compile(r"(?<=[.;])(?:\n(?=[A-Z`])| (?=(?:Also r|R)aises |Returns |Warns ))")  # ends a field
+AFTER = re.compile(r"(?<=[.;])(?:\n(?=[A-Z`])| (?=(?:Also raises|Raises|Returns|Warns)\s))")  # ends a field
 NO_VALUE = re.compile(r"<factory>|<function [^ ]* at 0x\w+>|<object object at 0x\w+>")  # as a signature shows a default
 ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
 
