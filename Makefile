@@ -12,7 +12,7 @@ READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f
 NATIVE := build/.native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-sanitized lint bench clean
+.PHONY: help demo test test-slow test-all test-sanitized lint docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
@@ -44,6 +44,10 @@ lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m ruff check .
 	@$(VENV) -m mypy hummingbird
 
+docs: $(READY)  ## build the site in build/site; a broken link, a missing anchor or an unknown name is an error
+	@$(VENV) -m sphinx -E -W --keep-going -q -j auto -c docs . build/site
+	@echo "Open build/site/index.html in a browser."
+
 bench: $(NATIVE)  ## time and bits of a private ReLU
 	@$(VENV) -m scripts.bench.relu
 
@@ -57,7 +61,7 @@ $(READY):
 	    echo "hint: make PYTHON=python3.12 (or the path of another interpreter)" >&2; exit 1; }
 	@echo "Setting up .venv (first run only, about two minutes; some 3 GB) ..."
 	@$(PYTHON) -m venv .venv || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
-	@$(VENV) -m pip install --disable-pip-version-check --editable '.[test]'
+	@$(VENV) -m pip install --disable-pip-version-check --editable '.[test,docs]'
 	@rm -f .venv/.ready-*
 	@touch $@
 

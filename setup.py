@@ -57,6 +57,7 @@ setup(
         "safetensors",
     ],
     extras_require={
+        "docs": ["sphinx>=8", "myst-nb", "sphinx-book-theme", "sphinx-copybutton"],
         "test": [
             "pytest",
             "pytest-timeout",

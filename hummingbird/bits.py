@@ -42,6 +42,15 @@ class BitWindow:
     `BitWindow(64, 0)` compares exactly; `BitWindow(0, 0)` makes the layer an identity, such as a ReLU that is dropped.
     q: by how many of the 16 fraction bits the layer's results are rounded, 0 <= q <= 16; 0: no rounding.
     Raises ConfigError for other numbers, and for any other window without a bit: k = m, or k <= q with q > 0.
+
+    >>> window = BitWindow(20, 12)  # right for -8 <= x < 8; values in [0, 1/16) may become 0
+    >>> window.w, window.low
+    (8, 12)
+    >>> BitWindow(12, 20)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.ConfigError: window [12:20) has k < m
+    hint: k is the upper bit, m the lower; BitWindow(20, 12) keeps 8 bits
     """
 
     k: int = record_field(_NUMBER)
@@ -93,6 +102,12 @@ class Rows:
     at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a row is in [least, most],
     where 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite, least >= most, and a sum
     below 1.
+
+    >>> from hummingbird.bits import Rows
+    >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
+    >>> config = BitConfig().with_rows({"1": Rows(-2, 2)})
+    >>> hummingbird.estimate(net, (20, 4), config).rounds < hummingbird.estimate(net, (20, 4)).rounds
+    True
     """
 
     least: float = record_field(_NUMBER)
@@ -149,6 +164,13 @@ class BitConfig:
     input_range: the largest |input| for which the windows were made; None if not known.
     rows: assumptions on the rows of softmaxes and norms, by qualified name; none for layers that are not named.
     Raises ConfigError, which names the layer, for invalid windows and rows, and for values that JSON cannot hold.
+
+    >>> config = BitConfig(BitWindow(20, 12), layers={"1": BitWindow(18, 10)})
+    >>> config.save("bits.json")
+    >>> BitConfig.load("bits.json") == config
+    True
+    >>> config.window("1"), config.window("another")
+    (BitWindow(k=18, m=10, q=0), BitWindow(k=20, m=12, q=0))
     """
 
     default: BitWindow = EXACT

@@ -40,6 +40,13 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
     CrypTen tensors (scale 2^16) to one CrypTen tensor. If the returned module is a `hummingbird.mpc.layers.layer.Layer`
     with a `cost` method, it is priced and metered exactly. The parameters and buffers of the original module are
     public: where weights are private, it must have none. Raises ConfigError for other arguments.
+
+    >>> class Exp(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.exp()  # CrypTen's tensors have this function too
+    >>> hummingbird.register_converter(Exp, lambda module: module)
+    >>> hummingbird.validate_model(torch.nn.Sequential(net, Exp()))
+    []
     """
     if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
         got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)
@@ -56,6 +63,12 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
     """Return all reasons why `net` cannot be converted, by qualified name with a hint; an empty list if it can.
 
     example: as for `convert_model`.
+
+    >>> hummingbird.validate_model(net)
+    []
+    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Softplus()))[0]
+    >>> print(problem)
+    1: Softplus is not in the vocabulary  [hint: no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish]
     """
     try:
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
@@ -147,6 +160,15 @@ def convert_model(
     net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties, and of weights above 2^7 in the first layer, which
     magnify the rounding of small inputs.
+
+    >>> private = hummingbird.convert_model(net, bits=BitWindow(20, 12))
+    >>> private.comparing_layers
+    ['1']
+    >>> hummingbird.convert_model(net, bits=BitConfig(layers={"relu": BitWindow(20, 12)}))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.ConfigError: the bit configuration names ['relu'], which the net lacks
+    hint: layers that compare in this net: 1
     """
     session = sessions.current() if sessions.is_initialized() else None
     if aim is None:

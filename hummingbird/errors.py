@@ -16,6 +16,13 @@ class HummingbirdError(Exception):
     what: one sentence that says what was expected and what was found.
     where: the qualified name of the layer, the argument, or the file.
     hint: how the user can remedy it.
+
+    >>> from hummingbird.errors import HummingbirdError
+    >>> try:
+    ...     BitWindow(12, 20)
+    ... except HummingbirdError as error:
+    ...     print(error.what, "|", error.hint)
+    window [12:20) has k < m | k is the upper bit, m the lower; BitWindow(20, 12) keeps 8 bits
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -38,6 +45,12 @@ class Problem(NamedTuple):
     """One reason why a net cannot be converted.
 
     name: the step's qualified name. what: what is wrong there. hint: how to remedy it.
+
+    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Softplus()))[0]
+    >>> problem.name, problem.what
+    ('1', 'Softplus is not in the vocabulary')
+    >>> problem.hint
+    'no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish'
     """
 
     name: str
@@ -52,6 +65,13 @@ class ModelError(HummingbirdError):
     """Raised for a net that cannot be converted; `problems` lists every reason at every step, by qualified name.
 
     The message has each reason once, with the names of the first steps that have it.
+
+    >>> hummingbird.convert_model(torch.nn.Sequential(net, torch.nn.Softplus()))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.ModelError: the net cannot be converted, 1 problem(s):
+      1: Softplus is not in the vocabulary  [hint: no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish]
+    hint: replace these layers, or teach them with register_converter
     """
 
     def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
@@ -82,23 +102,61 @@ def _grouped(problems: Sequence[Problem]) -> list[str]:
 
 
 class ConfigError(HummingbirdError):
-    """Raised for a window, a bit configuration or an option that is not valid."""
+    """Raised for a window, a bit configuration or an option that is not valid.
+
+    >>> BitWindow(70, 0)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.ConfigError: window [70:0) leaves the 64-bit ring
+    hint: use 0 <= m <= k <= 64
+    """
 
 
 class InputError(HummingbirdError):
-    """Raised for a tensor, or other data, of the wrong shape, type or range."""
+    """Raised for a tensor, or other data, of the wrong shape, type or range.
+
+    >>> hummingbird.estimate(net, (20, 5))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.InputError: the net cannot take an input of shape (20, 5): ... (at input)
+    hint: the first dimension is the batch; the others must be those the net was trained on
+    """
 
 
 class AgreementError(HummingbirdError):
-    """Raised if the parties, or the ranks of a job, hold different nets, configurations, versions or shapes."""
+    """Raised if the parties, or the ranks of a job, hold different nets, configurations, versions or shapes.
+
+    >>> other = torch.nn.Embedding(1000, 8)
+    >>> pir.Client((pir.Server(table, 0), pir.Server(other, 1)))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.AgreementError: the servers hold different tables: ... (at pir.Client)
+    hint: give both the same file; python -m hummingbird pir-owner update brings the one behind up to the other
+    """
 
 
 class PeerError(HummingbirdError):
-    """Raised if another party, or another rank, stopped, was killed, or did not answer in time."""
+    """Raised if another party, or another rank, stopped, was killed, or did not answer in time.
+
+    >>> pir.Client(("unix:pir0.sock", "unix:pir1.sock"), timeout=0.5)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.PeerError: nothing answers: ... (at server 0 (unix:pir0.sock))
+    hint: is the service running, and is its address right?
+    """
 
 
 class OverloadError(PeerError):
-    """Raised if a service has reached a limit; it may have room after `retry_after` seconds."""
+    """Raised if a service has reached a limit; it may have room after `retry_after` seconds.
+
+    >>> from hummingbird.errors import OverloadError
+    >>> error = OverloadError("64 calls are at work", where="party0.example:9100", retry_after=2.0)
+    >>> print(error)
+    64 calls are at work (at party0.example:9100)
+    hint: try again in 2 s
+    >>> error.retry_after
+    2.0
+    """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", retry_after: float = 1.0) -> None:
         self.retry_after = retry_after
@@ -109,41 +167,110 @@ class UnavailableError(PeerError):
     """Raised if a service is stopping, or the connection to it is lost.
 
     The request may be sent again later if it is safe to repeat.
+
+    >>> from hummingbird.he.service.client import RemoteModel
+    >>> from hummingbird.he.service.server import Service
+    >>> from hummingbird.rpc.service import serve
+    >>> service = serve(Service(he.Server(he.make_plan(net, (4,)))).handlers(), "unix:he.sock")
+    >>> model = RemoteModel("unix:he.sock", timeout=0.5)
+    >>> service.stop(0).wait()
+    True
+    >>> model(images)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.UnavailableError: the connection is lost: ... (at server unix:he.sock)
+    hint: did it end, or was it killed? Its own output may say why
     """
 
 
 class AccessError(PeerError):
-    """Raised if a service does not know the caller, or does not permit this caller's request."""
+    """Raised if a service does not know the caller, or does not permit this caller's request.
+
+    >>> from hummingbird.errors import AccessError, PeerError
+    >>> issubclass(AccessError, PeerError)  # so `except PeerError` catches it too
+    True
+    """
 
 
 class NotFoundError(PeerError):
-    """Raised if a service does not have the thing that a caller named."""
+    """Raised if a service does not have the thing that a caller named.
+
+    >>> from hummingbird.errors import NotFoundError, PeerError
+    >>> issubclass(NotFoundError, PeerError)  # so `except PeerError` catches it too
+    True
+    """
 
 
 class DealerError(HummingbirdError):
-    """Raised if the dealer refused a request, died, or did not answer in time."""
+    """Raised if the dealer refused a request, died, or did not answer in time.
+
+    >>> hummingbird.init(store="nowhere")
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.DealerError: there is no store here (at nowhere/lane-0)
+    hint: name a party's folder, or the one that holds party-RANK, or use {rank}; to deal one: ...
+    """
 
 
 class StoreError(HummingbirdError):
-    """Raised if a store of slots is damaged, full, used up, in use by another process, or made for another session."""
+    """Raised if a store of slots is damaged, full, used up, in use by another process, or made for another session.
+
+    >>> from pathlib import Path
+    >>> from hummingbird.hybrid.service import Service
+    >>> made = hybrid.make_plan(net, (4,), bits=BitWindow(20, 10))
+    >>> first = Service(made, Path("slots"))
+    >>> Service(made, Path("slots"))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.StoreError: another process is using this store (at slots)
+    hint: a server has one
+    """
 
 
 class DiskError(StoreError):
-    """Raised if a file cannot be written because the disk is full or fails; the caller may try again later."""
+    """Raised if a file cannot be written because the disk is full or fails; the caller may try again later.
+
+    >>> from hummingbird.errors import DiskError, StoreError
+    >>> issubclass(DiskError, StoreError)  # so `except StoreError` catches it too
+    True
+    """
 
 
 class TrustError(HummingbirdError):
-    """Raised if an option would give one party the power to see another's data."""
+    """Raised if an option would give one party the power to see another's data.
+
+    >>> server = pir.Server(table, 0)
+    >>> pir.Client((server, server))
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.TrustError: one server would get both keys, and read the index (at pir.Client(servers))
+    hint: give two servers of operators that do not collude
+    """
 
 
 class EnvironmentProblem(HummingbirdError):
-    """Raised if the package lacks something in its environment: a library, a variable or a file."""
+    """Raised if the package lacks something in its environment: a library, a variable or a file.
+
+    >>> hummingbird.cryptensor(images, src=0)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.EnvironmentProblem: no session
+    hint: call hummingbird.init() first
+    """
 
 
 class LaunchError(HummingbirdError):
     """Raised if parties that `launch` started have failed.
 
     failures: each party's error text by its name, the first cause first.
+
+    >>> def infer(session):
+    ...     return 1 / session.rank
+    >>> try:
+    ...     hummingbird.launch(infer)
+    ... except hummingbird.errors.LaunchError as error:
+    ...     print(error.what.splitlines()[0], list(error.failures))
+    party 0 failed: ZeroDivisionError: division by zero ['party 0']
     """
 
     def __init__(self, what: str, failures: Mapping[str, str], *, hint: str = "") -> None:

@@ -52,6 +52,13 @@ class LookedUp(nn.Module):
     Its inputs are row numbers, int64 (n, positions), and weights, floating point (n, positions). table: an
     nn.Embedding. net: the layers that take the weighted sums. bags: how many positions each bag has; with (1, 63) the
     net gets one row times its weight, and the weighted sum of 63 rows. Raises ConfigError for other arguments.
+
+    >>> from hummingbird.lookup import LookedUp
+    >>> net = LookedUp(table, torch.nn.Linear(32, 2), bags=(1, 7))  # a row, and the sum of 7 others
+    >>> net(torch.randint(1000, (5, 8)), torch.ones(5, 8)).shape  # in clear
+    torch.Size([5, 2])
+    >>> hummingbird.validate_model(net.after, example=net.example())
+    []
     """
 
     def __init__(self, table: nn.Embedding, net: nn.Module, bags: Sequence[int]) -> None:

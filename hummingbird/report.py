@@ -55,6 +55,12 @@ class Estimate:
     the price of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits
     that a dealer would send for them. inputs: a description of the example's inputs. around: costs before and after the
     layers (`_around`), which no sum contains.
+
+    >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12), bandwidth=352e6, rtt=0.01)
+    >>> cost.rounds, round(cost.seconds, 3)
+    (3, 0.015)
+    >>> print(str(cost).splitlines()[0])  # the text has a line for every layer
+    2 parties, input (20, 4), 0.352 Gb/s, 10 ms round trip; per party
     """
 
     shape: tuple[int, ...]
@@ -246,8 +252,9 @@ def estimate(
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
 
-        print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
-        print(hummingbird.estimate(bert, example={"words": words, "mask": mask}))
+    >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12))
+    >>> cost.rounds, cost.online_bytes, cost.offline_bytes
+    (3, 770.0, 8260.0)
     """
     check_link(bandwidth, rtt)
     check_link(dealer_bandwidth, rtt, "dealer_bandwidth")

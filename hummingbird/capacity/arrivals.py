@@ -146,6 +146,10 @@ class Gaps(Arrivals):
 
     burstiness: the shape parameter of the gamma distribution of the times between arrivals. 1: a Poisson process, as
     independent clients make; below 1: bursts; inf: equal times.
+
+    >>> bursts = capacity.Gaps(rate=4.0, burstiness=0.25)
+    >>> bursts.per_second()
+    4.0
     """
 
     rate: float
@@ -176,6 +180,9 @@ class Hourly(Arrivals):
     hour h.
 
     After the hour of the last rate, the first rate follows again.
+
+    >>> capacity.Hourly((1.0, 5.0)).per_second()  # an hour of 1 a second, an hour of 5, and again
+    3.0
     """
 
     rates: tuple[float, ...]
@@ -206,6 +213,9 @@ class Trace(Arrivals):
 
     due: arrival times in seconds, ascending. brought: number of images of each request; if empty, these numbers are
     drawn as `Arrivals.images` says.
+
+    >>> capacity.Trace(due=(0.0, 0.5, 2.0), brought=(1, 4, 1)).mean_images
+    2.0
     """
 
     due: tuple[float, ...]
@@ -241,6 +251,9 @@ class Users(Arrivals):
     """Requests of `count` users, who each ask, wait for the answer, and think before they ask again.
 
     think: mean of the thinking times, in seconds; they are distributed exponentially.
+
+    >>> capacity.Users(count=30, think=10.0).per_second()
+    3.0
     """
 
     count: int
@@ -263,12 +276,19 @@ def poisson(rate: float, **other: Any) -> Gaps:
     """Make arrivals of independent clients: a Poisson process of `rate` requests per second.
 
     other: values of further fields of `Gaps`.
+
+    >>> capacity.poisson(4.0).per_second()
+    4.0
     """
     return Gaps(rate, **other)
 
 
 def constant(rate: float, **other: Any) -> Gaps:
-    """Make arrivals at equal gaps, `rate` requests per second. other: values of further fields of `Gaps`."""
+    """Make arrivals at equal gaps, `rate` requests per second. other: values of further fields of `Gaps`.
+
+    >>> capacity.constant(4.0).burstiness
+    inf
+    """
     return Gaps(rate, math.inf, **other)
 
 
@@ -277,6 +297,11 @@ def trace(path: str | PathLike[str], **other: Any) -> Trace:
 
     A # begins a comment. other: values of further fields of `Trace`. Raises InputError, with the line number, for a
     line of another form, for requests out of order, and for a file without requests.
+
+    >>> from pathlib import Path
+    >>> lines = Path("requests.txt").write_text("0.0 1\\n0.5 4  # four images\\n2.0 1\\n")
+    >>> capacity.trace("requests.txt").due
+    (0.0, 0.5, 2.0)
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):

@@ -184,7 +184,9 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
     profile: the measured seconds. The service works on as many requests at a time as `he-server` does by default.
     Raises ConfigError for more images than a batch has room for, and for a profile without rows of the net's mode.
 
-        capacity.he(hummingbird.he.convert_model(net, (1, 28, 28)), 2048, capacity.load_profile("profile.json"))
+    >>> service = capacity.he(he.convert_model(net, (4,)), 20, capacity.load_profile("profile.json"))
+    >>> list(service.phases()), service.images
+    (['request'], 20)
     """
     plan, public = model.plan, model.public
     check_images(public, images)

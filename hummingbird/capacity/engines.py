@@ -43,6 +43,12 @@ def run(
     `hold` and `each` of `System`. progress: called by the event engine with (requests done, requests in all). By
     default 10^6 requests are simulated by the recurrence, or 10^4 by events; both take seconds.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> result = capacity.run(service, None, capacity.poisson(2.5), runs=10, requests=1000)
+    >>> result.engine, 0.2 < result.quantile(0.5).value < 0.5
+    ('recurrence', True)
     """
     own = {name: value for name, value in rules.items() if name in BATCHES}
     service = dataclasses.replace(service if at is None else service.at(at), **own)  # type: ignore[arg-type]

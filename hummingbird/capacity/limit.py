@@ -101,7 +101,13 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 
 def limits(service: Service) -> list[Limit]:
-    """Compute all upper bounds on the requests per second of a service, the least first (module head)."""
+    """Compute all upper bounds on the requests per second of a service, the least first (module head).
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> capacity.limits(service)[0]
+    Limit(rate=5.0, cause='1 request at a time', resource=None)
+    """
     online = (mean_seconds(service, service.request) + (service.batch - 1) * service.each) / service.batch
     refills = refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0

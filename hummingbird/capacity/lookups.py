@@ -45,7 +45,10 @@ def pir(
     with its companions. max_batch: number of keys at which a batch is full. max_wait: seconds after which a batch that
     is not full begins. Raises ConfigError for a profile without rows "pir".
 
-        capacity.pir(plan.codes, 256, capacity.load_profile("profile.json"))
+    >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
+    >>> service = capacity.pir(plan.codes, 64, capacity.load_profile("profile.json"))
+    >>> list(service.phases()), service.batch
+    (['transit', 'request'], 16)
     """
     check_count(record_bytes, "record_bytes", 1, "bytes of a record")
     check_count(max_batch, "max_batch", 1, "keys")

@@ -175,7 +175,12 @@ def masked(
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
-        capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
+    >>> private = hummingbird.convert_model(net, BitWindow(20, 12))
+    >>> service = capacity.masked(private, (1, 4), capacity.load_profile("profile.json"), dealer="store")
+    >>> service.token_bytes  # of one image's material, at each party
+    {'party-0': 65536, 'party-1': 65536}
+    >>> service.at(capacity.Hosts(store=1e9)).most_tokens
+    15258
     """
     return _service("masked", private, tuple(shape), profile, dealer, parties, lanes)
 
@@ -188,7 +193,13 @@ def gmw(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """Make the service of a net converted with protocol "gmw"; arguments and errors as for `masked`."""
+    """Make the service of a net converted with protocol "gmw"; arguments and errors as for `masked`.
+
+    >>> private = hummingbird.convert_model(net, BitWindow(20, 12), protocol="gmw")
+    >>> service = capacity.gmw(private, (1, 4), capacity.load_profile("profile.json"))
+    >>> list(service.hosts), service.refill
+    (['party-0', 'party-1', 'dealer', 'client'], None)
+    """
     return _service("gmw", private, tuple(shape), profile, dealer, parties, lanes)
 
 

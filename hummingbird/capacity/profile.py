@@ -195,6 +195,10 @@ def load(path: str | PathLike[str]) -> Profile:
     """Read a profile from a file.
 
     Raises InputError for a damaged file, another release, or other kernels than are active.
+
+    >>> profile = capacity.load_profile("profile.json")  # python -m scripts.tools.calibrate --json profile.json
+    >>> sorted({row.kind for row in profile.rows})
+    ['crypten', 'he client-aided', 'mpc gmw', 'mpc masked', 'pir']
     """
     where = str(path)
     try:

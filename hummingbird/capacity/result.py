@@ -184,6 +184,12 @@ class Result:
 
     engine: "recurrence" or "events". why: the reason for this engine, in words. limits: upper bounds on the requests of
     the service per second; one arrival may bring several such requests.
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> result = capacity.run(service, None, capacity.poisson(2.5), runs=10, requests=1000)
+    >>> result.limit.rate, result.quantile(0.99).value > result.quantile(0.5).value
+    (5.0, True)
     """
 
     service: Service

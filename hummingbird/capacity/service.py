@@ -86,9 +86,7 @@ def check_count(value: object, where: str, least: int, unit: str) -> None:
 
 
 def check_name(value: object, where: str) -> None:
-    """Raise ConfigError unless `value` is a non-empty string of printable characters. where: its name, for
-    the error.
-    """
+    """Raise ConfigError unless `value` is a non-empty string of printable characters. where: its name, for errors."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise ConfigError(f"{value!r} is no name", where=where, hint="one or more printable characters")
 
@@ -105,6 +103,8 @@ class Prices:
     """Prices of a host, in money: for an hour of a core, for 10^9 bytes sent, and for 10^9 bytes stored for a month.
 
     A month has 730 hours.
+
+    >>> prices = capacity.Prices(core_hour=0.04, gb_sent=0.09, gb_month=0.08)
     """
 
     core_hour: float = field(_NUMBER, missing=True, default=0.0)
@@ -121,6 +121,8 @@ class Host:
     """A machine: its cores, its store of tokens, its link and its prices.
 
     cores: how many. store: size in bytes. up, down: bits per second of its link; inf: no limit.
+
+    >>> party = capacity.Host(cores=16, store=64e9, up=352e6, down=352e6)
     """
 
     cores: int = field(_NUMBER, missing=True, default=1)
@@ -144,6 +146,10 @@ class Hosts:
     cores: of every host. store: bytes, of every host that keeps tokens. bandwidth: bits per second both up and down;
     up, down: bits per second in one direction; these three change only links that have a limit. rtt: round-trip time,
     in seconds. prices: of every host. Of the clients' hosts (`Service.clients`) only the link changes.
+
+    >>> service = capacity.Service("idle", {"server": capacity.Host()}, request=capacity.chain())
+    >>> service.at(capacity.Hosts(cores=4)).hosts["server"].cores
+    4
     """
 
     cores: int | None = None
@@ -159,8 +165,9 @@ class Hosts:
 class Compute:
     """Work of a step: computing on a host.
 
-    core_seconds: the seconds that one core would take. width: on how many of the host's cores it runs at a time, at
-    most.
+    core_seconds: the seconds that one core would take. width: the most of the host's cores that it uses at a time.
+
+    >>> work = capacity.Compute("party", core_seconds=0.4, width=2)  # 0.2 s on two cores
     """
 
     host: str = field(_ROLE)
@@ -174,8 +181,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class Send:
-    """Work of a step: bytes that host `source` sends over its link up, and host `target` receives over its
-    link down.
+    """Work of a step: bytes over the link up of host `source` and the link down of host `target`.
+
+    >>> work = capacity.Send("dealer", "party", 3e6)
     """
 
     source: str = field(_ROLE)
@@ -191,7 +199,10 @@ class Send:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Work of a step: `rounds` messages, one after the other; each takes half a round-trip time."""
+    """Work of a step: `rounds` messages, one after the other; each takes half a round-trip time.
+
+    >>> work = capacity.Rounds(10)  # five round trips
+    """
 
     rounds: float
 
@@ -207,6 +218,8 @@ class WorkStep:
     """One piece of work of a phase.
 
     after: names of the steps that must have ended before this one begins.
+
+    >>> step = capacity.WorkStep("open", capacity.Rounds(2), after=("compute",))
     """
 
     name: str
@@ -233,6 +246,9 @@ class Phase:
     core-seconds of several runs, divided by those that the steps name; each simulated run of the phase draws one
     factor, and multiplies all its core-seconds by it; if there are none, the factor is 1. Raises ConfigError for two
     steps of one name, a step that waits for an unknown one, and steps that wait for each other.
+
+    >>> steps = (capacity.WorkStep(f"send to {host}", capacity.Send("dealer", host, 3e6)) for host in ("a", "b"))
+    >>> phase = capacity.Phase(tuple(steps))  # at the same time: neither waits for the other
     """
 
     steps: tuple[WorkStep, ...]
@@ -298,7 +314,12 @@ def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
 
 
 def chain(*steps: tuple[str, Work]) -> Phase:
-    """Make a phase of steps that run one after another. steps: the name and the work of each."""
+    """Make a phase of steps that run one after another. steps: the name and the work of each.
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("party", 0.2)), ("open", capacity.Rounds(2)))
+    >>> [step.after for step in phase.steps]
+    [(), ('compute',)]
+    """
     names = [name for name, _ in steps]
     return Phase(tuple(WorkStep(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
 
@@ -318,6 +339,12 @@ class Service:
     one; a batch begins when it is full or its first request has waited `hold` seconds, and takes `each` seconds more
     for every request but the first.
     images: of one request. rtt: round-trip time between any two hosts, seconds. notes: the origin of these figures.
+
+    >>> work = capacity.Compute("server", core_seconds=0.2), capacity.Send("server", "client", bytes=1e6)
+    >>> hosts = {"server": capacity.Host(up=100e6), "client": capacity.Host()}
+    >>> service = capacity.Service("one", hosts, request=capacity.chain(("compute", work[0]), ("answer", work[1])))
+    >>> round(service.seconds(service.request), 3)
+    0.28
     """
 
     name: str
@@ -379,11 +406,7 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens that can be stored at one time: on every host that keeps tokens its store has room for as
-        many.
-
-        It is 0 if tokens are made on demand, or if requests need none.
-        """
+        """Number of tokens for which every host that keeps tokens has room; 0 if requests need no stored tokens."""
         if not self.token_bytes:
             return 0
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
@@ -411,9 +434,7 @@ class Service:
         return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: WorkStep, factor: float = 1.0) -> float:
-        """Compute the seconds that a step takes if no other step uses its hosts and links. factor: multiplies
-        core-seconds.
-        """
+        """Compute the seconds of a step if no other step uses its hosts and links. factor: multiplies core-seconds."""
         work = step.work
         if isinstance(work, Compute):
             return factor * work.core_seconds / min(work.width, self.hosts[work.host].cores)
@@ -451,9 +472,7 @@ class Service:
         return now
 
     def _speeds(self, steps: Sequence[WorkStep]) -> dict[str, float]:
-        """Compute how fast each of these steps proceeds while all of them run, by name; 1 is the speed of a step that
-        runs alone.
-        """
+        """Compute the speed of each of these steps, by name, while all of them run; alone, a step has speed 1."""
         flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
         alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
         used = Counter(resource for flow in flows.values() for resource in flow.resources)
@@ -464,9 +483,7 @@ class Service:
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
     def flow(self, step: WorkStep) -> Flow | None:
-        """Return the cores or links that a step uses, as a `Flow`; None for work of the kind `Rounds`, which only
-        waits.
-        """
+        """Return the cores or links that a step uses, as a `Flow`; None for `Rounds`, which only wait."""
         work = step.work
         if isinstance(work, Compute):
             return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))

@@ -111,12 +111,26 @@ class ServiceFile:
 
 
 def to_text(service: Service) -> str:
-    """Return the service as JSON; a link without a limit is null."""
+    """Return the service as JSON; a link without a limit is null.
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> text = capacity.to_text(service)
+    >>> capacity.from_text(text, where="service.json") == service
+    True
+    """
     return records.write(ServiceFile(**vars(service)), indent=1) + "\n"
 
 
 def from_text(text: str, where: str) -> Service:
-    """Parse a service from the JSON of `to_text`. where: the file, for errors. Raises InputError for anything else."""
+    """Parse a service from the JSON of `to_text`. where: the file, for errors. Raises InputError for anything else.
+
+    >>> capacity.from_text("{}", where="service.json")
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.InputError: no service (at service.json)
+    hint: an object with "format": "hummingbird-service", as `plan show --save` writes it
+    """
     how: dict[str, Any] = {"name": "service", "where": where, "hint": "was it copied completely?"}
     data = records.parse(text, most=_MOST_TEXT, **how)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -74,6 +74,11 @@ def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Serv
 
     profile: the measured seconds. Multiplication triples are drawn before the computing; the result is opened to party
     0. Raises ConfigError for a profile without rows "crypten", and errors of `cost`.
+
+    >>> private = hummingbird.convert_model(net)
+    >>> service = capacity.crypten(private, (1, 4), capacity.load_profile("profile.json"))
+    >>> list(service.hosts), service.slots
+    (['party-0', 'party-1'], 1)
     """
     shape = tuple(shape)
     priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)

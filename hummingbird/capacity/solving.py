@@ -50,6 +50,12 @@ class Solution:
     simulations. trials: number of simulations. elasticities: for each input, by how many percent `figure` changes for 1
     % more of the input. next_token: bytes of a store that has room for one more token; 0 without tokens. cost: by the
     hosts' prices.
+
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> found = capacity.solve(service, None, p99=2.0, vary="rate", runs=10, requests=1000)
+    >>> found.figure <= 2.0, found.load < 1
+    (True, True)
     """
 
     varied: str
@@ -172,7 +178,11 @@ def solve(
     load needs 10 / (1 - load)^2 requests to show its steady state. engine: as for `engines.run`. told: called before
     each simulation. Raises ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
 
-        capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
+    >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
+    >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
+    >>> found = capacity.solve(service, None, p99=2.0, vary="rate", runs=10, requests=1000)
+    >>> 3 < found.value < 5  # requests per second; 5 is the limit
+    True
     """
     given = {"p99": p99, "p95": p95, "p50": p50, "mean": mean}
     goals = {name: value for name, value in given.items() if value is not None}

@@ -60,7 +60,17 @@ class MeterRow:
 
 @dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
 class Meter:
-    """The counts of a block of code: a row for each layer in the order of first calls, and the sum of all rows."""
+    """The counts of a block of code: a row for each layer in the order of first calls, and the sum of all rows.
+
+    >>> def count(session, net, images):
+    ...     private = hummingbird.convert_model(net, bits=BitWindow(20, 12))
+    ...     shared = hummingbird.cryptensor(images if session.rank == 0 else None, src=0)
+    ...     with hummingbird.meter() as meter:
+    ...         private(shared)
+    ...     return meter.total.rounds, meter.total.bits_sent, meter.total.bits_predicted
+    >>> hummingbird.launch(count, net, images)
+    [(4, 6960, 6960), (4, 6960, 6960)]
+    """
 
     rows: dict[str, MeterRow] = field(default_factory=dict)
     seconds: float = 0.0  # duration of its block
@@ -208,7 +218,17 @@ _at: contextvars.ContextVar[_At] = contextvars.ContextVar("at", default=_START)
 
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
-    """Count the messages, rounds and seconds of a `with` block in a new meter."""
+    """Count the messages, rounds and seconds of a `with` block in a new meter.
+
+    >>> session = hummingbird.init()
+    >>> private = hummingbird.convert_model(net)
+    >>> shared = hummingbird.cryptensor(images, src=0)
+    >>> with hummingbird.meter() as meter:
+    ...     result = private(shared)
+    >>> list(meter.rows), meter.total.rounds
+    (['0', '1', '2', '2.lift'], 0)
+    >>> hummingbird.uninit()
+    """
     opened, started = Meter(), time.perf_counter()
     _open.append(opened)
     try:

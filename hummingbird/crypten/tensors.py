@@ -43,6 +43,17 @@ def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None
         larger values. None: 2^20, for which every net is right; a function of your own may be right up to 2^30.
     Sends only the shape, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError for
     wrong arguments and values, and AgreementError if a party expects another shape.
+
+    >>> session = hummingbird.init()
+    >>> shared = hummingbird.cryptensor(images, src=0, limit=1.0)
+    >>> bool((shared.get_plain_text() - images).abs().max() <= 2**-16)
+    True
+    >>> hummingbird.cryptensor(9 * images, src=0, limit=1.0)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.InputError: expected values within +-1, got a larger one (at cryptensor)
+    hint: prepare the data as in training; with a larger limit, values may leave the windows: a wrong result
+    >>> hummingbird.uninit()
     """
     session = sessions.current()
     if type(src) is not int or not 0 <= src < session.parties:

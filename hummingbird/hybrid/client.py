@@ -132,9 +132,18 @@ class RemoteNet(Connection):
 
     The server at `address` never sees an image.
 
-        with RemoteNet("unix:/run/user/1000/gc.sock", Path("slots")) as net:
-            net.prepare(16)
-            logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
+    >>> from pathlib import Path
+    >>> from hummingbird.hybrid.client import RemoteNet
+    >>> from hummingbird.hybrid.service import Service
+    >>> from hummingbird.rpc.service import serve
+    >>> made = hybrid.make_plan(net, (4,), bits=BitWindow(20, 10))
+    >>> service = serve(Service(made, Path("model")).handlers(), "unix:gc.sock")
+    >>> with RemoteNet("unix:gc.sock", Path("slots")) as remote:
+    ...     remote.prepare(2)
+    ...     print(remote(images[:2]).shape)
+    torch.Size([2, 3])
+    >>> service.stop(0).wait()
+    True
     """
 
     def __call__(

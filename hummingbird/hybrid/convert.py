@@ -48,6 +48,11 @@ def convert_model(
 
     Also raises ConfigError for weights and rings for which the encrypted products would reveal something about the
     weights.
+
+    >>> model = hybrid.convert_model(net, (4,), bits=BitWindow(20, 10))
+    >>> logits = model(images[:2])
+    >>> logits.shape, bool((logits - net(images[:2])).abs().max() < 0.1)
+    (torch.Size([2, 3]), True)
     """
     model = make_plan(net, input_shape, bits, garbler)
     return HybridNet(model, plan_json.digest(plan_json.describe(model, new_seed())))
@@ -68,6 +73,10 @@ def make_plan(
     of `bits` bounds images; the default is 4.0.
     garbler: "data" or "model", the side that garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
+
+    >>> made = hybrid.make_plan(net, (4,), bits=BitWindow(20, 10))
+    >>> [(step.name, step.op) for step in made.plan.steps]
+    [('input', 'input'), ('0', 'linear'), ('1.cut', 'cut'), ('1', 'gate'), ('2', 'linear'), ('output', 'output')]
     """
     return TracedNet(net, input_shape).plan(BitConfig.of(bits), garbler)
 

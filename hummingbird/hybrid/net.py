@@ -26,6 +26,13 @@ class HybridNet:
 
     `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: the digest of the model's
     description, which binds the stores to the net. offline, online: bytes of all messages so far, by name.
+
+    >>> model = hybrid.convert_model(net, (4,), bits=BitWindow(20, 10))
+    >>> model.prepare(2)  # before the images are there
+    >>> model.ready
+    2
+    >>> model(images[:2]).shape, model.ready
+    (torch.Size([2, 3]), 0)
     """
 
     def __init__(self, model: Model, digest: str) -> None:

@@ -278,13 +278,6 @@ def launch(
 ) -> list[Any]:
     """Call `fn(session, *args)` as each party, in processes of this host, and return the results by party.
 
-        def infer(session, net, images):
-            private = hummingbird.convert_model(net, bits=hummingbird.BitWindow(20, 0))
-            shared = hummingbird.cryptensor(images if session.rank == 0 else None, src=0)
-            return private(shared).get_plain_text(dst=0)
-
-        logits, nothing = hummingbird.launch(infer, net.eval(), images)
-
     For notebooks, scripts and tests. All processes belong to the same user, and each gets `fn` with everything that it
     uses and all arguments, images too: nothing is secret from the caller. Parties that do not trust each other must run
     on hosts of their own.
@@ -307,6 +300,14 @@ def launch(
     Raises ConfigError and InputError for wrong arguments, EnvironmentProblem inside a party or a session, and
     LaunchError with the error, or the signal, of each party that failed, the first cause first. In all cases no process
     is left running, even if this one is killed; processes that `fn` has started end with their party.
+
+    >>> def infer(session, net, images):
+    ...     private = hummingbird.convert_model(net, bits=BitWindow(20, 0))
+    ...     shared = hummingbird.cryptensor(images if session.rank == 0 else None, src=0)
+    ...     return private(shared).get_plain_text(dst=0)
+    >>> logits, nothing = hummingbird.launch(infer, net, images)
+    >>> bool((logits.argmax(1) == net(images).argmax(1)).all()), nothing
+    (True, None)
     """
     if not callable(fn):
         hint = "launch(fn, *args) calls fn(session, *args) at each party"

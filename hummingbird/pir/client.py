@@ -49,8 +49,11 @@ class Client:
     PeerError for a server that is down or late, AgreementError if the servers differ, and TrustError if both are the
     same server; all name the server. Raises InputError for invalid keys.
 
-        client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
-        rows = client.rows(torch.tensor([3, 14, 15]))
+    >>> client = pir.Client(pir.local_servers(table))  # or the addresses of two servers
+    >>> rows = client.rows(torch.tensor([3, 14, 15]))
+    >>> torch.equal(rows, table.weight[[3, 14, 15]])
+    True
+    >>> client.close()
     """
 
     def __init__(

@@ -57,6 +57,16 @@ class IntegrityError(PeerError):
 
     statements: one of each server, for `audit`; empty if a server's signature is missing or wrong. Give only one of
     them to the table's owner: both together reveal the rows that were looked up.
+
+    >>> owner = pir.Owner()
+    >>> servers = pir.local_servers(owner.sign(pir.Source.of(table)))
+    >>> forged = torch.zeros(1000, servers[1].facts.record_bytes, dtype=torch.uint8)
+    >>> servers[1].write(torch.arange(1000), forged)  # server 1 lies
+    >>> pir.Client(servers, owner=owner.public).rows(torch.tensor([7]))
+    Traceback (most recent call last):
+        ...
+    hummingbird.pir.integrity.IntegrityError: ... lied: rows are not the owner's (at pir.Client)
+    hint: give one server's statement, never both, to the table's owner, who names the liar: pir.audit
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", statements: Sequence[Statement] = ()) -> None:
@@ -67,10 +77,14 @@ class IntegrityError(PeerError):
 class Owner:
     """The table's owner, who signs rows and updates. key: the owner's secret key, 32 bytes; default: a new key.
 
-    owner = Owner()
-    owner.sign(Source.of(embedding)).save("table.safetensors")     # for both servers
-    client = Client(servers, owner=owner.public)
-    client.update(owner.update(client.facts, client.state, indices, rows))
+    >>> owner = pir.Owner()
+    >>> signed = owner.sign(pir.Source.of(table))  # for both servers
+    >>> servers = pir.local_servers(signed, owner=owner.public)
+    >>> client = pir.Client(servers, owner=owner.public)  # checks the signature of every row
+    >>> client.update(owner.update(client.facts, client.state, torch.tensor([7]), torch.zeros(1, 16))).version
+    1
+    >>> client.rows(torch.tensor([7])).any()
+    tensor(False)
     """
 
     def __init__(self, key: bytes | None = None) -> None:

@@ -135,6 +135,11 @@ class Source:
     """A table to serve, in memory or as a mapped file.
 
     facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes).
+
+    >>> source = pir.Source.of(table)
+    >>> source.save("table.safetensors")
+    >>> pir.Source.open("table.safetensors").facts == source.facts
+    True
     """
 
     facts: Facts

@@ -30,9 +30,11 @@ class Updater:
     full table. table: a function from the facts that a server reports to the facts of the owner's table, as
     `Plan.table`; default: the same facts. Raises the errors of `Client`.
 
-        with Updater(owner, ("pir0.example:7000", "pir1.example:7000"), tls=tls) as updater:
-            updater.bring_up()
-            updater.update(torch.tensor([3, 14]), rows)
+    >>> owner = pir.Owner()
+    >>> servers = pir.local_servers(owner.sign(pir.Source.of(table)), owner=owner.public)
+    >>> with pir.Updater(owner, servers) as updater:
+    ...     updater.update(torch.tensor([3, 14]), torch.zeros(2, 16)).version
+    1
     """
 
     def __init__(

@@ -56,6 +56,17 @@ class Tls:
     cert, key, ca: the files, PEM without a passphrase. All three together mean mutual TLS. If callers show tokens
     instead of certificates, a service has cert and key alone, and a caller ca alone. Raises TrustError for another
     choice.
+
+    >>> from hummingbird.rpc.security import Tls
+    >>> Tls("party-0.pem", "party-0.key", "ca.pem").mutual
+    True
+    >>> Tls(ca="ca.pem").mutual
+    False
+    >>> Tls("party-0.pem")
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.TrustError: TLS needs a certificate and its key, or the certificate of an authority (at Tls)
+    hint: cert, key and ca for mutual TLS; with tokens cert and key, or ca
     """
 
     cert: PathLike | None = None
@@ -330,6 +341,15 @@ def read_token(path: Path) -> str:
     """Return the token in a caller's file.
 
     Raises EnvironmentProblem if others may read the file, InputError if it holds no token.
+
+    >>> from pathlib import Path
+    >>> from hummingbird import __main__ as program
+    >>> from hummingbird.rpc.security import read_token
+    >>> program.main(["token", "alice", "--tokens", "tokens.txt", "--out", "alice.token"])
+    tokens.txt knows alice: give alice.token to it, over a channel that nobody else reads
+    0
+    >>> len(read_token(Path("alice.token")))
+    64
     """
     text = _read(path, 0o077, "others may read it: chmod 600").strip()
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):

@@ -57,7 +57,10 @@ def save(
     ModelError for layers that only code can express (`register_converter`), and InputError for a folder that exists
     already or cannot be written, and at a party that does not have the weights.
 
-        hummingbird.save(net, "saved", bits="bits.json")
+    >>> hummingbird.save(net, "saved", bits=BitWindow(20, 12))
+    >>> private = hummingbird.load("saved")
+    >>> private.comparing_layers
+    ['1']
     """
     place = Path(fspath(folder))
     if isinstance(net, PrivateNet):
@@ -99,7 +102,13 @@ def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
     net or an incomplete one, for changed or foreign files, and for files of other parties; AgreementError if, after
     `init`, the parties have loaded different nets; and the errors of `convert_model`.
 
-        private = hummingbird.load("saved")
+    >>> hummingbird.save(net, "saved")
+    >>> private = hummingbird.load("saved", aim="latency")
+    >>> hummingbird.load("elsewhere")
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.InputError: no saved net: cannot read net.json: No such file or directory (at elsewhere)
+    hint: the folder that hummingbird.save wrote
     """
     saved = folders.description(Path(fspath(folder)))
     rank = sessions.current().rank if sessions.is_initialized() else None
@@ -112,6 +121,10 @@ def load_net(folder: str | PathLike[str]) -> SavedNet:
 
     It serves for `simulate`, `validate_model`, and for other windows. Raises InputError as `load` does, and if the
     folder lacks private weights.
+
+    >>> hummingbird.save(net, "saved")
+    >>> torch.equal(hummingbird.load_net("saved")(images), net(images))
+    True
     """
     return read_net(folder, folders.description(Path(fspath(folder))))
 

@@ -1,10 +1,5 @@
 """A client of `hummingbird serve`: its images leave this process as shares, one for each party.
 
-    client = hummingbird.Client(["localhost:9100", "localhost:9101"])
-    logits = client(images)                                            # torch in, torch out
-    logits = await client.ask(images)                                  # the same, for asyncio
-    scores, boxes = client(images, sizes=sizes)                        # a net of two inputs and two results
-
 Party N - 1 receives words that are uniform to anyone who lacks one of the other parties' seeds; each other party
 receives a seed. Each sends back a uniform share of the result. Only all N parties together can read an image or a
 result. A request takes one round trip; rounds, masks and windows concern the parties alone.
@@ -262,12 +257,19 @@ class Client:
     parties: the parties' addresses, HOST:PORT or unix:PATH, in any order; or several such lists, one for each group of
         parties that serve the same net: requests go to the first group that serves and has room.
     tls: certificates; required for parties on other hosts. token: the token of a client without a certificate.
-    timeout: seconds for each request, and for connecting. Until then the client repeats a request while parties are
-        lost or stopping; a party that refuses for lack of room says when to ask again.
-    Each request of n images sends N - 1 seeds, one copy of the images' low bits, and the keys of lookups
-    (`cost.asking`), in one round trip.
+    timeout: seconds for connecting, and for each request, which is repeated while parties are lost, stopping or full.
+    Each request of n images takes one round trip: N - 1 seeds, one copy of the images' low bits, the keys of lookups.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
     AgreementError for parties of different services, and InputError for images that the net cannot take.
+
+    >>> import subprocess, sys
+    >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models:get_model digits 10 --input 1x8x8"
+    >>> parties = subprocess.Popen([sys.executable, *run.split(), "--listen", "unix:{rank}.sock"])
+    >>> with hummingbird.Client(["unix:0.sock", "unix:1.sock"], timeout=120) as client:
+    ...     print(client(torch.rand(5, 1, 8, 8)).shape)
+    torch.Size([5, 10])
+    >>> parties.terminate(), parties.wait()
+    (None, 0)
     """
 
     def __init__(

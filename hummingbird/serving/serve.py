@@ -152,11 +152,6 @@ def serve(
 ) -> None:
     """Answer clients (`hummingbird.Client`) with a private net, as this party of the session, until SIGTERM or SIGINT.
 
-        def party(session, net, addresses):
-            hummingbird.serve(hummingbird.convert_model(net), (3, 32, 32), addresses[session.rank])
-
-        hummingbird.launch(party, net.eval(), ["127.0.0.1:9100", "127.0.0.1:9101"])
-
     All parties of the session call this function, on their main threads, with the same net, shape and limits. If
     parties have several lanes, every lane calls it, and clients connect to lane 0. It returns at all parties once one
     of them gets the signal and the waiting requests are answered. The loss of a party or of the dealer ends it with an
@@ -171,6 +166,20 @@ def serve(
 
     Raises errors of `party.join` and `rpc.service.serve`, PeerError and DealerError; EnvironmentProblem without a
     session, TrustError for other hosts under torchrun's dynamic rendezvous (hummingbird/ranks.py).
+
+    >>> import os, signal, threading
+    >>> from pathlib import Path
+    >>> def party(session, net, addresses):
+    ...     Path(f"party-{session.rank}.pid").write_text(str(os.getpid()))
+    ...     hummingbird.serve(hummingbird.convert_model(net), (4,), addresses[session.rank])
+    >>> addresses = ["unix:party-0.sock", "unix:party-1.sock"]
+    >>> service = threading.Thread(target=hummingbird.launch, args=(party, net, addresses))
+    >>> service.start()
+    >>> with hummingbird.Client(addresses, timeout=120) as client:  # waits until the parties are there
+    ...     print(client(images).shape)
+    torch.Size([20, 3])
+    >>> os.kill(int(Path("party-0.pid").read_text()), signal.SIGTERM)  # ends the service, at both parties
+    >>> service.join()
     """
     session = current()
     refuse_dynamic(listen)

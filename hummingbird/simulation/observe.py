@@ -201,7 +201,11 @@ def find_rows(
     after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are
     not finite, ModelError as `simulate` does, ConfigError for the other arguments.
 
-        config = BitConfig.load("bits.json").with_rows(hummingbird.find_rows(net, images))
+    >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
+    >>> rows = hummingbird.find_rows(net, images)
+    >>> list(rows)
+    ['1']
+    >>> config = BitConfig().with_rows(rows)
     """
     if isinstance(headroom, bool) or not isinstance(headroom, (int, float)) or not 0 <= headroom < math.inf:
         raise ConfigError(f"headroom={headroom!r}", where="headroom", hint="a finite number from 0")

@@ -222,8 +222,9 @@ def simulate(
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
     Warns as it does, of batch norms and dropout in training mode, and once of inputs beyond the bits' `input_range`.
 
-        twin = hummingbird.simulate(net, "bits.json")
-        accuracy = (twin(images).argmax(1) == labels).float().mean()
+    >>> twin = hummingbird.simulate(net, BitWindow(20, 12))
+    >>> bool((twin(images).argmax(1) == net(images).argmax(1)).all())
+    True
     """
     if cut and ((protocol, parties, mode, clamp) != ("masked", 2, "fast", False) or example is not None):
         hint = "leave out protocol, parties, mode, clamp and example"

@@ -71,6 +71,15 @@ def search_bits(
     progress: called with a `Progress` after every answer; without a budget only in the search for q.
     Raises ConfigError if no assignment meets budget and margin, if eco's windows change the accuracy, or if `state`
     belongs to another search; InputError for no layers, or accuracies outside [0, 1].
+
+    >>> images = torch.rand(400, 4)
+    >>> def agreement(config):
+    ...     twin = hummingbird.simulate(net, config, seed=0)
+    ...     return float((twin(images).argmax(1) == net(images).argmax(1)).float().mean())
+    >>> groups = hummingbird.Study(net, images).groups
+    >>> config = hummingbird.search_bits(groups, agreement, 8 / 64)
+    >>> config.window("1").w <= 8, agreement(config) > 0.9
+    (True, True)
     """
     layers = check_groups(groups)
     check_margin(margin)

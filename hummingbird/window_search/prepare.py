@@ -78,6 +78,13 @@ class Prepared:
     all values seen), the best uniform window (one for all layers), and last the windows found. images: how many images
     chose the windows, and how many other images measured them. accuracy_plain: accuracy of the net itself, None without
     labels. answers: how answers are judged, as text.
+
+    >>> prepared = hummingbird.prepare(net, torch.rand(400, 4), "8/64")
+    >>> prepared.bits.window("1")
+    BitWindow(k=18, m=10, q=0)
+    >>> prepared.costs.rounds, prepared.images
+    (3, (200, 200))
+    >>> prepared.save("bits.json")
     """
 
     bits: BitConfig
@@ -242,6 +249,13 @@ def prepare(
     for CIFAR-10 with 2,000 images. Images are held in memory.
     Raises InputError for images, labels and nets that do not fit, ModelError for a net that cannot be converted, and
     ConfigError for the other arguments, before anything runs; ConfigError if no windows meet budget and margin.
+
+    >>> images = torch.rand(400, 4)
+    >>> labels = net(images).argmax(1)
+    >>> prepared = hummingbird.prepare(net, (images, labels), "8/64")
+    >>> prepared.accuracy_plain, prepared.accuracy > 0.95
+    (1.0, True)
+    >>> private = hummingbird.convert_model(net, bits=prepared.bits)
     """
     net = graph.unwrapped(net)
     limit = _limit(budget, objective)

@@ -197,6 +197,13 @@ class Study:
     `input_range`: the largest |x| in the images. Cost: two passes of the exact net.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
     converted, ConfigError for the other arguments.
+
+    >>> study = hummingbird.Study(net, torch.rand(400, 4))
+    >>> config = study.search("8/64")
+    >>> config.window("1").w
+    8
+    >>> study.accuracy(config) is None  # there are no labels
+    True
     """
 
     def __init__(

@@ -11,9 +11,16 @@ from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
-README, BENCHMARKS, COMMAND_PAGE, LIMITS, QUICKSTART = (
+README, BENCHMARKS, COMMAND_PAGE, LIMITS, QUICKSTART, REFERENCE = (
     ROOT / name
-    for name in ("README.md", "docs/benchmarks.md", "docs/commands.md", "docs/limits.md", "docs/quickstart.md")
+    for name in (
+        "README.md",
+        "docs/benchmarks.md",
+        "docs/commands.md",
+        "docs/limits.md",
+        "docs/quickstart.md",
+        "docs/reference.md",
+    )
 )
 
 

@@ -67,6 +67,11 @@ def convert_model(
     bounds are then the largest measured values with 2 bits of margin, and no longer hold for all inputs.
     device: where both roles compute, "cpu" or "cuda"; plans are made on the CPU.
     Raises ModelError with all problems, ConfigError for options, InputError for shapes and samples.
+
+    >>> model = he.convert_model(net, (4,))
+    >>> logits = model(images)
+    >>> bool((logits - net(images)).abs().max() < 0.01)
+    True
     """
     return HEModel(make_plan(net, input_shape, mode, packing, degree, input_range, samples), device)
 
@@ -83,6 +88,10 @@ def make_plan(
     """Make the plan that `convert_model` runs, which is all that a server needs.
 
     Arguments and errors are those of `convert_model`.
+
+    >>> plan = he.make_plan(net, (4,))
+    >>> plan.public.slots, len(plan.public.turns)
+    (2048, 2)
     """
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}", where="mode", hint=f"one of {', '.join(MODES)}")

@@ -56,11 +56,13 @@ class Client:
     depend on it. key: the seed of a saved secret key, 32 bytes; a new key is drawn without it. Raises InputError for a
     missing device.
 
-        client = he.Client(he.Public.from_json(text))      # the description: model.public.to_json() of a converted net
-        client.save("my.client")
-        client = he.Client.load("my.client")               # in another process: the same key
-        batch = client.begin(images)
-        request = batch.request()                          # bytes for `Server.answer`
+    >>> plan = he.make_plan(net, (4,))
+    >>> server, client = he.Server(plan), he.Client(plan.public)
+    >>> batch = client.begin(images)
+    >>> while not batch.complete:
+    ...     batch.accept(server.answer(batch.request()))  # bytes both ways
+    >>> batch.parts()[0].shape
+    torch.Size([20, 3])
     """
 
     def __init__(self, public: Public, device: str = "cpu", key: bytes | None = None) -> None:

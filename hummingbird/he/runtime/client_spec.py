@@ -51,6 +51,11 @@ class Public:
     steps: the net's steps; one that the server computes is `REMOTE`, without inputs or weights.
     last: numbers of the steps that the client runs after the last turn, including the output.
     input_range: bound on |input| that the plan assumes; None if the client fits a scale to the range of each image.
+
+    >>> public = he.make_plan(net, (4,)).public
+    >>> text = public.to_json()  # what a server sends its clients
+    >>> he.Public.from_json(text).batch_bytes() == public.batch_bytes()
+    True
     """
 
     mode: str

@@ -32,9 +32,12 @@ class HEModel:
     The server role never gets the key. plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles;
     `server` can be saved, and a service can take it (he/service/server.py). Raises InputError for a missing device.
 
-        model = he.convert_model(net, (1, 28, 28))
-        logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n
-        print(model.report())
+    >>> model = he.convert_model(net, (4,))
+    >>> model
+    HEModel(client-aided, inputs 4, 2048 to a batch, 2 exchanges; report() has all)
+    >>> model(images).shape
+    torch.Size([20, 3])
+    >>> report = model.report()  # a table: what is encrypted, bytes, seconds, errors
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:

@@ -122,6 +122,10 @@ class Plan:
     public: the part that the client may know. steps: the net's steps with weights, to compare with the net in the
     clear. programs: what the server computes, one for each turn of `public`. lines: the lines of the report. basis:
     where sizes and ranges come from, in words.
+
+    >>> plan = he.make_plan(net, (4,))
+    >>> he.HEModel(plan)(images).shape
+    torch.Size([20, 3])
     """
 
     public: Public

@@ -39,9 +39,12 @@ class Server:
     not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
     device.
 
-        he.convert_model(net, (1, 28, 28)).server.save("net.server")
-        server = he.Server.load("net.server")              # in another process
-        answer = server.answer(request)                    # bytes from `ClientBatch.request`, bytes for its `accept`
+    >>> server = he.Server(he.make_plan(net, (4,)))
+    >>> server.memory < 1e9
+    True
+    >>> server.save("net.server")  # in another process: he.Server.load("net.server")
+    >>> batch = he.Client(server.plan.public).begin(images)
+    >>> batch.accept(server.answer(batch.request()))  # bytes both ways
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:

@@ -54,8 +54,15 @@ class RemoteModel:
     insecure parameters, and for a net that takes more memory; InputError for a malformed description, and for a missing
     device.
 
-        with RemoteModel("unix:/run/user/1000/he.sock") as model:
-            logits = model(images)                            # (n, 1, 28, 28) to (n, 10)
+    >>> from hummingbird.he.service.client import RemoteModel
+    >>> from hummingbird.he.service.server import Service
+    >>> from hummingbird.rpc.service import serve
+    >>> service = serve(Service(he.Server(he.make_plan(net, (4,)))).handlers(), "unix:he.sock")
+    >>> with RemoteModel("unix:he.sock") as model:
+    ...     model(images).shape
+    torch.Size([20, 3])
+    >>> service.stop(0).wait()
+    True
     """
 
     def __init__(

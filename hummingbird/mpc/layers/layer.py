@@ -102,7 +102,24 @@ class Given(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Base of the private layers. `forward` takes the session and the values of the inputs, as `Shared`."""
+    """Base of the private layers. `forward` takes the session and the values of the inputs, as `Shared`.
+
+    >>> from hummingbird.mpc.layers.layer import Layer
+    >>> from hummingbird.mpc.session.sharing import Shared
+    >>> class Twice(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return 2 * x
+    >>> class PrivateTwice(Layer):
+    ...     def forward(self, session, x):
+    ...         return Shared(2 * x.share, x.scale)
+    >>> hummingbird.register_converter(Twice, lambda module: PrivateTwice())
+    >>> session = hummingbird.init()
+    >>> private = hummingbird.convert_model(torch.nn.Sequential(net, Twice()))
+    >>> logits = private(hummingbird.cryptensor(images, src=0)).get_plain_text()
+    >>> bool((logits - 2 * net(images)).abs().max() < 0.001)
+    True
+    >>> hummingbird.uninit()
+    """
 
     # The layer sets these.
     input_limit = SCALE  # the highest scale of an input that it accepts, in bits of fraction

@@ -123,6 +123,13 @@ class PrivateNet(nn.Module):
     input_range: the largest |input| for which the windows were found; None if unknown. An owner of data passes it as
         `cryptensor(x, src, limit=private.input_range)`.
     images_per_slice: the most images that run at a time, the same at all parties; None: as many as memory allows.
+
+    >>> session = hummingbird.init()
+    >>> private = hummingbird.convert_model(net)
+    >>> logits = private(hummingbird.cryptensor(images, src=0)).get_plain_text()
+    >>> bool((logits - net(images)).abs().max() < 0.001)
+    True
+    >>> hummingbird.uninit()
     """
 
     images_per_slice: int | None = None

@@ -171,6 +171,11 @@ def init(
 
     Raises ConfigError for wrong options, TrustError in CrypTen's validation mode, and PeerError, AgreementError,
     DealerError or EnvironmentProblem if the run does not come about.
+
+    >>> session = hummingbird.init()  # without a launcher: one party, which hides nothing
+    >>> session.rank, session.parties
+    (0, 1)
+    >>> hummingbird.uninit()
     """
     if is_initialized():
         raise EnvironmentProblem(
@@ -289,7 +294,16 @@ def name() -> str:
 
 
 def uninit() -> None:
-    """Leave the run without an error. `init` may be called again."""
+    """Leave the run without an error. `init` may be called again.
+
+    >>> session = hummingbird.init()
+    >>> hummingbird.uninit()
+    >>> hummingbird.cryptensor(images, src=0)
+    Traceback (most recent call last):
+        ...
+    hummingbird.errors.EnvironmentProblem: no session
+    hint: call hummingbird.init() first
+    """
     if is_initialized():
         _leave(None, current().channel)
 

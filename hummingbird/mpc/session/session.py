@@ -90,6 +90,13 @@ class Session:
 
     A party with several GPUs has a session for each of its lanes: `rank` and `parties` count parties, and the channel
     connects the same lane of all parties.
+
+    >>> session = hummingbird.init()
+    >>> session.rank, session.parties, session.lane, session.lanes
+    (0, 1, 0, 1)
+    >>> images[session.part(len(images))].shape
+    torch.Size([20, 4])
+    >>> hummingbird.uninit()
     """
 
     rank: int

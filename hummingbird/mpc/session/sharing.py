@@ -21,6 +21,13 @@ class Shared:
     share: this party's additive share, int64.
     scale: bits of fraction of the value.
     It is no tuple, so that a function that goes through nested tuples and lists takes it for a value.
+
+    >>> from hummingbird.mpc.session.sharing import Shared
+    >>> x = Shared(torch.tensor([3 * 2**16, 2**15]), scale=16)  # with one party the share is the value
+    >>> x.share / 2**x.scale
+    tensor([3.0000, 0.5000])
+    >>> x.shape
+    torch.Size([2])
     """
 
     share: Tensor = field(repr=False)

@@ -55,9 +55,9 @@ class BatchCode:
     permutations that distribute the rows; not secret. Key n goes to bucket n div rounds. Raises ConfigError for numbers
     that do not fit each other.
 
-        code = BatchCode.cuckoo(rows=2**20, wanted=64)          # 96 buckets of 2^15 rows: 96 keys for 64 rows
-        tables = [table[rows] for rows in code.layout()]        # at the servers (-1: a row of zeros)
-        inside, key = code.schedule(wanted)                     # at the client
+    >>> code = pir.BatchCode.cuckoo(rows=2**20, wanted=64)
+    >>> code.buckets, code.bucket_rows, code.keys  # 96 keys for 64 rows, each to a table of 2^15 rows
+    (96, 32768, 96)
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))

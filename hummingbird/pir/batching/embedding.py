@@ -99,8 +99,10 @@ class PrivateEmbedding(_Private):
     `Client`, such as `tls`. padding_idx: as in torch, where it concerns gradients only. Calls take int32 or int64 of
     any shape (*), and return (*, embedding_dim) on the input's device. Raises the errors of `Client.rows`.
 
-        private = PrivateEmbedding.from_torch(embedding, ("pir0.example:7000", "pir1.example:7000"), tls=tls)
-        private(torch.tensor([[3, 14], [15, 9]]))                  # equals embedding(...), shape (2, 2, dim)
+    >>> private = pir.PrivateEmbedding.from_torch(table, pir.local_servers(table))
+    >>> words = torch.tensor([[3, 14], [15, 9]])
+    >>> torch.equal(private(words), table(words))
+    True
     """
 
     def __init__(self, servers: Servers, *, padding_idx: int | None = None, **options: Any) -> None:
@@ -130,6 +132,11 @@ class PrivateEmbeddingBag(_Private):
     servers, options: as for PrivateEmbedding. mode: "sum", "mean" or "max". Calls take the same arguments as torch's:
     input (B, n), or (n,) with offsets (B,); with "sum" also per_sample_weights. They return (B, embedding_dim). Offsets
     and weights are not sent. Raises the errors of `Client.rows`.
+
+    >>> bag = torch.nn.EmbeddingBag.from_pretrained(table.weight.detach(), mode="sum")
+    >>> private = pir.PrivateEmbeddingBag.from_torch(bag, pir.local_servers(table))
+    >>> private(torch.tensor([[3, 14, 15], [9, 2, 6]])).shape
+    torch.Size([2, 16])
     """
 
     def __init__(
@@ -217,8 +224,12 @@ class BatchedEmbedding(nn.Module):
     `dropped` counts the positions of dropped rows in all calls; it is not sent. All rows of a call are of one version
     of the table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
-        servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
-        net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
+    >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
+    >>> zero, one = (pir.plan_servers(table, plan, party) for party in (0, 1))
+    >>> private = pir.BatchedEmbedding.from_torch(table, plan, zero, one)
+    >>> wanted = torch.tensor([3, 14, 15, 9, 2, 6, 5, 35])
+    >>> bool((private(wanted) == table(wanted)).all()), private.dropped
+    (True, 0)
     """
 
     def __init__(self, plan: Plan, clients: Sequence[Client], *, padding_idx: int | None = None) -> None:

@@ -68,9 +68,14 @@ class Plan:
     for each row the C other rows that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
     Raises ConfigError if these do not fit each other.
 
-        hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
-        plan = Plan(BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 24), hot)
-        plan.look_up(wanted)                                # the same number of keys for any wanted rows
+    >>> from pathlib import Path
+    >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
+    >>> plan.keys, len(plan.codes)
+    (12, 1)
+    >>> Path("plan.json").write_text(plan.to_json()) == len(plan.to_json())
+    True
+    >>> pir.Plan.load(Path("plan.json")).keys
+    12
     """
 
     full: BatchCode

@@ -138,6 +138,10 @@ def plan_servers(
     identity: as in `Server`. journal: file in which the updates of all these servers are kept; None for no journal.
     Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates. Raises
     InputError if the table has another number of rows than the plan's.
+
+    >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
+    >>> [server.facts.rows for server in pir.plan_servers(table, plan, 0)]
+    [250]
     """
     source = table if isinstance(table, Source) else Source.of(table)
     if source.facts.rows != plan.full.rows:

@@ -38,7 +38,11 @@ class Server:
     Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
     too small, and the errors of `updates.Updates.recover`.
 
-        Server(Source.open("table.npy"), 0)
+    >>> server = pir.Server(table, 0)
+    >>> server
+    Server(party 0, 1000 rows of 16 float32)
+    >>> server.state.version
+    0
     """
 
     def __init__(
@@ -233,11 +237,13 @@ def local_servers(
 ) -> tuple[Server, Server]:
     """Make the servers of both parties in this process, for trials: whoever controls the process sees every index.
 
-        servers = local_servers(embedding)
-        private = PrivateEmbedding.from_torch(embedding, servers)
-
     table: as for `Server`. owner: public key of the owner, who may update rows. device: of both servers, as in
     `Server`.
+
+    >>> servers = pir.local_servers(table)
+    >>> private = pir.PrivateEmbedding.from_torch(table, servers)
+    >>> torch.equal(private(torch.tensor([3])), table(torch.tensor([3])))
+    True
     """
     source = table if isinstance(table, Source) else Source.of(table)
     return Server(source, 0, owner=owner, device=device), Server(source, 1, owner=owner, device=device)
@@ -254,6 +260,17 @@ def audit(reference: Server, statement: Statement, identity: bytes | None = None
     with that party: the two keys together reveal the row. Costs one answer.
     Raises InputError for a statement that is malformed or not from the server; AgreementError for a table in another
     state.
+
+    >>> owner = pir.Owner()
+    >>> signed = owner.sign(pir.Source.of(table))
+    >>> servers = pir.local_servers(signed)
+    >>> forged = torch.zeros(1000, servers[1].facts.record_bytes, dtype=torch.uint8)
+    >>> servers[1].write(torch.arange(1000), forged)  # server 1 lies
+    >>> try:
+    ...     pir.Client(servers, owner=owner.public).rows(torch.tensor([7]))
+    ... except pir.IntegrityError as error:
+    ...     print("party", pir.audit(pir.Server(signed, 0), error.statements[0]), "lied")
+    party 1 lied
     """
     if statement.party != reference.party:
         raise InputError(

@@ -193,7 +193,13 @@ class Service:
     `Batcher`. limits: on calls and callers. Raises the errors of `rpc.service.serve`, and ConfigError for a wrong
     max_batch or max_wait.
 
-        service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
+    >>> services = [pir.Service(pir.Server(table, party), f"unix:pir{party}.sock") for party in (0, 1)]
+    >>> client = pir.Client(("unix:pir0.sock", "unix:pir1.sock"))
+    >>> client.rows(torch.tensor([3, 14, 15])).shape
+    torch.Size([3, 16])
+    >>> client.close()
+    >>> for service in services:
+    ...     service.stop(0)
     """
 
     def __init__(
