@@ -16,7 +16,7 @@ from typing import Any
 
 from hummingbird import disk
 from hummingbird.bits import BitConfig
-from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.errors import InputError, needs
 from hummingbird.ring import SCALE
 from hummingbird.window_search import ComparingLayer
 
@@ -102,10 +102,8 @@ _KEPT, _CUT, _UNIFORM = "#4c72b0", "#d8d8d8", "#dd8452"
 
 def drawing() -> Any:
     """Return matplotlib.pyplot, set to draw into files. Raises EnvironmentProblem without matplotlib."""
-    try:
+    with needs("plot", "a plot"):
         import matplotlib
-    except ImportError:
-        raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
+from hummingbird.errors import ConfigError, InputError, needs
 from hummingbird.graph.calls import packed
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.unwrap import plain_copy
@@ -42,6 +42,9 @@ from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.objective import read_budget
 from hummingbird.window_search.problem import ComparingLayer
 from hummingbird.window_search.study import OBJECTIVES, Study, find_windows, open_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The result: numbers, a table and a plot ------------------------------------------------------------------------------
 
@@ -105,16 +108,14 @@ class Prepared:
         """Write the windows into a file that `convert_model(net, bits=path)` and `--bits` read."""
         self.bits.save(Path(path))
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Plot the accuracy over the kB sent online per party and image; returns a matplotlib figure with `savefig`.
 
         Without labels the proportion of unchanged answers takes the place of the accuracy. A notebook shows the figure
         after `%matplotlib inline` if a cell ends with it. Raises EnvironmentProblem without matplotlib.
         """
-        try:
+        with needs("plot", "a plot"):
             from matplotlib.figure import Figure
-        except ImportError:
-            raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
         figure = Figure(figsize=(6.5, 4.5), layout="tight")
         axes = figure.subplots()
         known, error = self.accuracy_plain is not None, self.accuracy_error
