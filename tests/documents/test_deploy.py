@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from hummingbird import __main__ as command
+from hummingbird.version import VERSION
 from tests.documents.test_operations import made_metrics
 from tests.support.pages import text_of
 from tests.support.paths import ROOT
-from tests.support.patience import HANG
+from tests.support.patience import HANG, PROGRAM
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load(text_of(DEPLOY / "compose.yaml"))
@@ -69,6 +70,23 @@ def test_the_image_is_built_from_what_is_there() -> None:
     for service in SERVICES.values():
         assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
         assert (ROOT / service["build"]["dockerfile"]).is_file()
+
+
+def engine() -> bool:
+    """Whether a container engine answers here."""
+    return shutil.which("docker") is not None and not subprocess.run(["docker", "info"], capture_output=True).returncode
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_runs() -> None:
+    if not engine():
+        pytest.skip("no container engine answers")
+    tag = "hummingbird-test"
+    build = ["docker", "build", "--quiet", "--file", "deploy/Dockerfile", "--tag", tag, "."]
+    for words in (build, ["docker", "run", "--rm", tag, "info"]):
+        ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"hummingbird    {VERSION}" in ended.stdout
 
 
 @pytest.mark.parametrize("name", SERVICES)
