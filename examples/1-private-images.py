@@ -1,4 +1,4 @@
-# docs/tutorials/1-private-images.ipynb as a script, by `python -m tests.support.notebooks --scripts`.
+# docs/tutorials/1-private-images.ipynb as a script, by `python -m tests.support.notebooks examples`.
 
 # # Private image classification
 #

@@ -1,4 +1,4 @@
-# docs/tutorials/2-encrypted-images.ipynb as a script, by `python -m tests.support.notebooks --scripts`.
+# docs/tutorials/2-encrypted-images.ipynb as a script, by `python -m tests.support.notebooks examples`.
 
 # # Inference on encrypted images
 #

@@ -1,4 +1,4 @@
-# docs/tutorials/3-private-lookup.ipynb as a script, by `python -m tests.support.notebooks --scripts`.
+# docs/tutorials/3-private-lookup.ipynb as a script, by `python -m tests.support.notebooks examples`.
 
 # # Private lookup
 #

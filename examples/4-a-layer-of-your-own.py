@@ -1,4 +1,4 @@
-# docs/tutorials/4-a-layer-of-your-own.ipynb as a script, by `python -m tests.support.notebooks --scripts`.
+# docs/tutorials/4-a-layer-of-your-own.ipynb as a script, by `python -m tests.support.notebooks examples`.
 
 # # A layer of your own
 #

@@ -1,4 +1,4 @@
-# docs/tutorials/5-a-service.ipynb as a script, by `python -m tests.support.notebooks --scripts`.
+# docs/tutorials/5-a-service.ipynb as a script, by `python -m tests.support.notebooks examples`.
 
 # # A service for others
 #

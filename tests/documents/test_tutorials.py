@@ -59,7 +59,7 @@ def test_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_an_example_is_its_tutorial_as_a_script(path: Path) -> None:
-    """`python -m tests.support.notebooks --scripts` writes them."""
+    """`python -m tests.support.notebooks examples` writes them."""
     assert text_of(EXAMPLES / f"{path.stem}.py") == script(path)
     assert {found.stem for found in EXAMPLES.iterdir()} == {tutorial.stem for tutorial in TUTORIALS}
 

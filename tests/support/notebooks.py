@@ -1,7 +1,7 @@
 """The tutorials as programs: executed in a kernel of their own, and written again with what they show.
 
 python -m tests.support.notebooks docs/tutorials/*.ipynb     executes them anew, in place
-python -m tests.support.notebooks --scripts                  writes them as scripts, into examples/
+python -m tests.support.notebooks examples                    writes them as scripts, into examples/
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def script(path: Path) -> str:
 
     Pictures are saved in the current folder at the end.
     """
-    parts = [f"# {path.relative_to(ROOT)} as a script, by `python -m tests.support.notebooks --scripts`."]
+    parts = [f"# {path.relative_to(ROOT)} as a script, by `python -m tests.support.notebooks examples`."]
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "markdown":
             parts.append("\n".join(f"# {line}".rstrip() for line in _wrapped(cell.source)))
@@ -103,7 +103,7 @@ def script(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--scripts"]:
+    if sys.argv[1:] == ["examples"]:
         EXAMPLES.mkdir(exist_ok=True)
         for path in TUTORIALS:
             (EXAMPLES / path.with_suffix(".py").name).write_text(script(path))
