@@ -3,8 +3,6 @@
 
 PYTHON ?= python3
 VENV := .venv/bin/python
-# CrypTen 0.4.1 depends on the retired package `sklearn`, which refuses to be installed without this.
-export SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL := True
 
 # The stamp's name carries a checksum, so that only a change of content, not of a file's date, installs again.
 READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f1)
@@ -12,7 +10,7 @@ READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f
 NATIVE := build/.native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-sanitized lint docs bench clean
+.PHONY: help demo test test-slow test-all test-sanitized lint docs wheel bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
@@ -42,7 +40,15 @@ test-sanitized: $(NATIVE)  ## run the kernels' tests with their C++ under ASan a
 
 lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m ruff check .
-	@$(VENV) -m mypy hummingbird
+	@$(VENV) -m mypy
+
+# One wheel for all versions of Python; auditwheel checks that it runs where glibc is 2.27 or newer, and names it so.
+MANYLINUX := manylinux_2_27_$(shell uname -m)
+wheel: $(READY)  ## build the sdist and the Linux wheel, into dist/
+	@rm -rf dist build/wheel
+	@$(VENV) -m build --sdist --wheel --outdir build/wheel .
+	@mkdir -p dist && mv build/wheel/*.tar.gz dist/
+	@PATH="$$PWD/.venv/bin:$$PATH" $(VENV) -m auditwheel repair --plat $(MANYLINUX) --wheel-dir dist build/wheel/*.whl
 
 docs: $(READY)  ## build the site in build/site; a broken link, a missing anchor or an unknown name is an error
 	@$(VENV) -m sphinx -E -W --keep-going -q -j auto -c docs . build/site
@@ -67,5 +73,6 @@ $(READY):
 
 $(NATIVE): $(wildcard hummingbird/kernels/cpu/csrc/*) setup.py | $(READY)
 	@echo "Building the kernels in C++ (about a minute) ..."
+	@rm -f hummingbird/kernels/cpu/_native*.so
 	@$(VENV) setup.py --quiet build_ext --inplace
 	@mkdir -p build && touch $@

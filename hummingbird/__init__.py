@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hummingbird.errors import refuse_namesake as _refuse_namesake
 from hummingbird.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
     from hummingbird.window_search.study import Study
+
+_refuse_namesake()
 
 _HOMES = {
     "BitConfig": "bits",

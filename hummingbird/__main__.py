@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, refuse_namesake
 
 COMMANDS = (
     *("info", "check", "run", "estimate", "save", "infer", "deal", "dealer"),
@@ -59,12 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     130.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words:
-        parser().print_help()
-        return 0
-    args = parser(words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS).parse_args(words)
-    args.words = words
     try:
+        refuse_namesake()  # here too, for that package may have put its __init__.py in the place of this package's
+        if not words:
+            parser().print_help()
+            return 0
+        args = parser(words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS).parse_args(words)
+        args.words = words
         return int(args.run(args) or 0)
     except HummingbirdError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,7 +24,7 @@ from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
-from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
@@ -134,7 +134,7 @@ def convert_model(
     protocol: str = "masked",
     example: Any = None,
     aim: str | None = None,
-) -> PrivateNet:
+) -> PrivateNet[SharedResult]:
     """Convert a trained net to a private form of what it computes in eval mode; the net itself does not change.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
@@ -173,7 +173,9 @@ def convert_model(
     session = sessions.current() if sessions.is_initialized() else None
     if aim is None:
         aim = "throughput" if session is not None and session.streamed else "latency"
-    private = build(net, bits, weights, protocol, session.parties if session else None, example, aim)
+    private: PrivateNet[SharedResult] = build(
+        net, bits, weights, protocol, session.parties if session else None, example, aim
+    )
     if sessions.is_initialized():
         private.set_up()
     return private
@@ -187,7 +189,7 @@ def build(
     parties: int | None = None,
     example: Any = None,
     aim: str = "latency",
-) -> PrivateNet:
+) -> PrivateNet[SharedResult]:
     """Return the private form of a net, as `convert_model` does, but without communication.
 
     The other arguments and the errors are those of `convert_model`, but for `aim`, which may not be None, and for

@@ -5,8 +5,11 @@ Every message reads `what (at where)`, then a line `hint: ...`, so that a bug re
 
 from __future__ import annotations
 
+import os
 import reprlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 
@@ -257,6 +260,28 @@ class EnvironmentProblem(HummingbirdError):
     hummingbird.errors.EnvironmentProblem: no session
     hint: call hummingbird.init() first
     """
+
+
+@contextmanager
+def needs(extra: str, use: str) -> Iterator[None]:
+    """Raise EnvironmentProblem, with the extra to install, in place of the ModuleNotFoundError of an import inside.
+
+    extra: the extra of this package that brings the module. use: what cannot be done without the module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        hint = f"pip install 'hummingbird-mpc[{extra}]'"
+        raise EnvironmentProblem(f"{use} needs the package {error.name}", hint=hint) from None
+
+
+def refuse_namesake() -> None:
+    """Raise EnvironmentProblem if this environment has hummingbird-ml, a package of the same import name, too."""
+    for folder in sys.path:
+        if os.path.isfile(found := os.path.join(folder, "hummingbird", "ml", "__init__.py")):
+            what = "two packages of the import name hummingbird are installed, hummingbird-mpc and hummingbird-ml"
+            hint = "use an environment for each; here, pip uninstall hummingbird-ml and install hummingbird-mpc again"
+            raise EnvironmentProblem(what, where=found, hint=hint)
 
 
 class LaunchError(HummingbirdError):

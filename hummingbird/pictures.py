@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hummingbird.errors import ConfigError, EnvironmentProblem
+from hummingbird.errors import ConfigError, needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,12 +43,9 @@ def picture(width: float, height: float, **style: Any) -> Iterator[Figure]:
     width, height: inches. style: changes to the style, with "_" for the dots in matplotlib's names: `font_size=12`.
     Raises EnvironmentProblem without matplotlib.
     """
-    try:
+    with needs("plot", "a picture"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError:
-        hint = "pip install 'hummingbird-mpc[plot]'"
-        raise EnvironmentProblem("a picture needs matplotlib", where="plot", hint=hint) from None
     changed: dict[Any, Any] = {**STYLE, **{name.replace("_", "."): value for name, value in style.items()}}
     with matplotlib.rc_context(changed):
         figure = Figure(figsize=(width, height), layout="constrained")

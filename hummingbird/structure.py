@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Structure = tuple[Any, ...]
 TENSOR: Structure = ("tensor",)
 PUBLIC: Structure = ("public",)
+# The result of a net: a tensor, or, where a net returns several, what the user's annotation says.
+Result = TypeVar("Result", default="Tensor")
 DEEPEST = 16  # nesting of a structure from another process
 
 

@@ -1,4 +1,4 @@
-"""The oldest Python that setup.py promises is the one that the tools check, and every file is in its language."""
+"""The oldest Python that pyproject.toml promises is the one that the tools check, and every file is in its language."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stated(name: str, pattern: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-OLDEST = stated("setup.py", r'python_requires=">=(\d+)\.(\d+)"')
+OLDEST = stated("pyproject.toml", r'^requires-python = ">=(\d+)\.(\d+)"')
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,9 @@ OLDEST = stated("setup.py", r'python_requires=">=(\d+)\.(\d+)"')
         ("pyproject.toml", r'^python_version = "(\d+)\.(\d+)"'),  # mypy: names and syntax of the package
         ("pyproject.toml", r'^target-version = "py(\d)(\d+)"'),  # ruff: what it proposes
         ("Makefile", r"sys\.version_info < \((\d+), (\d+)\)"),
+        ("setup.py", r'"py_limited_api": "cp(\d)(\d+)"'),  # the wheel's tag
     ],
-    ids=["mypy", "ruff", "make"],
+    ids=["mypy", "ruff", "make", "wheel"],
 )
 def test_tools_check_the_oldest_python(name: str, pattern: str) -> None:
     assert stated(name, pattern) == OLDEST

@@ -155,7 +155,7 @@ def test_the_test_of_servers_can_fail() -> None:
         "from hummingbird.rpc import server\nserver.ServiceProgram('x', config)",
     ):
         assert serving(line), line
-    assert serving((PACKAGE / "rpc/service.py").read_text()) and serving((PACKAGE / "rpc/telemetry.py").read_text())
+    assert serving((PACKAGE / "rpc/service.py").read_text()) and serving((PACKAGE / "rpc/metrics.py").read_text())
     assert not serving("import grpc\ngrpc.insecure_channel(a)\ndef f(program: ServiceProgram) -> None: ...")
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,9 @@ from hummingbird import __main__ as command
 from tests.support import own_net
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
-from tests.test_floors import FILES, imported
+from tests.test_floors import FILES, PACKAGE, imported
 
+CSRC = [*(PACKAGE / "kernels/cpu/csrc").iterdir()]
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
 
 
@@ -34,7 +36,10 @@ def run(words: Sequence[str], folder: Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's files. It is built from a copy, and with no compiler: that its kernels are optional saves minutes."""
+    """The wheel's files. It is built from the sdist, which is built from a copy.
+
+    No compiler is used: that the kernels are optional saves minutes.
+    """
     sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("built")
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
@@ -42,8 +47,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("search", "scripts", "models", "tests"):  # must not get into the wheel
         (sources / name).mkdir()
         (sources / name / "__init__.py").touch()
-    pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(built)]
-    run(pip, sources, CC="false", CXX="false", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    run([sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(built)], sources)
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    here = (*FILES, *CSRC, *PACKAGE.rglob("*.json"), PACKAGE / "py.typed")
+    assert {path.relative_to(ROOT).as_posix() for path in here} <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(built)]
+    run([*pip, str(sdist)], sources, CC="false", CXX="false", PIP_DISABLE_PIP_VERSION_CHECK="1")
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert {name.partition("/")[0].partition("-")[0] for name in archive.namelist()} == {
@@ -51,6 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "hummingbird_mpc",
         }
         archive.extractall(built / "site")
+    assert wheel.name.split("-")[2:4] == ["cp310", "abi3"] and (built / "site/hummingbird/py.typed").is_file()
     return built / "site"
 
 

@@ -13,7 +13,7 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures, keep
+from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
@@ -146,7 +146,10 @@ def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgra
     keeper = None
     try:
         keeper = Keeper(args.out, **what)
-        program.metrics.registry.register(KeeperFigures(keeper, args.keep))
+        if program.metrics is not None:
+            from hummingbird.mpc.dealer.figures import KeeperFigures
+
+            program.metrics.registry.register(KeeperFigures(keeper, args.keep))
         print(f"keeping {args.keep} slots unused in {args.out}: {keeper.unused()} there", flush=True)
         with _bar(what) as bar:
 

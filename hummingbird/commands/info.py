@@ -47,13 +47,6 @@ def run(args: argparse.Namespace) -> int:
         ("GPU", ", ".join(gpus) or "none"),
         ("kernels", kernels.active()),
     ]
-    if version("hummingbird-ml") != "not installed":
-        rows.append(
-            (
-                "WARNING",
-                "the package hummingbird-ml is installed too and has the same import name: use another environment",
-            )
-        )
     for key, value in rows:
         print(f"{key:14} {value}")
     return 0

@@ -26,7 +26,6 @@ from hummingbird.rpc.options import add_service, count, positive, service_of, sh
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
-from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
 from hummingbird.serving.request_queue import QueueLimits
@@ -94,7 +93,11 @@ def run(args: argparse.Namespace) -> None:
     loops: list[ReconnectLoop] = []
 
     def parts(program: ServiceProgram) -> ServiceParts:
-        methods, figures = Methods(program.ready), Figures(program.metrics.registry)
+        methods, figures = Methods(program.ready), None
+        if program.metrics is not None:
+            from hummingbird.serving.figures import Figures
+
+            figures = Figures(program.metrics.registry)
 
         def begin() -> Party | Lane:
             session = launch.init(**options)

@@ -51,7 +51,7 @@ try:
 except ImportError as error:
     raise EnvironmentProblem(
         f"CrypTen 0.4.1 cannot be imported: {error}",
-        hint="SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True pip install crypten==0.4.1",
+        hint="pip install crypten==0.4.1 sklearn==0.0",
     ) from error
 
 __all__ = [

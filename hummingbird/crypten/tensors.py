@@ -5,10 +5,11 @@ Code inside the package works on `Shared` (mpc/session/sharing.py): a share and 
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from hummingbird import cost, inputs
 from hummingbird.channel import meter
@@ -17,6 +18,28 @@ from hummingbird.errors import AgreementError, InputError
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared, share_secret
+
+
+class SharedTensor(Protocol):
+    """The type of a shared tensor for type checkers: CrypTen's tensor, whose functions (`exp`, `mean`) it has too.
+
+    An operand is another shared tensor, a public tensor or a number.
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape, which every party knows."""
+
+    def get_plain_text(self, dst: int | None = None) -> Tensor:
+        """Open the values to party `dst`, or to all parties with None; other parties get an empty tensor. 1 round."""
+
+    def __add__(self, other: Self | Tensor | float) -> Self: ...
+    def __sub__(self, other: Self | Tensor | float) -> Self: ...
+    def __mul__(self, other: Self | Tensor | float) -> Self: ...
+    def __matmul__(self, other: Self | Tensor) -> Self: ...
+    def __neg__(self) -> Self: ...
+    def __getitem__(self, index: Any) -> Self: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 
 def is_tensor(value: Any) -> TypeGuard[MPCTensor]:
@@ -34,7 +57,7 @@ def tensor(x: Shared) -> MPCTensor:
     return from_share(x.share, x.scale)
 
 
-def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> MPCTensor:
+def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> SharedTensor:
     """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
 
     x: real tensor at party `src`, of at most 8 dimensions. Other parties pass None, or a tensor of the expected shape.

@@ -32,6 +32,7 @@ from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
 from hummingbird.hybrid.net import HybridNet
 from hummingbird.hybrid.plan import GARBLERS, Model
 from hummingbird.prg import new_seed
+from hummingbird.structure import Result
 
 RANGE = 4.0  # bound on |image| if the windows have no input_range
 PROTOCOL = "cut"  # in the provenance of windows
@@ -43,7 +44,7 @@ def convert_model(
     input_shape: Sequence[int],
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     garbler: str = "data",
-) -> HybridNet:
+) -> HybridNet[Result]:
     """Convert a net for two parties, both in this process; arguments and errors are those of `make_plan`.
 
     Also raises ConfigError for weights and rings for which the encrypted products would reveal something about the

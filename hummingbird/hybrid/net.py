@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from hummingbird.hybrid.message_stream import MessageStream, both
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import set_up_data, set_up_model
+from hummingbird.structure import Result
 from hummingbird.table import Report
 
 
-class HybridNet:
+class HybridNet(Generic[Result]):
     """A converted net with both sides in this process: `net(images)` computes logits, and uses one slot for each image.
 
     `prepare(n)` deals slots in advance; missing ones are dealt when they are needed. digest: the digest of the model's
@@ -79,7 +80,7 @@ class HybridNet:
             return told
         return Report.of(told, report.after(self.plan, self.offline, self._slots, self.online, self._images))
 
-    def __call__(self, images: Tensor) -> Any:
+    def __call__(self, images: Tensor) -> Result:
         """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.
 
         Raises InputError for images of another shape, or with values beyond the input's range.

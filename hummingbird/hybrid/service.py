@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.disk import Appended
 from hummingbird.errors import NotFoundError, StoreError
@@ -28,6 +27,9 @@ from hummingbird.hybrid.users import ConnectedUsers
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.rpc.admission import Quota, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 MAX_CALLS = 2 * WORKERS  # calls in progress, at most
 _RETRY = 5.0  # seconds after which a client that found the service full may try again
@@ -79,6 +81,7 @@ class Service:
 
     def measure(self, registry: CollectorRegistry) -> None:
         """Register Prometheus gauges for the number of sessions, the number of ready slots, and the slots' bytes."""
+        from prometheus_client import Gauge
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)

@@ -20,17 +20,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
+from typing_extensions import TypeVarTuple, Unpack
 
 from hummingbird.errors import EnvironmentProblem, InputError, LaunchError
 from hummingbird.launching import host, party, sending
 from hummingbird.mpc.session.launch import DEFAULT_TIMEOUT, check_options
-from hummingbird.mpc.session.session import current, is_initialized
+from hummingbird.mpc.session.session import Session, current, is_initialized
 
 # The processes: pass on their output, notice the end of each, and leave none running ---------------------------------
 
+Arguments = TypeVarTuple("Arguments")
+Returned = TypeVar("Returned")
 _POLL = 0.05  # seconds between two looks at whether a process has ended
 _GRACE = 10.0  # seconds for the others to report, once one has failed
 _LEAVE = 30.0  # seconds for a process to end after its report
@@ -269,13 +272,13 @@ _LEFT = "the function, or a library that it calls, has ended the process (os._ex
 
 
 def launch(
-    fn: Callable[..., Any],
-    *args: Any,
+    fn: Callable[[Session, Unpack[Arguments]], Returned],
+    *args: Unpack[Arguments],
     parties: int = 2,
     lanes: int = 1,
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
-) -> list[Any]:
+) -> list[Returned]:
     """Call `fn(session, *args)` as each party, in processes of this host, and return the results by party.
 
     For notebooks, scripts and tests. All processes belong to the same user, and each gets `fn` with everything that it

@@ -19,12 +19,11 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import Tensor
 
 from hummingbird.channel.meter import Meter, MeterRow
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, needs
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.table import Report
 
@@ -75,15 +74,16 @@ def packed_call(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str
     """Pack a call of `fn` into bytes, which `unpacked_call` reads in another process.
 
     Converters that were registered, the working directory and the import path are packed too. options: of the session.
-    Raises InputError for objects that cannot be sent to another process.
+    Raises InputError for objects that cannot be sent to another process, EnvironmentProblem without cloudpickle.
     """
+    pickler = _pickler()
     try:
-        call = _dumps((fn, args, options, CUSTOM))  # together, so that they share types
+        call = _dumps(pickler, (fn, args, options, CUSTOM))  # together, so that they share types
     except Exception as error:  # noqa: BLE001 - a type may refuse in any way
         what = f"the function, what it uses, or its arguments cannot be sent to another process: {error}"
         hint = "open files, connections and generators inside the function; give it tensors, nets and plain values"
         raise InputError(what, where="launch", hint=hint) from error
-    return _dumps((os.getcwd(), sys.path, call))
+    return _dumps(pickler, (os.getcwd(), sys.path, call))
 
 
 def unpacked_call(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -91,6 +91,8 @@ def unpacked_call(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], 
 
     Also sets the working directory and the import path of this process to those of the caller of `launch`.
     """
+    import cloudpickle
+
     folder, sys.path[:], call = cloudpickle.loads(content)
     os.chdir(folder)
     fn, args, options, converters = cloudpickle.loads(call)
@@ -98,9 +100,9 @@ def unpacked_call(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], 
     return fn, args, options
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(pickler: type[Any], value: Any) -> bytes:
     content = io.BytesIO()
-    _Pickler(content).dump(value)
+    pickler(content).dump(value)
     return content.getvalue()
 
 
@@ -109,6 +111,8 @@ def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
 
     cloudpickle omits the file name from 3.1.3 on.
     """
+    import cloudpickle
+
     _, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _coded, (parts, code.co_filename)
 
@@ -117,7 +121,12 @@ def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
     return CodeType(*parts).replace(co_filename=file)
 
 
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle's pickler, which also keeps file names of functions, so that tracebacks can show their lines."""
+def _pickler() -> type[Any]:
+    """Return cloudpickle's pickler with one change: file names of functions are kept, so that tracebacks show lines."""
+    with needs("launch", "launch"):
+        import cloudpickle
 
-    dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+
+    return Pickler

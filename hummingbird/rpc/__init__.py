@@ -3,6 +3,7 @@
 service, client, async_client    a server of named methods; its callers, on threads and on asyncio
 admission, security, status      limits on calls, certificates and tokens, errors on the wire
 frame                            tensors as bytes
-server, telemetry, signals       the servers of a program: health, logs, metrics, an orderly end
+server, signals                  the servers of a program, and their orderly end
+telemetry, metrics               their health and log, and their figures for Prometheus
 programs, options                server and client programs, and their command-line options
 """

@@ -18,8 +18,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client import CollectorRegistry
-
 from hummingbird.progress import progress_line
 from hummingbird.rpc import options
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
@@ -27,6 +25,7 @@ from hummingbird.rpc.service import Brief, Exchange, Method
 from hummingbird.structure import leaf
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from torch import Tensor
 
 _Net = TypeVar("_Net")
@@ -42,10 +41,10 @@ class ServiceParts:
     """The functions and texts in which one server program differs from another; `run_service` does the rest.
 
     handlers: for each address of the configuration, in order, its methods by name. measure: called to add figures to
-    the program's metrics. lines: printed before the line that names the addresses. look: called five times a second;
-    the program ends if it returns True, or raises. stopping: called when the program is to end, while calls are at
-    work. farewell: called when these calls have ended. close: called last, also after a failure. run: if given, it is
-    called in place of printing the lines, becoming ready, and waiting for a signal.
+    the program's metrics, if it has any. lines: printed before the line that names the addresses. look: called five
+    times a second; the program ends if it returns True, or raises. stopping: called when the program is to end, while
+    calls are at work. farewell: called when these calls have ended. close: called last, also after a failure. run: if
+    given, it is called in place of printing the lines, becoming ready, and waiting for a signal.
     """
 
     handlers: Sequence[Mapping[str, Method | Exchange | Brief]] = ()
@@ -78,7 +77,8 @@ def run_service(
             if not isinstance(parts, ServiceParts):
                 parts = parts(program)
                 ends.callback(parts.close)
-            parts.measure(program.metrics.registry)
+            if program.metrics is not None:
+                parts.measure(program.metrics.registry)
             for handlers, address in zip(parts.handlers, config.listen, strict=False):
                 program.serve(handlers, address)
             ends.callback(parts.farewell)

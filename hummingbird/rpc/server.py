@@ -20,15 +20,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import grpc
 
-from hummingbird.errors import TrustError
+from hummingbird.errors import TrustError, needs
 from hummingbird.rpc.admission import Admission, Limits, Record
 from hummingbird.rpc.security import Certificates, Tls, Tokens
 from hummingbird.rpc.service import Brief, Exchange, Method, serve
 from hummingbird.rpc.signals import Flag
-from hummingbird.rpc.telemetry import Health, Log, Metrics, Page
+from hummingbird.rpc.telemetry import Health, Log
+
+if TYPE_CHECKING:
+    from hummingbird.rpc.metrics import Metrics
 
 GRACE = 30.0  # seconds
 _POLL = 0.2  # seconds between two checks whether the program is to end
@@ -64,10 +68,11 @@ class ServiceConfig:
 class ServiceProgram:
     """All servers of a program, with their health, log and metrics, as a context manager that stops them at its end.
 
-    name: of the program. config: addresses, certificates, limits and so on. A service adds its own figures to
-    `metrics.registry`. second: whether a second signal ends the process at once; False for a program that a launcher
-    starts: a service manager may signal both, and the launcher passes its signal on, so that the program gets one stop
-    as two signals. Raises errors of `rpc.service.serve`, Tokens, Log and Page.
+    name: of the program. config: addresses, certificates, limits and so on. `metrics`: the figures, or None if the
+    configuration has no address for them; a service adds its own to `metrics.registry`. second: whether a second signal
+    ends the process at once; False for a program that a launcher starts: a service manager may signal both, and the
+    launcher passes its signal on, so that the program gets one stop as two signals. Raises errors of
+    `rpc.service.serve`, Tokens, Log and Page, and EnvironmentProblem for metrics without prometheus-client.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
@@ -86,12 +91,15 @@ class ServiceProgram:
             self._certificates = None
             if config.tls is not None:
                 self._certificates = Certificates(config.tls, lambda: self.say("certificates renewed"))
-            self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
+            self.metrics: Metrics | None = None
             self.gate = Admission(limits, tokens, self._ended)
             for gate in (self.gate, self._health.gate):
                 gate.watch()
                 ends.callback(gate.close)
             if config.metrics is not None:
+                with needs("serve", "--metrics"):
+                    from hummingbird.rpc.metrics import Metrics, Page
+                self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
                 page = Page(self.metrics.registry, config.metrics, lambda: self._health.serving)
                 ends.callback(page.close)
             self._ends = ends.pop_all()
@@ -103,7 +111,8 @@ class ServiceProgram:
         """
         address = self.config.listen[0] if address is None else address
         health = (self._health.gate, self._health.handlers())
-        self.metrics.offer(handlers)
+        if self.metrics is not None:
+            self.metrics.offer(handlers)
         self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
         self.say("listening", address=address)
 
@@ -111,7 +120,8 @@ class ServiceProgram:
         """Set the health to SERVING, or, if `yes` is false, to NOT_SERVING."""
         if self._health.set(yes and not self.stopping):
             self.say("ready" if self._health.serving else "not ready")
-        self.metrics.ready.set(self._health.serving)
+        if self.metrics is not None:
+            self.metrics.ready.set(self._health.serving)
 
     @property
     def stopping(self) -> bool:
@@ -149,7 +159,8 @@ class ServiceProgram:
             signal.signal(each, signal.SIG_DFL)
 
     def _ended(self, record: Record) -> None:
-        self.metrics.count(record)
+        if self.metrics is not None:
+            self.metrics.count(record)
         if self._log is not None:
             self._log.call(record)
 

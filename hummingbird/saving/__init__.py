@@ -31,7 +31,7 @@ from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.graph.ops.public import MOST_NUMBERS
 from hummingbird.graph.schema import check
 from hummingbird.mpc.plan import builders
-from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.session import session as sessions
 from hummingbird.prg import new_seed
 from hummingbird.saving import folder as folders
@@ -94,7 +94,7 @@ def save(
         path.chmod(0o644 if owner is None else 0o600)
 
 
-def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
+def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet[SharedResult]:
     """Load the private net of a folder that `save` wrote, without the net's code.
 
     aim: as for `convert_model`; the folder does not hold it, as it depends on the session. With private weights, the

@@ -19,12 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
 import torch
 from grpc import aio
 from torch import Tensor
+from typing_extensions import Self
 
 from hummingbird import inputs, ring
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
@@ -35,6 +36,7 @@ from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
 from hummingbird.serving.description import MOST_PARTIES, Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
+from hummingbird.structure import Result
 
 # The parties of one service: their description of it, and one request to all of them ---------------------------------
 
@@ -251,7 +253,7 @@ _PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
 _GLANCE = 3.0  # seconds for a group to answer where there are several
 
 
-class Client:
+class Client(Generic[Result]):
     """A client of N parties: `client(images)`, from any thread. Use it as a context manager, or `close` it.
 
     parties: the parties' addresses, HOST:PORT or unix:PATH, in any order; or several such lists, one for each group of
@@ -292,7 +294,7 @@ class Client:
                 self.close()
                 raise
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -330,18 +332,18 @@ class Client:
         """Bytes of all answers so far."""
         return sum(group.received_bytes for group in self._groups)
 
-    def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
+    def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
         """Return the net's results, float32 (n, ...), for n images; wait until they have come.
 
         inputs, named: tensors (n, ...), one for each of `service.inputs`, in their order or by name. They are floating
         point, or int64 row numbers for a net with lookups (hummingbird/lookup.py). Several results have the structure
-        that the net returns, a tuple or a dict; for a dataclass, `result.logits` is `result["logits"]`. More than
-        `service.most` images go in several requests, two under way at a time. progress: called from another thread with
-        numbers of newly finished images.
+        that the net returns, a tuple or a dict, and the type in `Client[tuple[Tensor, Tensor]](..)`; for a dataclass,
+        `result.logits` is `result["logits"]`. More than `service.most` images go in several requests, two under way at
+        a time. progress: called from another thread with numbers of newly finished images.
         """
         return run(self.ask(*inputs, progress=progress, **named))
 
-    async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
+    async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
         """Do the work of `client(...)` as a coroutine, on the event loop that awaits it; return the net's results."""
         service = await self._described()
         given = _ordered(inputs, named, service)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
@@ -25,10 +25,12 @@ from hummingbird.rpc.admission import Limits as WireLimits
 from hummingbird.rpc.server import GRACE
 from hummingbird.serving.control import PeerReader, Teller
 from hummingbird.serving.description import ServiceDescription
-from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import Request, body_bytes
 from hummingbird.serving.request_queue import QueuedRequest, QueueLimits, RequestQueue
 from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler, error_of
+
+if TYPE_CHECKING:
+    from hummingbird.serving.figures import Figures
 
 _PATIENCE = 1.0  # seconds for which a request waits for a keeper to deal another set
 # A client sends all parties their parts at once, over open connections. The parts arrive at different times because the

@@ -1,4 +1,4 @@
-"""A party's figures for Prometheus, beside those of every service (rpc/telemetry.py).
+"""A party's figures for Prometheus, beside those of every service (rpc/metrics.py).
 
 hummingbird_serving_batches_total                     computed batches, by lane
 hummingbird_serving_images_total                      computed images
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from hummingbird.rpc.telemetry import SECONDS
+from hummingbird.rpc.metrics import SECONDS
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -26,7 +26,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Figures:
     """Counts the figures of a serving process over all its sessions.
 
-    registry: that of the program's `rpc.telemetry.Metrics`.
+    registry: that of the program's `rpc.metrics.Metrics`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from torch import Tensor
@@ -27,12 +27,14 @@ from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE
 from hummingbird.rpc.service import Brief, Method
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
-from hummingbird.serving.figures import Figures
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
 from hummingbird.serving.message import Request, clock
 from hummingbird.serving.plan import ServedTable, describe
 from hummingbird.serving.request_queue import QueueLimits
 from hummingbird.serving.worker import Worker
+
+if TYPE_CHECKING:
+    from hummingbird.serving.figures import Figures
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
 _LOOK = 1.0  # seconds between two checks whether a caller is still connected

@@ -28,7 +28,6 @@ from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.signals import Flag, check, ends_waits
 from hummingbird.serving.dispatcher import Counts, unavailable
-from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
 
@@ -186,10 +185,10 @@ def serve(
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
 
     def parts(program: ServiceProgram) -> ServiceParts:
-        methods, figures = Methods(program.ready), Figures(program.metrics.registry)
+        methods = Methods(program.ready)
 
         def run() -> None:
-            how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
+            how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls}
             party = join(private, shape, session, table=table, restocked=methods.look, **how)
             try:
                 methods.open(party)

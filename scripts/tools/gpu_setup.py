@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,9 +36,8 @@ def commands(folder: str) -> list[list[str]]:
 def fetch(folder: Path, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> list[Path]:
     """Fill a folder with the wheels, in half a minute; EnvironmentProblem if pip fails, or if they are too large."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL": "True"}
     for words in commands(str(folder)):
-        done = run([sys.executable, *words], env=environment, capture_output=True, text=True)
+        done = run([sys.executable, *words], capture_output=True, text=True)
         if done.returncode:
             what = f"`python {' '.join(words)}` failed: {done.stderr.strip()[-500:]}"
             raise EnvironmentProblem(what, where="wheels", hint="this needs a network, once; then carry the folder")

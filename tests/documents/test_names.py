@@ -59,7 +59,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 from tests.test_floors import FLOORS, INSIDE, PACKAGE
 
-TOP = "hummingbird|search|scripts|models|checkpoints|deploy|docs|tests"
+TOP = "hummingbird|examples|search|scripts|models|checkpoints|deploy|docs|tests"
 
 
 def anchors(path: Path) -> set[str]:

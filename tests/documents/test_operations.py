@@ -16,11 +16,12 @@ from hummingbird.he.service.server import Service as HeService
 from hummingbird.he.service.server import turns_of
 from hummingbird.hybrid.service import Service as GcService
 from hummingbird.hybrid.sessions import Sessions
-from hummingbird.mpc.dealer.kept import Keeper, KeeperFigures
+from hummingbird.mpc.dealer.figures import DealerFigures, KeeperFigures
+from hummingbird.mpc.dealer.kept import Keeper
 from hummingbird.mpc.dealer.server import DealerService
-from hummingbird.mpc.dealer.server import Figures as DealerFigures
-from hummingbird.pir.serving.metrics import Figures as PirFigures
+from hummingbird.pir.serving.figures import Figures as PirFigures
 from hummingbird.pir.serving.metrics import Metrics as PirMetrics
+from hummingbird.rpc.metrics import Metrics
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.service import Tls
 from hummingbird.serving.figures import Figures
@@ -79,8 +80,7 @@ def made_metrics(tmp_path: Path) -> set[str]:
     registry.register(DealerFigures(DealerService()))
     registry.register(KeeperFigures(keeper, 1))
     registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
-    with ServiceProgram("test", ServiceConfig(())) as program:
-        text = (generate_latest(registry) + generate_latest(program.metrics.registry)).decode()
+    text = (generate_latest(registry) + generate_latest(Metrics().registry)).decode()
     made = set(re.findall(r"^# TYPE (hummingbird_\w+) ", text, re.MULTILINE))
     return {name for name in made if not name.endswith("_created")}
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from tests.documents.test_names import anchors
-from tests.support.notebooks import TUTORIALS, executed, pictures, texts
-from tests.support.pages import text_of
+from tests.support.notebooks import EXAMPLES, TUTORIALS, executed, pictures, script, texts
+from tests.support.pages import run, text_of
 from tests.support.paths import ROOT
 
 AGREEMENTS = {"1": 1, "2": 2, "5": 1}  # shares of answers that a tutorial shows
@@ -54,6 +55,25 @@ def test_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
         assert (there := (path.parent / target).resolve()).is_file(), target
         assert not heading or heading in anchors(there), heading
     assert f"tutorials/{path.name}" in text_of(ROOT / "docs/index.md")
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_an_example_is_its_tutorial_as_a_script(path: Path) -> None:
+    """`python -m tests.support.notebooks examples` writes them."""
+    assert text_of(EXAMPLES / f"{path.stem}.py") == script(path)
+    assert {found.stem for found in EXAMPLES.iterdir()} == {tutorial.stem for tutorial in TUTORIALS}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.name[0] == "3" else pytest.mark.slow) for path in TUTORIALS],
+    ids=lambda path: path.stem,
+)
+def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+    told = run([sys.executable, str(EXAMPLES / f"{path.stem}.py")], tmp_path)
+    agreements = [float(number) for number in re.findall(r"in the clear: +([\d.]+)%", told)]
+    assert all(number >= 95 for number in agreements) and len(agreements) == AGREEMENTS.get(path.name[0], 0)
+    assert [*tmp_path.glob("*.png")]
 
 
 def test_there_are_tutorials() -> None:

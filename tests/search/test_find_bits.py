@@ -377,7 +377,7 @@ def test_the_drawing_shows_windows_and_magnitudes(tmp_path: Path, monkeypatch: p
 
 def test_a_plot_needs_matplotlib_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EnvironmentProblem, match="hummingbird-mpc.plot."):
+    with pytest.raises(EnvironmentProblem, match=r"hummingbird-mpc\[plot\]"):
         output.check(tmp_path / "bits.png", "--plot")
 
 

@@ -30,6 +30,7 @@ from hummingbird.he.runtime.model import HEModel
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.params import check_degree, choose, most_primes
+from hummingbird.structure import Result
 
 RANGE = 4.0  # default bound on |input|
 _AIDED_DEGREE = 2048
@@ -52,7 +53,7 @@ def convert_model(
     input_range: float | None = None,
     samples: Tensor | None = None,
     device: str = "cpu",
-) -> HEModel:
+) -> HEModel[Result]:
     """Convert a net to run on encrypted images; the net itself does not change, and is used as in eval mode.
 
     input_shape: of one image, such as (1, 28, 28); forward() may read it.

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.kernels import devices
 from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
+from hummingbird.structure import Result
 from hummingbird.table import Report
 
 _COMPARED = 64  # images whose outputs are kept for `report` to compare
 
 
-class HEModel:
+class HEModel(Generic[Result]):
     """A converted net with both roles in this process: `model(images)` encrypts images and evaluates the net on them.
 
     The server role never gets the key. plan: the plan to run. device: "cpu" or "cuda". server, client: the two roles;
@@ -59,7 +60,7 @@ class HEModel:
         """The part of the plan that the client may know."""
         return self.plan.public
 
-    def __call__(self, images: Tensor) -> Any:
+    def __call__(self, images: Tensor) -> Result:
         """Compute the net's outputs, float32 (n, *output) each, of images (n, *input_shape), in batches.
 
         Raises InputError for a wrong shape, type or range, before anything is encrypted; ConfigError if a batch takes

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import grpc
-from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerError
@@ -22,6 +22,9 @@ from hummingbird.he.runtime.memory import installed
 from hummingbird.he.runtime.server import Server, ServerRound
 from hummingbird.rpc.admission import FairQueue, Quota, WaitingCall, caller_name
 from hummingbird.rpc.service import WORKERS, Exchange, Method
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 TURNS = 4
 IDLE_SECONDS = 120.0
@@ -63,6 +66,7 @@ class Service:
 
     def measure(self, registry: CollectorRegistry) -> None:
         """Register gauges for Prometheus that show how many turns are at work and how many wait."""
+        from prometheus_client import Gauge
 
         def add(name: str, text: str, value: Callable[[], int]) -> None:
             Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)

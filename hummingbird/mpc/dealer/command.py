@@ -21,16 +21,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import devices
 from hummingbird.kernels.devices import find_device, processors
-from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, Figures, handlers
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, DealerService, handlers
 from hummingbird.rpc.options import add_service, count, service_of
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.service import check_address
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 _NAME = "dealer"
 _READY = f"{_NAME} listening on "
@@ -73,14 +77,18 @@ def main(args: argparse.Namespace) -> int:
     deal_on(args.threads)
     parent = os.getppid()
     dealer = DealerService(parties=args.parties, device=find_device(args.device, "--device"))
-    figures = Figures(dealer)
 
     def over() -> bool:
         """Whether the sessions have ended, or the process that started this dealer is gone."""
         return bool(args.sessions) and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed())
 
+    def measure(registry: CollectorRegistry) -> None:
+        from hummingbird.mpc.dealer.figures import DealerFigures
+
+        registry.register(DealerFigures(dealer))
+
     # A dealer that answers can deal: it is ready as soon as it listens.
-    run_service(_NAME, config, ServiceParts([handlers(dealer)], lambda registry: registry.register(figures), look=over))
+    run_service(_NAME, config, ServiceParts([handlers(dealer)], measure, look=over))
     folder = Path(config.listen[0].removeprefix("unix:")).parent
     if args.sessions and folder.name.startswith(_FOLDER):
         # The parent removes this directory, unless it was killed. Other files in it stay.

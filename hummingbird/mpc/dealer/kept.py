@@ -18,13 +18,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from hummingbird import disk, records
 from hummingbird.disk import Appended
@@ -293,26 +290,3 @@ def keep(
 
 def _digest(batch: Sequence[Request[Any]]) -> str:
     return hashlib.blake2b("\n".join(map(str, batch)).encode(), digest_size=16).hexdigest()
-
-
-class KeeperFigures(Collector):
-    """The figures of a keeper for Prometheus, read at each scrape. wanted: how many slots the keeper keeps unused.
-
-    hummingbird_keeper_slots_unused     slots that no party has used, in the lane that has fewest
-    hummingbird_keeper_slots_wanted     the keeper deals another set below this number of unused slots
-    hummingbird_keeper_sets_total       sets that were dealt
-    hummingbird_keeper_set_seconds      seconds of work on the last set
-
-    The slots are those of the folder. The other numbers count from the start of this process.
-    """
-
-    def __init__(self, keeper: Keeper, wanted: int) -> None:
-        self._keeper, self._wanted = keeper, wanted
-
-    def collect(self) -> Iterator[Metric]:
-        """The figures at this moment."""
-        keeper = self._keeper
-        yield GaugeMetricFamily("hummingbird_keeper_slots_unused", "Slots that no party has used.", keeper.unused())
-        yield GaugeMetricFamily("hummingbird_keeper_slots_wanted", "Slots to keep unused.", self._wanted)
-        yield CounterMetricFamily("hummingbird_keeper_sets", "Sets that were dealt.", keeper.sets)
-        yield GaugeMetricFamily("hummingbird_keeper_set_seconds", "Seconds of the last set.", keeper.seconds)

@@ -29,8 +29,6 @@ from typing import Any, TypeVar
 
 import grpc
 import torch
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from hummingbird import records
 from hummingbird.channel.prefetch import Prefetch
@@ -337,26 +335,6 @@ class DealerService:
 
 
 # The service ----------------------------------------------------------------------------------------------------------
-
-
-class Figures(Collector):
-    """The figures of a dealer for Prometheus, read at each scrape; they count from the start of this process.
-
-    hummingbird_dealer_sessions_open          sessions that a party has joined, and that have not ended
-    hummingbird_dealer_sessions_total         sessions that have ended
-    hummingbird_dealer_busy_seconds_total     seconds of work on corrections
-    """
-
-    def __init__(self, dealer: DealerService) -> None:
-        self._dealer = dealer
-
-    def collect(self) -> Iterator[Metric]:
-        """The figures at this moment."""
-        dealer = self._dealer
-        yield GaugeMetricFamily("hummingbird_dealer_sessions_open", "Sessions that have not ended.", dealer.open)
-        yield CounterMetricFamily("hummingbird_dealer_sessions", "Sessions that have ended.", dealer.ended)
-        name, text = "hummingbird_dealer_busy_seconds", "Seconds of work on corrections."
-        yield CounterMetricFamily(name, text, dealer.busy_seconds)
 
 
 def handlers(dealer: DealerService) -> dict[str, Method]:

@@ -12,10 +12,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from hummingbird import cost
 from hummingbird.channel import interleave, meter
@@ -36,6 +37,9 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
 from hummingbird.structure import Structure
 from hummingbird.version import VERSION
+
+# The result of a private net: a shared tensor, or, where a net returns several, what the user's annotation says.
+SharedResult = TypeVar("SharedResult", default=tensors.SharedTensor)
 
 # Public inputs of a call: every party passes them, and the parties compare their digests before they compute.
 
@@ -111,7 +115,7 @@ class Work(NamedTuple):
     supply: Supply
 
 
-class PrivateNet(nn.Module):
+class PrivateNet(nn.Module, Generic[SharedResult]):
     """The converted net. A call takes and returns CrypTen tensors of scale 2^16; modules keep their qualified names.
 
     Inside, layers take the session and `Shared` values.
@@ -267,14 +271,15 @@ class PrivateNet(nn.Module):
             out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out
 
-    def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. The first call in a session also calls `set_up`.
 
         Before that, it checks the input.
         inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
             (`cryptensor`), public ones are plain tensors, as in the example.
         progress: called with a slice's number of images when the slice is done.
-        The result has the structure of the original net's result, with CrypTen tensors in it.
+        The result has the structure of the original net's result, with CrypTen tensors in it. Its type is one tensor,
+        unless `private` is annotated otherwise: `PrivateNet[tuple[SharedTensor, SharedTensor]]`.
         """
         session = sessions.current()
         given = calls.inputs(self._graph, inputs, named, tensors.is_tensor)

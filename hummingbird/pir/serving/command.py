@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,13 +17,15 @@ from hummingbird.errors import InputError
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import read_key
 from hummingbird.pir.serving.bucket_server import plan_servers
-from hummingbird.pir.serving.metrics import Figures
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
 from hummingbird.rpc import options
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceConfig
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
 
@@ -115,7 +117,7 @@ def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConf
         for server in servers:
             offered.append(Methods(server, args.max_batch, args.max_wait / 1e3))
             ends.callback(offered[-1].close, config.grace)
-        who, figures = f"pir-server party {args.party}", _figures(offered)
+        who = f"pir-server party {args.party}"
 
         def stopping() -> None:
             for methods in offered:
@@ -127,7 +129,7 @@ def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConf
 
         return ServiceParts(
             [methods.handlers() for methods in offered],
-            lambda registry: registry.register(figures),
+            lambda registry: registry.register(_figures(offered)),
             lines=[f"{who}: {server.facts.text()}, version {server.state.version}" for server in servers],
             look=lambda: _check(servers),
             stopping=stopping,
@@ -141,12 +143,14 @@ def _check(servers: Sequence[Server]) -> None:
         server.check()
 
 
-def _figures(offered: Sequence[Methods]) -> Figures:
+def _figures(offered: Sequence[Methods]) -> Collector:
     """Make the figures for Prometheus of the tables that this program serves.
 
     offered: the methods of each table's server. The last table is the full one, with all rows; a plan may have a hot
     table before it, a copy of some of these rows.
     """
+    from hummingbird.pir.serving.figures import Figures
+
     names = ("hot", "full")[-len(offered) :]
     tables = {
         name: (methods.metrics, lambda server=methods.server: server.state.version)
