@@ -66,16 +66,14 @@ def predict(session, x):
     private = hummingbird.convert_model(net)
     with hummingbird.meter() as meter:
         out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text(dst=0)
-    if session.rank == 0:
-        for row in meter.rows.values():
-            print(f"layer {row.layer:10} {row.kind:8} {row.rounds:3} rounds {row.bits_sent / 8e3:7.1f} kB sent")
-    return out
+    return out, meter
 
 
-out, _ = hummingbird.launch(predict, x)
+(out, meter), _ = hummingbird.launch(predict, x)
 with torch.no_grad():
     plain = net(x)
 print(f"largest error: {(out - plain).abs().max():.4f}")
+print(meter)
 
 figure, axis = plt.subplots(figsize=(6, 2.6))
 axis.plot(x, plain, label="plain")
