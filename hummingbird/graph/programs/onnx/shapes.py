@@ -204,7 +204,8 @@ def expand(input: Any, shape: Any) -> Any:
         limited(sizes, "an expanded constant")
         return known(np.broadcast_to(input, sizes))
     x = tensor(input)
-    return x if tuple(sizes) == tuple(x.shape) else x.expand(*sizes)
+    same = len(sizes) == x.dim() and all(type(a) is type(b) and a == b for a, b in zip(sizes, x.shape, strict=True))
+    return x if same else x.expand(*sizes)
 
 
 @operator("Tile", 13)
