@@ -72,19 +72,6 @@ def conv_transpose() -> Case:
     return one("ConvTranspose", real(2, 4, *[5] * n), real(4, 3, *kernel), real(3 * group), **more)
 
 
-def pool() -> Case:
-    op, n = random.choice(["MaxPool", "AveragePool"]), random.choice([1, 2])
-    kernel = [random.randint(2, 4) for _ in range(n)]
-    more: dict[str, Any] = {"kernel_shape": kernel, "strides": [random.randint(1, 3) for _ in range(n)]}
-    if random.random() < 0.3:
-        more["auto_pad"] = "VALID"
-    elif op == "MaxPool":  # onnx's evaluator is wrong with ceil_mode, uneven pads, and averages with pads
-        more["pads"] = [random.randint(0, 1)] * 2 * n
-    if op == "AveragePool":
-        more["count_include_pad"] = random.randint(0, 1)
-    return one(op, real(2, 3, *[random.randint(6, 9) for _ in range(n)]), **more)
-
-
 def gemm() -> Case:
     turned = {"transA": random.randint(0, 1), "transB": random.randint(0, 1)}
     a, b = real(3, 4), real(4, 5)
@@ -232,7 +219,6 @@ def moved() -> Case:
 DRAWS: tuple[Callable[[], Case], ...] = (
     conv,
     conv_transpose,
-    pool,
     gemm,
     slices,
     pads,

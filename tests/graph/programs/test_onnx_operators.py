@@ -100,6 +100,27 @@ def test_what_the_evaluator_does_not_know_follows_the_standard() -> None:
     assert np.allclose(found, torch.nn.functional.conv_transpose1d(y, w, None, 2, 1, groups=2), atol=1e-5)
 
 
+def test_pools_have_the_windows_of_the_standard() -> None:
+    """By a loop over windows: onnx's evaluator fails for some pads."""
+    for _ in range(60):
+        size, kernel, stride = random.randint(5, 9), random.randint(2, 4), random.randint(1, 3)
+        before, behind, ceil, counted = (random.randint(0, 1) for _ in range(4))
+        x = real(1, 2, size)
+        reach = size + before + behind - kernel
+        count = (-(-reach // stride) if ceil else reach // stride) + 1
+        count -= (count - 1) * stride >= size + before  # no window begins behind the values
+        most, mean = [], []
+        for start in (number * stride - before for number in range(count)):
+            inside = x[:, :, max(start, 0) : min(start + kernel, size)]
+            length = min(start + kernel, size + behind) - start if counted else inside.shape[2]
+            most.append(inside.max(2))
+            mean.append(inside.sum(2) / length)
+        more = {"kernel_shape": [kernel], "strides": [stride], "pads": [before, behind], "ceil_mode": ceil}
+        assert np.array_equal(computed(*one("MaxPool", x, **more))[0], np.stack(most, 2)), more
+        average = computed(*one("AveragePool", x, **more, count_include_pad=counted))[0]
+        assert np.allclose(average, np.stack(mean, 2), **CLOSE), (more, counted)
+
+
 def test_an_if_takes_the_branch_of_its_condition() -> None:
     def branch(op: str) -> Any:
         made = helper.make_tensor_value_info(f"{op}_out", TensorProto.FLOAT, [])
