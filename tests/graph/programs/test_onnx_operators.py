@@ -29,7 +29,7 @@ def computed(model: Any, inputs: list[Any]) -> list[Any]:
 
 
 def differ(model: Any, inputs: list[Any]) -> str:
-    """What is wrong with the results of a model; "" if they are those of onnx's evaluator."""
+    """The first difference between a model's results and those of onnx's evaluator; "" if there is none."""
     names = [value.name for value in model.graph.input]
     wanted = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
     for mine, theirs in zip(computed(model, inputs), wanted, strict=True):
