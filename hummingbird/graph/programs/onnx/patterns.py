@@ -1,0 +1,122 @@
+"""Activations that exporters write out, joined in a graph into the one operator that they are.
+
+x (1 + erf(x / sqrt 2)) / 2   Gelu, whose erf has no private form alone
+x sigmoid(x)                  Swish, in private one table instead of a table and a product
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+Named = tuple[NodeProto, str]
+
+
+def joined(graph: GraphProto, nodes: Sequence[Named]) -> list[Named]:
+    """Return the graph's nodes with each GELU and SiLU as one node, which has the name of the last node it replaces.
+
+    nodes: the graph's, each with its name in the net.
+    """
+    found = _Graph(graph, nodes)
+    for node, _ in nodes:
+        if node.op_type == "Erf":
+            found.gelu(node)
+        elif node.op_type == "Sigmoid":
+            found.silu(node)
+    return found.rest()
+
+
+class _Graph:
+    """Nodes by the values that they compute and read. instead: a node's output -> the node that replaces it."""
+
+    def __init__(self, graph: GraphProto, nodes: Sequence[Named]) -> None:
+        self.nodes, self.outputs = list(nodes), {value.name for value in graph.output}
+        self.makers = {name: node for node, _ in nodes for name in node.output}
+        self.readers: dict[str, list[NodeProto]] = defaultdict(list)
+        for node, _ in nodes:
+            for name in node.input:
+                self.readers[name].append(node)
+            for attribute in node.attribute:  # a graph inside a node may read any value
+                if attribute.HasField("g"):
+                    self.outputs.update(name for inner in attribute.g.node for name in inner.input)
+                    self.outputs.update(value.name for value in attribute.g.output)
+        self.constants = {one.name: one for one in graph.initializer}
+        self.constants |= {
+            node.output[0]: node.attribute[0].t
+            for node, _ in nodes
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
+        }
+        self.instead: dict[str, NodeProto] = {}
+
+    def number(self, name: str) -> float | None:
+        """Return a constant of one element."""
+        one = self.constants.get(name)
+        if one is None or one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+            return None
+        array = numpy_helper.to_array(one)
+        return float(array.reshape(-1)[0]) if array.size == 1 else None
+
+    def only_reader(self, name: str, kind: str) -> NodeProto | None:
+        """Return the one node that reads a value, if it is of this operator."""
+        readers = self.readers[name]
+        fits = len(readers) == 1 and readers[0].op_type == kind and name not in self.outputs
+        return readers[0] if fits else None
+
+    def other(self, node: NodeProto, name: str) -> str:
+        """Return the operand of a node of two that is not `name`."""
+        return str(node.input[1] if node.input[0] == name else node.input[0])
+
+    def scaled(self, name: str) -> tuple[str, float]:
+        """Return (x, c) for a value c x that a product or a quotient with a constant computes; else (name, 1)."""
+        node = self.makers.get(name)
+        if node is None or node.op_type not in ("Mul", "Div"):
+            return name, 1.0
+        first, second = (self.number(operand) for operand in node.input)
+        if second is not None and first is None:
+            divided = node.op_type == "Div"
+            return node.input[0], (1 / second if divided and second else second)
+        if first is not None and second is None and node.op_type == "Mul":
+            return node.input[1], first
+        return name, 1.0
+
+    def gelu(self, erf: NodeProto) -> None:
+        x, factor = self.scaled(erf.input[0])
+        plus = self.only_reader(erf.output[0], "Add")
+        if not math.isclose(factor, math.sqrt(0.5), rel_tol=1e-3) or plus is None:
+            return
+        if self.number(self.other(plus, erf.output[0])) != 1:
+            return
+        value, product, factors = plus.output[0], 1.0, 0
+        while (node := self.only_reader(value, "Mul")) is not None:
+            name = self.other(node, value)
+            constant = self.number(name)
+            source, times = (name, 1.0) if constant is not None else self.scaled(name) if name != x else (x, 1.0)
+            if constant is None and source != x:
+                return
+            product *= times if constant is None else constant
+            factors += constant is None
+            value = str(node.output[0])
+            if factors == 1 and math.isclose(product, 0.5, rel_tol=1e-3):
+                self.instead[value] = helper.make_node("Gelu", [x], [value])
+                return
+
+    def silu(self, sigmoid: NodeProto) -> None:
+        x = sigmoid.input[0]
+        node = self.only_reader(sigmoid.output[0], "Mul")
+        if node is not None and self.other(node, sigmoid.output[0]) == x:
+            self.instead[node.output[0]] = helper.make_node("Swish", [x], [node.output[0]])
+
+    def rest(self) -> list[Named]:
+        """Return the nodes that the graph's results need, with the replacements."""
+        replaced = [
+            (self.instead.get(node.output[0], node) if node.output else node, title) for node, title in self.nodes
+        ]
+        needed, kept = set(self.outputs), list[Named]()
+        for node, title in reversed(replaced):
+            if any(name in needed for name in node.output):
+                needed.update(node.input)
+                kept.append((node, title))
+        return kept[::-1]
