@@ -30,7 +30,7 @@ from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import ANY, is_unsupported, module_hint
 from hummingbird.graph.ops.recurrent import LAYERS, unrolled
 from hummingbird.graph.ops.vocabulary import module_rule
-from hummingbird.graph.programs import Program
+from hummingbird.graph.programs import ProgramNet
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
 from hummingbird.structure import TENSOR, Structure, flatten
 
@@ -182,7 +182,7 @@ class _Tracer(SymbolTracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self.paths_of_nodes[node] = self.paths[-1]
-        if (place := self.root.place if isinstance(self.root, Program) else _place()) is not None:
+        if (place := self.root.place if isinstance(self.root, ProgramNet) else _place()) is not None:
             self.places[node] = place
         if self.running is not None and node.op == "get_attr":  # fx makes those of constants by itself
             self.running.compute(node)

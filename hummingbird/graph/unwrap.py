@@ -21,7 +21,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 def unwrapped(net: Any) -> nn.Module:
     """Return the net inside its wrappers, such as DataParallel; no copy is made.
 
-    The programs of torch.export, TorchScript and ONNX are nets too: they become a `Program`.
+    The programs of torch.export, TorchScript and ONNX are nets too: they become a `ProgramNet`.
     Raises InputError for an object that is no net.
     """
     while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:

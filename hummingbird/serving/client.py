@@ -45,10 +45,10 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """The result of joining a service: what its parties, which have all given the same description, have told.
+    """The result of joining a service, whose parties have all given the same description.
 
-    service: the description. order: by rank, the index of each party in the group's addresses. clocks: by rank, the
-    seconds by which each party's clock is ahead of the client's.
+    service: the description. order, clocks: by rank, the index of each party in the group's addresses, and the seconds
+    by which its clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -67,8 +67,7 @@ class _Asked(NamedTuple):
 class _Lines:
     """The connections to all parties of a group, for coroutines of one event loop.
 
-    lines: one client for each party. joining: a lock, held by the coroutine that connects. joined: whether all parties
-    have answered.
+    lines: one client for each party. joining: held by the coroutine that connects. joined: whether all have answered.
     """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
@@ -80,9 +79,9 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties of one service, to which a client sends requests; for coroutines of any event loop.
+    """The N parties at `addresses`, in any order, to which a client sends requests; for coroutines of any event loop.
 
-    addresses: of the parties, in any order. claim: random bytes by which the parties recognise the client.
+    claim: random bytes by which the parties recognise the client.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -99,8 +98,7 @@ class PartyGroup:
     def close(self) -> None:
         """Disconnect; requests under way get an error. May be called twice."""
         with self._lock:
-            self._closed = True
-            lines = dict(self._lines)
+            self._closed, lines = True, dict(self._lines)
             self._lines.clear()
         for loop, there in lines.items():
             if loop.is_running():

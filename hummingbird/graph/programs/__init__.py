@@ -1,13 +1,13 @@
 """Programs: nets that come as a graph of another form (torch.export, TorchScript, ONNX), read as a torch module.
 
-A `Program` runs the graph's operations by torch's own functions. So the one trace of this package reads it as it reads
-a net that was written by hand, and every function that takes a net takes a program.
+A `ProgramNet` runs the graph's operations by torch's own functions. So the one trace of this package reads it as it
+reads a net that was written by hand, and every function that takes a net takes a program.
 
     exported.py      torch.export's ExportedProgram, by its ATen operations
     torchscript.py   a TorchScript module, by the same operations
     script_values.py TorchScript's operations on Python's values
     aten.py          ATen operations as calls of torch's functions
-    onnx.py          ONNX files
+    onnx/            ONNX files, by the operators of the standard
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ProgramCall:
     """One operation of a program.
 
     result: name of its value. function: a function of torch, or of Python, that computes it. args, kwargs: its
@@ -66,7 +66,7 @@ class Scope(nn.Module):
         return function(*args, **kwargs)
 
 
-class Program(nn.Module):
+class ProgramNet(nn.Module):
     """A net that was read from a graph of another form: forward() runs the graph's operations one after the other.
 
     It is for inference: train() changes nothing. Parameters and buffers have the names that they have in the graph, so
@@ -85,7 +85,7 @@ class Program(nn.Module):
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[ProgramCall],
         inputs: Sequence[str],
         results: Sequence[Any],
         weights: Mapping[str, Tensor],
@@ -185,7 +185,7 @@ def load_program(source: Any) -> nn.Module:
             hint = "rename the file after its kind; a state dict goes into the net of your own code: --weights"
             raise InputError(what, where=str(source), hint=hint)
         module = importlib.import_module(f"{__name__}.{_READERS[path.suffix]}")
-        program: Program = module.read(path)
+        program: ProgramNet = module.read(path)
         return program
     if (found := from_object(source)) is not None:
         return found
@@ -193,17 +193,17 @@ def load_program(source: Any) -> nn.Module:
     raise InputError(f"no program: {type(source).__name__}", where="source", hint=hint)
 
 
-_read: dict[int, Program] = {}  # programs of objects that are still there, by the object's id
+_read: dict[int, ProgramNet] = {}  # programs of objects that are still there, by the object's id
 
 
-def from_object(source: Any) -> Program | None:
+def from_object(source: Any) -> ProgramNet | None:
     """Return the program of an object of torch.export, TorchScript or ONNX; None for any other object.
 
     Objects of torch are read once: later calls return the same program.
     """
     home = type(source).__module__
     if type(source).__name__ == "ModelProto" and home.startswith("onnx"):
-        made: Program = importlib.import_module(f"{__name__}.onnx").read(source)
+        made: ProgramNet = importlib.import_module(f"{__name__}.onnx").read(source)
         return made
     if isinstance(source, torch.jit.ScriptModule):
         module, name = "torchscript", "ScriptedNet"

@@ -1,4 +1,4 @@
-"""Programs of torch.export: an ExportedProgram, in memory or from a .pt2 file, as a `Program`.
+"""Programs of torch.export: an ExportedProgram, in memory or from a .pt2 file, as a `ProgramNet`.
 
 The graph of an ExportedProgram has no Python control flow and no modules; each operation is one of ATen, and names the
 layer and the line of source from which it comes. Weights are inputs of the graph, and the signature says which.
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from hummingbird import records
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.programs import Call, Program, Value, Weight
+from hummingbird.graph.programs import ProgramCall, ProgramNet, Value, Weight
 from hummingbird.graph.programs.aten import bound, function_of, is_check
 
 _DYNAMIC = 'export with a free batch: dynamic_shapes={"x": {0: torch.export.Dim("batch")}}'
@@ -116,7 +116,7 @@ def _expressions(value: Any) -> Iterator[str]:
             yield from _expressions(item)
 
 
-class ExportedNet(Program):
+class ExportedNet(ProgramNet):
     """The net of an ExportedProgram, which takes and returns what the exported module takes and returns.
 
     Raises ModelError with all operations that cannot be read.
@@ -212,7 +212,7 @@ class _Reader:
         self.exported = exported
         self.inputs: list[str] = []
         self.constants: dict[str, Any] = {}  # inputs that are part of the program, such as flags
-        self.calls: list[Call] = []
+        self.calls: list[ProgramCall] = []
         self.results: list[Any] = []
         self.weights: dict[str, Tensor] = {}
         self.problems: list[Problem] = []
@@ -313,7 +313,7 @@ class _Reader:
         scope, stack = _scope(node), node.meta.get("nn_module_stack") or {"": ("", "")}
         run = next(reversed(stack))
         self.runs[scope, f"{stack[run][1]} {run}"] += 1
-        self.calls.append(Call(name, function, tuple(args), dict(kwargs), scope, _place(node)))
+        self.calls.append(ProgramCall(name, function, tuple(args), dict(kwargs), scope, _place(node)))
         self.values[node] = Value(name)
 
     def _inline(self, node: fx.Node, prefix: str) -> tuple[Any, ...]:

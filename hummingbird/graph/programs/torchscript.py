@@ -1,4 +1,4 @@
-"""TorchScript: a scripted, traced or frozen module, in memory or from a file of torch.jit.save, as a `Program`.
+"""TorchScript: a scripted, traced or frozen module, in memory or from a file of torch.jit.save, as a `ProgramNet`.
 
 A TorchScript module has modules, weights and methods as the net that it was made from; a method is a graph with blocks
 for branches and loops. `ScriptedNet` runs these graphs node by node. Sizes, flags and lists are Python's own values, so
@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.programs import Program, Value, Weight, mapped
+from hummingbird.graph.programs import ProgramNet, Value, Weight, mapped
 from hummingbird.graph.programs.aten import bound, function_of
 from hummingbird.graph.programs.exported import single
 from hummingbird.graph.programs.script_values import ALWAYS, PYTHON, computes, typed
@@ -146,7 +146,7 @@ class _Layer(nn.Module):
         return self.home[0].run(self, method, args)
 
 
-class ScriptedNet(Program):
+class ScriptedNet(ProgramNet):
     """The net of a TorchScript module, which takes and returns what the module takes and returns.
 
     Layers, parameters and buffers have the names that they have in the module. A program of TorchScript does not say

@@ -61,15 +61,11 @@ def _digest(x: Tensor) -> str:
     return state.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PlanStep:
     """One step of the plan: `layer(*inputs)`, or a plain function of sizes.
 
-    name: qualified name of the module or operation.
-    op: name of the canonical operation.
+    name: qualified name of the module or operation. op: name of the canonical operation.
     inputs: the arguments, with a `Ref` for each earlier step.
     scale: bits of fraction of the result.
     source: index of the graph step whose result has the same shape.

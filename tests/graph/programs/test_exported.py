@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram, export, save
 import hummingbird
 from hummingbird import graph
 from hummingbird.errors import HummingbirdError, InputError, ModelError
-from hummingbird.graph.programs import Program, aten, load_program
+from hummingbird.graph.programs import ProgramNet, aten, load_program
 from tests.fuzz.make import recipe
 from tests.support.covering import every
 from tests.support.operations import cases
@@ -286,7 +286,7 @@ def changed(
 
 def test_a_file(file: Path) -> None:
     read = load_program(file)
-    assert isinstance(read, Program) and read(torch.randn(3, 4)).shape == (3, 4)
+    assert isinstance(read, ProgramNet) and read(torch.randn(3, 4)).shape == (3, 4)
     assert len(graph.trace(read)) == 5
 
 

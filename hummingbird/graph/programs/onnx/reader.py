@@ -26,7 +26,7 @@ from torch import nn
 
 from hummingbird.errors import HummingbirdError, InputError, ModelError, Problem
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.programs import Call, Program, Value, Weight
+from hummingbird.graph.programs import ProgramCall, ProgramNet, Value, Weight
 from hummingbird.graph.programs.onnx import arithmetic, layers, resize, sequences  # noqa: F401  they fill the table
 from hummingbird.graph.programs.onnx.patterns import joined
 from hummingbird.graph.programs.onnx.shapes import torch_type
@@ -39,7 +39,7 @@ _QUANTIZED = "the net is quantized; export it in float32, before it is quantized
 _REALS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def read(source: str | Path | ModelProto) -> Program:
+def read(source: str | Path | ModelProto) -> ProgramNet:
     """Read an ONNX file, or a model of the package `onnx`, as a net.
 
     Weights beside the file are read too. Raises InputError for a file that is no valid ONNX file, is incomplete, or has
@@ -180,7 +180,7 @@ class _Branches:
 
 
 class _Reader:
-    """The construction of a `Program` from a graph: weights, names and calls. where: the file, for errors."""
+    """The construction of a `ProgramNet` from a graph: weights, names and calls. where: the file, for errors."""
 
     def __init__(self, graph: GraphProto, version: int, where: str) -> None:
         self.graph, self.version, self.where = graph, version, where
@@ -191,8 +191,8 @@ class _Reader:
         self.paths: set[str] = set()
         self.numbers = _numbers(graph)
 
-    def program(self) -> Program:
-        calls: list[Call] = []
+    def program(self) -> ProgramNet:
+        calls: list[ProgramCall] = []
         self._constants(self.graph)
         given = [value for value in self.graph.input if value.name not in self.values]
         names = self._arguments(given)
@@ -202,18 +202,18 @@ class _Reader:
             self._add(calls, node, title)
         results = []
         for value in self.graph.output:
-            calls.append(Call(f"{value.name} as a result", tensor, (self._input(value.name),)))
+            calls.append(ProgramCall(f"{value.name} as a result", tensor, (self._input(value.name),)))
             results.append(Value(calls[-1].result))
         if self.problems:
             raise ModelError(self.problems)
-        return Program(calls, names, results, self.weights, example, any_batch, layers=titles)
+        return ProgramNet(calls, names, results, self.weights, example, any_batch, layers=titles)
 
     # Names -----------------------------------------------------------------------------------------------------------
 
     def _path(self, name: str, taken: Iterable[str] = ()) -> str:
         """Return a free qualified name in the net for ONNX's name: slashes become dots."""
         parts = [part for part in re.split(r"[/.]", name) if part] or ["unnamed"]
-        path = ".".join(part + "_" if hasattr(Program, part) or part in _OWN else part for part in parts)
+        path = ".".join(part + "_" if hasattr(ProgramNet, part) or part in _OWN else part for part in parts)
         while path in self.paths or any(other.startswith(path + ".") for other in self.weights):
             path += "_"
         while any(path.startswith(weight + ".") for weight in self.weights):
@@ -300,7 +300,7 @@ class _Reader:
             )
         return self.values[name] if name else None
 
-    def _add(self, calls: list[Call], node: NodeProto, title: str) -> None:
+    def _add(self, calls: list[ProgramCall], node: NodeProto, title: str) -> None:
         """Append the call of one node, and enter its outputs into the values."""
         if node.op_type == "Constant" and node.domain in _STANDARD:
             self._literal(node, title)
@@ -314,12 +314,12 @@ class _Reader:
         if self._all_constant(names):
             self.constant.update(node.output)
         first = node.output[0] if len(node.output) == 1 else f"{title} as a tuple"
-        calls.append(Call(first, function, inputs, scope=title))
+        calls.append(ProgramCall(first, function, inputs, scope=title))
         self.values.update({name: Value(name) for name in node.output if name})
         if len(node.output) > 1:
             for number, name in enumerate(node.output):
                 if name:
-                    calls.append(Call(name, _part, (Value(first), number)))
+                    calls.append(ProgramCall(name, _part, (Value(first), number)))
 
     def _all_constant(self, names: Iterable[str]) -> bool:
         return all(name in self.constant for name in names if name)
