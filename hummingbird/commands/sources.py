@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import ranks
-from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, needs
 from hummingbird.graph.programs import SUFFIXES, from_object, load_program
 
 # Checkpoints of trained weights --------------------------------------------------------------------------------------
@@ -246,11 +246,8 @@ def pretrained(name: str) -> nn.Module:
     configuration without a class of transformers.
     """
     where = f"--model hf:{name}"
-    try:
+    with needs("hub", "--model hf:NAME"):
         import transformers
-    except ImportError:
-        hint = "pip install transformers"
-        raise InputError("transformers is not installed", where=where, hint=hint) from None
     try:
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
         kind = getattr(transformers, (config.architectures or [""])[0], None)

@@ -182,7 +182,7 @@ class _Tracer(SymbolTracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self.paths_of_nodes[node] = self.paths[-1]
-        if (place := self.root.place if isinstance(self.root, ProgramNet) else _place()) is not None:
+        if (place := self.root.program_place if isinstance(self.root, ProgramNet) else _place()) is not None:
             self.places[node] = place
         if self.running is not None and node.op == "get_attr":  # fx makes those of constants by itself
             self.running.compute(node)

@@ -118,7 +118,7 @@ def given(net: nn.Module, example: Any) -> Example:
         hint = "a tensor, a tuple of arguments, or a dict of keyword arguments; private ones are floating-point tensors"
         raise InputError(f"no tensor in {type(example).__name__}", where="example", hint=hint)
     try:
-        signature = net.signature if isinstance(net, ProgramNet) else inspect.signature(net.forward)
+        signature = net.program_signature if isinstance(net, ProgramNet) else inspect.signature(net.forward)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(

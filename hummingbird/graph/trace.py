@@ -85,7 +85,7 @@ def unfolded(
 def _hint(net: nn.Module) -> str:
     """Return the hint for a net that cannot be converted, where it is a program that has one."""
     program = unwrapped(net)
-    return program.hint if isinstance(program, ProgramNet) else ""
+    return program.program_hint if isinstance(program, ProgramNet) else ""
 
 
 def problems(
@@ -147,9 +147,9 @@ def _walk(
         return None, error.problems
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)  # problems of the call of the whole net
     if example is None and isinstance(twin, ProgramNet):
-        example = twin.example
+        example = twin.program_example
     readings: list[Example | None] = [None] if example is None else [*given(twin, example).readings()]
-    if isinstance(twin, ProgramNet) and not twin.any_batch:
+    if isinstance(twin, ProgramNet) and not twin.program_any_batch:
         readings = [reading for reading in readings if reading is not None and not reading.any_batch]
     best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
@@ -253,7 +253,7 @@ class TraceState:
             self.calls[target] += 1
             return target if self.calls[target] == 1 else f"{target}#{self.calls[target] - 1}"
         scope, root = self.captured.scopes.get(node, ""), self.captured.root
-        if isinstance(root, ProgramNet) and scope in root.layers and node.op.startswith("call"):
+        if isinstance(root, ProgramNet) and scope in root.program_layers and node.op.startswith("call"):
             self.calls[scope] += 1
             return scope if self.calls[scope] == 1 else f"{scope}#{self.calls[scope] - 1}"
         name = str(node.target) if node.op in ("placeholder", "output") else node.name

@@ -1,4 +1,4 @@
-"""What docs/programs.md shows runs: exported programs, and nets of transformers by name."""
+"""Snippets of docs/programs.md run: exported programs, and nets of transformers by name."""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ def alone(folder: Path, images: Tensor, labels: Tensor) -> None:
     assert_type(hummingbird.load(folder)(hummingbird.cryptensor(images)), SharedTensor)
     plain: nn.Module = hummingbird.load_net(folder)
     simulated: nn.Module = hummingbird.simulate(plain, windows())
+    plain = hummingbird.load_program("net.onnx")
     print(simulated, hummingbird.__version__.split("."))
     assert_type(hummingbird.find_rows(net(), images), dict[str, Rows])
     assert_type(hummingbird.estimate(net(), (1, 8, 8), windows()), Estimate)

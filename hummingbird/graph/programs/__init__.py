@@ -70,7 +70,8 @@ class ProgramNet(nn.Module):
     """A net that was read from a graph of another form: forward() runs the graph's operations one after the other.
 
     It is for inference: train() changes nothing. Parameters and buffers have the names that they have in the graph, so
-    a state dict of the original net fits.
+    a state dict of the original net fits. Attributes of the program itself begin with `program_`: all other names are
+    the net's own.
 
     calls: the operations, in order. inputs: names of the values that the graph takes. results: the values that
     forward() returns; a single one is returned by itself.
@@ -96,12 +97,17 @@ class ProgramNet(nn.Module):
         hint: str = "",
     ) -> None:
         super().__init__()
-        self.hint = hint
-        self.inputs, self.layers = list(inputs), frozenset(layers)
-        self.calls, self.results, self.example, self.any_batch = list(calls), list(results), example, any_batch
+        self.program_hint = hint
+        self.program_inputs, self.program_layers = list(inputs), frozenset(layers)
+        self.program_calls, self.program_results, self.program_example, self.program_any_batch = (
+            list(calls),
+            list(results),
+            example,
+            any_batch,
+        )
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.signature = inspect.Signature([inspect.Parameter(name, kind) for name in names or inputs])
-        self.place: tuple[str, int] | None = None  # of the call that runs now
+        self.program_signature = inspect.Signature([inspect.Parameter(name, kind) for name in names or inputs])
+        self.program_place: tuple[str, int] | None = None  # of the call that runs now
         for path, weight in weights.items():
             home, _, name = path.rpartition(".")
             if isinstance(weight, nn.Parameter):
@@ -123,7 +129,7 @@ class ProgramNet(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the results for these inputs, which are positional or have the names of the graph's inputs."""
-        values = dict(zip(self.inputs, self.flat(args, kwargs), strict=True))
+        values = dict(zip(self.program_inputs, self._flat(args, kwargs), strict=True))
         weights: dict[str, Any] = {}
 
         def actual(value: Any) -> Any:
@@ -135,25 +141,25 @@ class ProgramNet(nn.Module):
                 return weights[value.path]
             return mapped(value, actual)
 
-        for call in self.calls:
-            self.place = call.place
+        for call in self.program_calls:
+            self.program_place = call.place
             scope = self.get_submodule(call.scope)
             args, kwargs = actual(call.args), actual(dict(call.kwargs))
             values[call.result] = (
                 scope(call.function, *args, **kwargs) if call.scope else call.function(*args, **kwargs)
             )
-        self.place = None
-        return self.rebuilt([actual(result) for result in self.results])
+        self.program_place = None
+        return self._rebuilt([actual(result) for result in self.program_results])
 
     def _weight(self, path: str) -> Any:
         home, _, name = path.rpartition(".")
         return getattr(self.get_submodule(home), name)
 
-    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """List the values of the graph's inputs among the arguments of a call. Raises TypeError if they do not fit."""
-        return list(self.signature.bind(*args, **kwargs).arguments.values())
+        return list(self.program_signature.bind(*args, **kwargs).arguments.values())
 
-    def rebuilt(self, results: list[Any]) -> Any:
+    def _rebuilt(self, results: list[Any]) -> Any:
         """Return the graph's results in the form in which forward() returns them."""
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -173,10 +179,9 @@ def load_program(source: Any) -> nn.Module:
     It is traced with the example inputs of the program, so `convert_model` needs no `example=`. Raises InputError for
     a file that cannot be read, and ModelError with all operations that cannot be read.
 
-        >>> import torch
-        >>> exported = torch.export.export(torch.nn.Linear(4, 2), (torch.rand(3, 4),))
-        >>> load_program(exported)(torch.rand(3, 4)).shape
-        torch.Size([3, 2])
+    >>> exported = torch.export.export(torch.nn.Linear(4, 2), (torch.rand(3, 4),))
+    >>> hummingbird.load_program(exported)(torch.rand(3, 4)).shape
+    torch.Size([3, 2])
     """
     if isinstance(source, (str, PathLike)):
         path = Path(source)

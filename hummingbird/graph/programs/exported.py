@@ -135,22 +135,29 @@ class ExportedNet(ProgramNet):
         example = pytree.tree_map(single, example)
         graph = reader.calls, reader.inputs, reader.results, reader.weights
         super().__init__(*graph, example, reader.any_batch, names, reader.layers(), reader.hint)
-        self.constants, self.in_spec, self.out_spec = reader.constants, signature.in_spec, signature.out_spec
+        self.program_constants, self.program_in_spec, self.program_out_spec = (
+            reader.constants,
+            signature.in_spec,
+            signature.out_spec,
+        )
         _compare(self, exported, args, kwargs)
 
-    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        arguments = list(self.signature.bind(*args, **kwargs).arguments.items())
-        count = self.in_spec.child(0).num_children
+    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        arguments = list(self.program_signature.bind(*args, **kwargs).arguments.items())
+        count = self.program_in_spec.child(0).num_children
         leaves, spec = pytree.tree_flatten((tuple(value for _, value in arguments[:count]), dict(arguments[count:])))
-        if spec != self.in_spec:
-            raise TypeError(f"takes arguments of the form {self.in_spec}, got {spec}")
-        for name, leaf in zip(self.inputs, leaves, strict=True):
-            if name in self.constants and (type(leaf), leaf) != (type(self.constants[name]), self.constants[name]):
-                raise TypeError(f"was exported with {name}={self.constants[name]!r}, got {leaf!r}")
+        if spec != self.program_in_spec:
+            raise TypeError(f"takes arguments of the form {self.program_in_spec}, got {spec}")
+        for name, leaf in zip(self.program_inputs, leaves, strict=True):
+            if name in self.program_constants and (type(leaf), leaf) != (
+                type(self.program_constants[name]),
+                self.program_constants[name],
+            ):
+                raise TypeError(f"was exported with {name}={self.program_constants[name]!r}, got {leaf!r}")
         return leaves
 
-    def rebuilt(self, results: list[Any]) -> Any:
-        return pytree.tree_unflatten(results, self.out_spec)
+    def _rebuilt(self, results: list[Any]) -> Any:
+        return pytree.tree_unflatten(results, self.program_out_spec)
 
 
 def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any) -> None:

@@ -123,7 +123,7 @@ class _Code:
 
 @dataclass
 class _Frame:
-    """A method that runs: the layer that it belongs to, its values by name, and how many tensors it has computed."""
+    """A method that runs: its layer, its values by name, and how many tensors it has computed."""
 
     layer: nn.Module
     values: dict[str, Any]
@@ -131,69 +131,67 @@ class _Frame:
 
 
 class _Layer(nn.Module):
-    """A module of a TorchScript net.
+    """A module of a TorchScript net, by its qualified name: its methods' graphs, and its values that are no tensors.
 
-    path: its qualified name. methods: their graphs. attributes: its values other than modules, parameters and buffers.
-    home: the net, in a tuple, because it is no part of the layer.
+    home: the net, kept in a tuple, because it is no part of the layer.
     """
 
     def __init__(self, home: ScriptedNet, path: str, methods: Mapping[str, _Code]) -> None:
         super().__init__()
-        self.path, self.methods, self.home = path, methods, (home,)
-        self.attributes: dict[str, Any] = {}
+        self.program_path, self.program_methods, self.program_home = path, methods, (home,)
+        self.program_attributes: dict[str, Any] = {}
 
     def forward(self, method: str, *args: Any) -> Any:
-        return self.home[0].run(self, method, args)
+        return self.program_home[0]._run(self, method, args)
 
 
 class ScriptedNet(ProgramNet):
     """The net of a TorchScript module, which takes and returns what the module takes and returns.
 
-    Layers, parameters and buffers have the names that they have in the module. A program of TorchScript does not say
-    what shapes its inputs have, so `example` is None.
+    Layers, parameters and buffers have the names that they have in the module. There is no example: TorchScript does
+    not say what shapes inputs have.
 
         >>> ScriptedNet(torch.jit.script(nn.Linear(4, 2)))(torch.rand(3, 4)).shape
         torch.Size([3, 2])
     """
 
-    path = ""
+    program_path = ""
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         super().__init__([], [], [], {}, None, True)
-        self.counts: Counter[str] = Counter()  # by layer: the most tensors that one run of its method computed
-        self.methods: Mapping[str, _Code] = {}
-        self.attributes: dict[str, Any] = {}
+        self.program_counts: Counter[str] = Counter()  # by layer: the most tensors that one run of its method computed
+        self.program_methods: Mapping[str, _Code] = {}
+        self.program_attributes: dict[str, Any] = {}
         reader = _Reader(self)
         reader.module(self, module)
         reader.attributes()
-        self.signature = _signature(module)
+        self.program_signature = _signature(module)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes, for the arguments that its forward() takes."""
-        call = self.signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        self.counts.clear()
+        (call := self.program_signature.bind(*args, **kwargs)).apply_defaults()
+        self.program_counts.clear()
         try:
-            return self.run(self, "forward", tuple(call.arguments.values()))
+            return self._run(self, "forward", tuple(call.arguments.values()))
         finally:
-            self.place = None
-            self.layers = frozenset(path for path, count in self.counts.items() if path and count == 1)
+            self.program_place = None
+            self.program_layers = frozenset(path for path, count in self.program_counts.items() if path and count == 1)
 
-    def run(self, layer: Any, method: str, args: tuple[Any, ...]) -> Any:
+    def _run(self, layer: Any, method: str, args: tuple[Any, ...]) -> Any:
         """Run a method of a layer and return its result."""
-        code = layer.methods[method]
+        code = layer.program_methods[method]
         frame = _Frame(layer, dict(zip(code.inputs, (layer, *args), strict=True)))
         (result,) = self._block(code, frame)
         if not layer._modules:
-            self.counts[layer.path] = max(self.counts[layer.path], frame.operations)
+            self.program_counts[layer.program_path] = max(self.program_counts[layer.program_path], frame.operations)
         return result
 
     def _block(self, code: _Code, frame: _Frame) -> list[Any]:
         for node in code.nodes:
-            before, self.place = self.place, node.place or self.place
+            before, self.program_place = self.program_place, node.place or self.program_place
             found = self._node(node, frame)
-            self.place = before
+            self.program_place = before
             for name, value in zip(node.results, found, strict=True):
                 if name:
                     frame.values[name] = value
@@ -220,7 +218,8 @@ class ScriptedNet(ProgramNet):
         if node.kind == _CALL:
             return [self._call(node, inputs[0], inputs[1:], frame)]
         if node.kind == "prim::RaiseException":
-            raise InputError(str(inputs[0]), where=frame.layer.path or "net", hint="give what its forward() takes")  # type: ignore[arg-type]
+            where, hint = str(frame.layer.program_path) or "net", "give what its forward() takes"
+            raise InputError(str(inputs[0]), where=where, hint=hint)
         if node.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
             return self._unpacked(node, inputs[0])
         function = ALWAYS.get(node.kind)
@@ -231,7 +230,7 @@ class ScriptedNet(ProgramNet):
         return self._tensors(node, inputs, frame)
 
     def _line(self) -> str:
-        return f" ({Path(self.place[0]).name}:{self.place[1]})" if self.place else ""
+        return f" ({Path(self.program_place[0]).name}:{self.program_place[1]})" if self.program_place else ""
 
     def _branch(self, node: _Node, condition: Any) -> int:
         """Return which block an If runs. An assertion on a shape that is not known counts as fulfilled."""
@@ -253,15 +252,15 @@ class ScriptedNet(ProgramNet):
     def _attribute(self, node: _Node, owner: Any) -> Any:
         if not isinstance(owner, (_Layer, ScriptedNet)):
             raise Unsupported(f"attribute {node.name} of an object of a class{self._line()}", _AGAIN)
-        if node.name in owner.attributes:
-            return mapped(owner.attributes[node.name], lambda part: self._actual(part, _Frame(self, {})))
+        if node.name in owner.program_attributes:
+            return mapped(owner.program_attributes[node.name], lambda part: self._actual(part, _Frame(self, {})))
         return getattr(owner, node.name)
 
     def _call(self, node: _Node, owner: Any, args: list[Any], frame: _Frame) -> Any:
-        if not isinstance(owner, (_Layer, ScriptedNet)) or node.name not in owner.methods:
+        if not isinstance(owner, (_Layer, ScriptedNet)) or node.name not in owner.program_methods:
             raise Unsupported(f"a call of {node.name}() of an object that is no module{self._line()}", _AGAIN)
         if owner is frame.layer:
-            return self.run(owner, node.name, tuple(args))
+            return self._run(owner, node.name, tuple(args))
         return owner(node.name, *args)
 
     def _unpacked(self, node: _Node, value: Any) -> list[Any]:
@@ -281,7 +280,7 @@ class ScriptedNet(ProgramNet):
         function = function_of(op)
         if node.scope:
             found = self.get_submodule(node.scope)(function, *args, **kwargs)
-            self.counts[node.scope] += node.tensors
+            self.program_counts[node.scope] += node.tensors
         else:
             found = function(*args, **kwargs)
             frame.operations += node.tensors
@@ -352,15 +351,15 @@ class _Reader:
     def module(self, layer: Any, module: Any) -> None:
         """Read a module with all modules in it: weights and methods."""
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            self.paths.setdefault(_memory(tensor), f"{layer.path}.{name}".lstrip("."))
+            self.paths.setdefault(_memory(tensor), f"{layer.program_path}.{name}".lstrip("."))
         for name, tensor in module._parameters.items():
             layer.register_parameter(name, self._own(tensor, parameter=True))
         for name, tensor in module._buffers.items():
             layer.register_buffer(name, self._own(tensor))
-        layer.methods = self._methods(module._c)
+        layer.program_methods = self._methods(module._c)
         self.modules.append((layer, module))
         for name, child in module._modules.items():
-            inner = _Layer(self.net, f"{layer.path}.{name}".lstrip("."), {})
+            inner = _Layer(self.net, f"{layer.program_path}.{name}".lstrip("."), {})
             layer.add_module(name, inner)
             self.module(inner, child)
 
@@ -370,7 +369,9 @@ class _Reader:
             known = layer._parameters.keys() | layer._buffers.keys() | layer._modules.keys() | {"training"}
             for name in sorted(self.names - known):
                 if module._c.hasattr(name):
-                    layer.attributes[name] = self._constant(module._c.getattr(name), f"{layer.path}.{name}".lstrip("."))
+                    layer.program_attributes[name] = self._constant(
+                        module._c.getattr(name), f"{layer.program_path}.{name}".lstrip(".")
+                    )
 
     def _own(self, tensor: Any, parameter: bool = False) -> Any:
         """Return a weight in float32; weights that modules share stay shared."""

@@ -154,9 +154,12 @@ class ClientBatch:
 
     images: number of images. precision: of the values that came back so far, for each image.
 
-        while not batch.complete:                          # once in polynomial mode, once a turn in client-aided mode
-            batch.accept(server.answer(batch.request()))
-        logits = batch.result()
+    >>> plan = he.make_plan(net, (4,))
+    >>> server, batch = he.Server(plan), he.Client(plan.public).begin(images)
+    >>> while not batch.complete:  # once in polynomial mode, once a turn in client-aided mode
+    ...     batch.accept(server.answer(batch.request()))
+    >>> batch.result().shape
+    torch.Size([20, 3])
     """
 
     def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int, device: torch.device) -> None:

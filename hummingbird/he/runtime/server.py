@@ -39,11 +39,11 @@ class Server:
     not depend on it. memory: predicted bytes of the largest turn on that device. Raises InputError for a missing
     device.
 
-    >>> server = he.Server(he.make_plan(net, (4,)))
+    >>> plan = he.make_plan(net, (4,))
+    >>> server = he.Server(plan)
     >>> server.memory < 1e9
     True
-    >>> server.save("net.server")  # in another process: he.Server.load("net.server")
-    >>> batch = he.Client(server.plan.public).begin(images)
+    >>> batch = he.Client(plan.public).begin(images)
     >>> batch.accept(server.answer(batch.request()))  # bytes both ways
     """
 

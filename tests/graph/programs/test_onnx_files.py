@@ -77,11 +77,11 @@ def test_an_exported_net_computes_the_same_for_every_batch(name: str) -> None:
     make, size = NETS[name]
     net = make().eval()
     read_back = read(exported(net, torch.rand(2, *size)))
-    assert read_back.any_batch and [tuple(x.shape) for x in read_back.example] == [(2, *size)]
+    assert read_back.program_any_batch and [tuple(x.shape) for x in read_back.program_example] == [(2, *size)]
     x = torch.rand(3, *size)
     with torch.no_grad():
         assert torch.allclose(read_back(x), net(x), atol=1e-5)
-        steps = trace(read_back, example=read_back.example)
+        steps = trace(read_back, example=read_back.program_example)
         assert torch.allclose(run(steps, x), net(x), atol=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_weights_and_layers_keep_their_names() -> None:
     found = read(exported(net, torch.rand(2, 3, 4, 4)))
     assert set(found.state_dict()) == set(net.state_dict())
     assert all(torch.equal(found.state_dict()[name], value) for name, value in net.state_dict().items())
-    steps = trace(found, example=found.example)
+    steps = trace(found, example=found.program_example)
     assert [step.op for step in steps] == ["input", "conv", "relu", "flatten", "linear", "output"]
     assert steps[2].name.startswith("1.Relu")
 
@@ -112,7 +112,7 @@ def test_shapes_with_a_free_batch_are_numbers_of_the_trace() -> None:
     constants = {"zero": np.int64(0), "axis": whole(0), "two": whole(2), "end": whole(9), "minus": whole(-1)}
     constants |= {"ones": whole(1, 1), "token": real(1, 4, 1)}
     found = read(graph(nodes, {"x": ("n", 3, 4)}, constants))
-    steps = trace(found, example=found.example)
+    steps = trace(found, example=found.program_example)
     for batch in (1, 2, 5):
         x = torch.rand(batch, 3, 4)
         assert torch.equal(run(steps, x), found(x)) and found(x).shape == (batch, 4, 4)
@@ -124,20 +124,26 @@ def test_a_gelu_that_is_written_out_is_one_step() -> None:
             return torch.sigmoid(x) * x + x * 0.5 * (1 + torch.erf(x / 2**0.5))
 
     found = read(exported(Written(), torch.rand(2, 3)))
-    assert {step.op for step in trace(found, example=found.example)} == {"input", "silu", "gelu", "add", "output"}
+    assert {step.op for step in trace(found, example=found.program_example)} == {
+        "input",
+        "silu",
+        "gelu",
+        "add",
+        "output",
+    }
     x = torch.randn(4, 3)
     assert torch.allclose(found(x), Written()(x), atol=1e-6)
     other = [helper.make_node("Erf", ["x"], ["e"]), helper.make_node("Add", ["e", "one"], ["a"])]
     other += [helper.make_node("Mul", ["x", "a"], ["m"]), helper.make_node("Mul", ["m", "half"], ["y"])]
     kept = read(graph(other, {"x": (2, 3)}, {"one": np.float32(1), "half": np.float32(0.5)}))  # no root of 2: no GELU
     assert torch.allclose(kept(x[:2]), x[:2] * 0.5 * (1 + torch.erf(x[:2])), atol=1e-6)
-    assert "erf" in str(problems(kept, example=kept.example))
+    assert "erf" in str(problems(kept, example=kept.program_example))
 
 
 def test_a_fixed_batch_stays_fixed_and_open_sizes_need_an_example() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
-    assert not read(graph(relu, {"x": (1, 3)}, {})).any_batch
-    assert read(graph(relu, {"x": ("n", "length")}, {})).example is None
+    assert not read(graph(relu, {"x": (1, 3)}, {})).program_any_batch
+    assert read(graph(relu, {"x": ("n", "length")}, {})).program_example is None
 
 
 def test_weights_of_other_float_types_become_float32() -> None:

@@ -204,7 +204,7 @@ def test_defaults_and_keywords_of_forward() -> None:
     net, x = made("net")
     program = ScriptedNet(torch.jit.script(net))
     close(program(x=x, gain=2.0), net(x, 2.0), 0)
-    assert list(program.signature.parameters) == ["x", "gain"]
+    assert list(program.program_signature.parameters) == ["x", "gain"]
     with pytest.raises(TypeError):
         program()
 

@@ -434,7 +434,7 @@ class _Reader:
         return made
 
 
-_OWN = frozenset({*vars(nn.Module()), "calls", "results", "example", "any_batch", "signature", "place"})
+_OWN = frozenset(vars(nn.Module()))
 
 
 def _part(value: Any, number: int) -> Any:
