@@ -35,7 +35,9 @@ def ci(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
         shutil.copy(ROOT / name, folder / name)
     python = folder / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    # Its linters find nothing, at once: what happens to tests is the subject.
+    linters = 'case "$2" in ruff | mypy) exit 0 ;; esac'
+    python.write_text(f'#!/bin/sh\n{linters}\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     ready = "touch .venv/.ready-$(cat setup.py pyproject.toml | cksum | cut -d' ' -f1) build/.native"
     for name in ("build", "tests", "hummingbird"):

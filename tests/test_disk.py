@@ -11,7 +11,7 @@ import pytest
 
 from hummingbird import disk
 from tests.support.disk import Order
-from tests.test_floors import PACKAGE, imported, offenders, parsed
+from tests.test_floors import PACKAGE, imported, nodes, offenders, parsed
 
 
 def refusing(*_: object) -> int:
@@ -109,11 +109,11 @@ def by_hand(source: str) -> list[str]:
     """Calls that flush, rename or lock files, as `hummingbird.disk` does."""
     tree = parsed(source)
     found = [f"line {line}: {name}" for name, line in imported(tree) if name.split(".")[0] == "fcntl"]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute):
-            text = ast.unparse(node)
-            if node.attr in {"rename", "renames", "fsync", "fdatasync", "lockf"} or text == "os.replace":
-                found.append(f"line {node.lineno}: {text}")
+            always = node.attr in {"rename", "renames", "fsync", "fdatasync", "lockf"}
+            if always or (node.attr == "replace" and ast.unparse(node) == "os.replace"):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "replace":
             words = [word.arg for word in node.keywords]
             if (len(node.args), words) in ((1, []), (0, ["target"])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,7 @@ def floor(name: str) -> int:
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Absolute names of everything imported, with lines: `from a import b` gives a.b; also import_module("...")."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -71,8 +72,26 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def parsed(source: str) -> ast.Module:
-    """The tree of a source, to be read: many tests look at the same."""
-    return ast.parse(source)
+    """The tree of a source, to be read: many tests look at the same.
+
+    Without a collection of garbage, which would go through all trees that are kept, every time.
+    """
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
+
+
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, which is not changed any more."""
+    return tuple(ast.walk(tree))
+
+
+def last_name(node: ast.AST) -> str:
+    """`c` for a.b.c, `a` for a, and no text for other nodes: what most nodes differ in, without their whole text."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def without_typing(tree: ast.Module) -> ast.Module:
@@ -197,7 +216,7 @@ def foreign(source: str, own: str) -> list[str]:
     tree = parsed(source)
     packages = {name.rpartition(".")[2]: name for name, _ in imported(tree) if name.startswith("hummingbird.")}
     found = [name for name in packages.values() if name.rpartition(".")[2].startswith("_")]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             if isinstance(node.value, ast.Name) and node.value.id in packages:
                 found.append(f"{packages[node.value.id]}.{node.attr}")
@@ -277,7 +296,7 @@ def session_lookups(source: str) -> list[int]:
     tree, names = parsed(source), {"current", "is_initialized"}
     home = "hummingbird.mpc.session.session."
     found = [line for name, line in imported(tree) if name in {home + each for each in names}]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sessions":
             found += [node.lineno] if node.attr in names else []
     return found
@@ -296,8 +315,9 @@ def test_the_test_of_sessions_can_fail() -> None:
 
 def context_variables(source: str) -> list[int]:
     """Lines that make a context variable or a variable of one thread."""
-    calls = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(parsed(source)) if isinstance(node, ast.Call)]
     kinds = {"contextvars.ContextVar", "ContextVar", "threading.local"}
+    calls = [call for call in calls if last_name(call.func) in {"ContextVar", "local"}]
     return [call.lineno for call in calls if ast.unparse(call.func) in kinds]
 
 

@@ -15,7 +15,7 @@ import pytest
 from hummingbird import records
 from hummingbird.errors import ConfigError, PeerError
 from hummingbird.records import Kind, field
-from tests.test_floors import PACKAGE, imported, offenders, parsed
+from tests.test_floors import PACKAGE, imported, last_name, nodes, offenders, parsed
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ def parsing(source: str) -> list[str]:
     tree = parsed(source)
     names = {"json.loads", "json.load", "json.JSONDecoder", "json.decoder", "json.scanner"}
     found = [f"line {line}: {name}" for name, line in imported(tree) if name in names]
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    last = {name.rpartition(".")[2] for name in names}
+    uses = [node for node in nodes(tree) if isinstance(node, ast.Attribute) and last_name(node) in last]
     return found + [f"line {node.lineno}: {ast.unparse(node)}" for node in uses if ast.unparse(node) in names]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from hummingbird import __main__ as command
 from tests.support import own_net
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
-from tests.test_floors import FILES, PACKAGE, imported
+from tests.test_floors import FILES, PACKAGE, imported, parsed
 
 CSRC = [*(PACKAGE / "kernels/cpu/csrc").iterdir()]
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
@@ -74,7 +73,7 @@ def test_it_has_a_program_of_its_name(site: Path) -> None:
 
 
 def test_the_package_needs_nothing_of_the_checkout() -> None:
-    roots = {name.split(".")[0] for path in FILES for name, _ in imported(ast.parse(path.read_text()))}
+    roots = {name.split(".")[0] for path in FILES for name, _ in imported(parsed(path.read_text()))}
     assert "hummingbird" in roots and not roots & {"search", "scripts", "models", "tests"}
 
 

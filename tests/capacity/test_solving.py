@@ -62,7 +62,7 @@ def test_the_load_that_requests_can_show() -> None:
 
 def test_the_rate_of_a_queue_in_closed_form() -> None:
     """M/D/1 has the mean T (1 + rho / (2 (1 - rho))): 1.5 s at a rate of 0.5."""
-    got = solve(queue(), None, mean=1.5, vary="rate", requests=4000, runs=20)
+    got = solve(queue(), None, mean=1.5, vary="rate", requests=1500, runs=20)
     assert got.value == pytest.approx(0.5, rel=0.03) and got.figure <= 1.5 and not got.at_limit
     assert got.elasticities["server's speed"] < -1 and got.elasticities["rate"] > 0.3
 
@@ -99,12 +99,12 @@ def test_cores_and_replicas_and_tokens_are_the_least() -> None:
     cores = solve(linked(), None, p50=2.95, vary="cores", arrivals=constant(0.01), requests=1000, runs=1)
     assert cores.value == 3  # 8 (1000 + 250) / 5000 + 0.1 + 2 / cores = 2.1 + 2 / cores
 
-    many = solve(queue(), None, p95=2.0, vary="replicas", arrivals=poisson(3.0), requests=4000, runs=2)
-    fewer = run(queue(), None, poisson(3.0), replicas=int(many.value) - 1, requests=4000, runs=2)
+    many = solve(queue(), None, p95=2.0, vary="replicas", arrivals=poisson(3.0), requests=1500, runs=2)
+    fewer = run(queue(), None, poisson(3.0), replicas=int(many.value) - 1, requests=1500, runs=2)
     assert many.figure <= 2.0 and (fewer.overloaded or fewer.quantile(0.95).value > 2.0)
 
-    store = solve(stored(), None, p95=0.8, vary="store", arrivals=poisson(0.9), requests=2000, runs=4)
-    less = run(stored(), Hosts(store=store.value - 10), poisson(0.9), requests=2000, runs=4)
+    store = solve(stored(), None, p95=0.8, vary="store", arrivals=poisson(0.9), requests=1000, runs=4)
+    less = run(stored(), Hosts(store=store.value - 10), poisson(0.9), requests=1000, runs=4)
     assert store.figure <= 0.8 < less.quantile(0.95).value and store.next_token == store.value + 10
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tests.support.pages import text_of
 from tests.support.paths import ROOT
-from tests.test_floors import FILES, PACKAGE
+from tests.test_floors import FILES, PACKAGE, parsed
 
 PAGE = text_of(ROOT / "docs/glossary.md")
 USED, _, UNUSED = PAGE.partition("## Words that are not used")
@@ -24,7 +24,7 @@ def classes() -> dict[str, list[str]]:
     """Modules of every public class, by its name."""
     found: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     return found

@@ -268,10 +268,10 @@ def test_flags_in_the_text_exist() -> None:
 
 def test_lines_parse() -> None:
     """Values too, not only names."""
-    seen = 0
+    seen, parser = 0, command.parser()
     for line in shell_lines():
         for words in line.split(" -m hummingbird ")[1:]:
-            command.parser().parse_args(shlex.split(words))
+            parser.parse_args(shlex.split(words))
             seen += 1
         for program_ in (
             scripts.train.images,

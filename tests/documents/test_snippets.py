@@ -100,7 +100,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=pytest.mark.slow if "bert_base" in line or "--lanes" in line else [])
+        pytest.param(line, marks=pytest.mark.slow if re.search("bert_base|resnet50|--lanes", line) else [])
         for line in shell_lines()
         if re.search(r"-m hummingbird (info|estimate --model)", line)
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,19 +11,29 @@ import nbformat
 import pytest
 
 from tests.documents.test_names import anchors
+from tests.support import python
 from tests.support.notebooks import EXAMPLES, TUTORIALS, executed, pictures, script, texts
 from tests.support.pages import run, text_of
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 AGREEMENTS = {"1": 1, "2": 2, "5": 1}  # shares of answers that a tutorial shows
 PLACES = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|usr|work|Users|opt)/|0x[0-9a-f]{6}")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.name[0] == "3" else pytest.mark.slow) for path in TUTORIALS],
-    ids=lambda path: path.stem,
-)
+def test_the_cells_of_a_tutorial_print_what_they_printed(tmp_path: Path) -> None:
+    """Those of the one whose lines are the same in each run, as one program, in a folder without files."""
+    (path,) = (path for path in TUTORIALS if path.name[0] == "3")
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    program, environment = "\n".join(cell.source for cell in cells), {**os.environ, "MPLBACKEND": "agg"}
+    words = [sys.executable, "-c", program]
+    ended = python.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM)
+    shown = [output.text for cell in cells for output in cell.outputs if output.output_type == "stream"]
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "".join(shown), "") and len(shown) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_anew(path: Path, tmp_path: Path) -> None:
     """In a folder without files, so that it needs nothing of a checkout; an error in a cell fails the test."""
     found, committed = executed(path, tmp_path), nbformat.read(path, as_version=4)

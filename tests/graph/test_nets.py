@@ -217,12 +217,16 @@ QUICK = "resnet18 squeezenet1_1 densenet121 googlenet shufflenet_v2_x0_5 mobilen
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CNNS if name not in QUICK)]
+    ("name", "side"),
+    [
+        *((name, 64 if name == "densenet121" else 32) for name in QUICK),
+        *(pytest.param(name, 75 if name == "inception_v3" else 96, marks=pytest.mark.slow) for name in CNNS),
+    ],
 )
-def test_torchvision_cnn_is_the_same_net(name: str) -> None:
+def test_torchvision_cnn_is_the_same_net(name: str, side: int) -> None:
+    """A smaller image goes through the same layers."""
     torch.manual_seed(3)
     options = {"init_weights": False, "aux_logits": True} if name in ("googlenet", "inception_v3") else {}
-    side = 75 if name == "inception_v3" else 96
     x = image(2, 3, side, side)
     net = getattr(torchvision.models, name)(weights=None, **options)
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules()):
@@ -243,8 +247,21 @@ def test_torchvision_cnn_is_the_same_net(name: str) -> None:
         assert (run(trace(net), x.double()) - expected).abs().max() <= 4 * own * 2**-29
 
 
-@pytest.mark.parametrize("name", ["convnext_tiny", "maxvit_t", "vit_b_16"])
+def small_maxvit() -> nn.Module:
+    """Two stages of one block each, windows of 4 x 4."""
+    return torchvision.models.MaxVit((32, 32), 8, 4, [8, 16], [1, 1], head_dim=4, stochastic_depth_prob=0.0)
+
+
+TRANSFORMERS = {
+    "maxvit, two blocks": small_maxvit,
+    **{name: getattr(torchvision.models, name) for name in ("convnext_tiny", "maxvit_t", "vit_b_16")},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "maxvit_t" else []) for name in TRANSFORMERS]
+)
 def test_torchvision_transformers_are_traced(name: str) -> None:
     with torch.device("meta"):
-        net = getattr(torchvision.models, name)(weights=None)
+        net = TRANSFORMERS[name]()
     assert problems(net) == []

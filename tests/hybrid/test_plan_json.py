@@ -95,9 +95,10 @@ def mutations(data: Any, words: torch.Tensor) -> Any:
     return data
 
 
-def test_a_damaged_text_is_refused_or_runs() -> None:
-    """2,000 plans with one thing changed: what is not refused runs on both sides."""
-    words, accepted = Stream(bytes(16)).words(2000, 2).abs(), 0
+@pytest.mark.parametrize("plans", [240, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_damaged_text_is_refused_or_runs(plans: int) -> None:
+    """Plans with one thing changed: what is not refused runs on both sides."""
+    words, accepted = Stream(bytes(16)).words(plans, 2).abs(), 0
     names = ["groups and strides", "max pooling, no ReLU", "slopes", "sums"]
     texts = [to_json(plan_of(name)) for name in names]
     for number, row in enumerate(words):
@@ -116,7 +117,7 @@ def test_a_damaged_text_is_refused_or_runs() -> None:
         for made in arithmetic.requests(plan, masks).values():
             assert made.dim() == 4
         arithmetic.offline(plan, masks, linear)
-    assert 20 < accepted < 1500  # names, units and rings that are larger than needed
+    assert plans // 100 < accepted < 3 * plans // 4  # names, units and rings that are larger than needed
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nan", '{"format": 1}', "[" * 100_000, b"\xff\xfe", "1" * 20])

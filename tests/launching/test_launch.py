@@ -22,10 +22,19 @@ from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, Laun
 from hummingbird.launching import launch as module
 from hummingbird.launching import party, sending
 from hummingbird.table import Report
+from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
 
 SLOW = pytest.mark.slow
+
+
+@pytest.fixture(params=["forked", pytest.param("fresh", marks=SLOW)])
+def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How parties start: as forks of a process that has imported everything, or as interpreters of their own."""
+    if request.param == "forked":
+        python.forking(monkeypatch, module)
+    return str(request.param)
 
 
 def trained() -> torch.nn.Sequential:
@@ -42,7 +51,7 @@ def trained() -> torch.nn.Sequential:
     try:
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
         for _ in range(3):
-            (torch.rand(1024, 1024) @ torch.rand(1024, 1024)).sum()
+            (torch.rand(256, 256) @ torch.rand(256, 256)).sum()
             optimizer.zero_grad()
             net(torch.rand(512, 64)).square().mean().backward()
             optimizer.step()
@@ -51,6 +60,7 @@ def trained() -> torch.nn.Sequential:
     return net.eval()
 
 
+@pytest.mark.usefixtures("started")
 def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest.CaptureFixture[str]) -> None:
     net, images = trained(), torch.rand(5, 64)
 
@@ -59,7 +69,7 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
         print("no line's end", end="", file=sys.stderr)
         private = hummingbird.convert_model(net)
         shared = hummingbird.cryptensor(images * scale if session.rank == 0 else None, src=0)
-        large = torch.arange(1 << 22)
+        large = torch.arange(1 << 18)
         return {
             "large": large,
             "logits": private(shared).get_plain_text(dst=0),
@@ -70,7 +80,7 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
     first, second = hummingbird.launch(infer, net, 0.5, timeout=NEVER)
     with torch.no_grad():
         assert (first["logits"] - net(images * 0.5)).abs().max() < 1e-3
-    assert torch.equal(first["large"], torch.arange(1 << 22)) and torch.equal(second["large"], first["large"])
+    assert torch.equal(first["large"], torch.arange(1 << 18)) and torch.equal(second["large"], first["large"])
     assert second["logits"] is None and (first["rank"][0], second["rank"][0]) == (0, 1)
     assert {os.getpid(), first["rank"][1][0], second["rank"][1][0]} == {*pids(first, second), os.getpid()}
     out, err = capsys.readouterr()
@@ -145,6 +155,7 @@ def test_an_error_without_a_text_is_told() -> None:
     assert party._told(InputError("it is small", hint="make it larger"))["text"] == "it is small"
 
 
+@pytest.mark.usefixtures("started")
 @pytest.mark.parametrize(
     ("how", "told"),
     [

@@ -264,7 +264,8 @@ def test_digits_checkpoint_has_the_accuracy_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset", "least"), [("impala-mnist", "mnist", 0.98), ("impala-cifar10", "cifar10", 0.82)]
+    ("name", "dataset", "least"),
+    [("impala-mnist", "mnist", 0.98), pytest.param("impala-cifar10", "cifar10", 0.82, marks=pytest.mark.slow)],
 )
 def test_the_shipped_nets_of_impala_classify(name: str, dataset: str, least: float) -> None:
     """On 500 test images, where one standard deviation of the accuracy in the table is 0.3 and 1.5 points."""

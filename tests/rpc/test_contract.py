@@ -38,7 +38,7 @@ from tests.support.contract import (
 from tests.support.dealers import shown
 from tests.support.mutations import mutated
 from tests.support.patience import HANG, until
-from tests.test_floors import FILES
+from tests.test_floors import FILES, last_name, nodes, parsed
 
 Code = grpc.StatusCode
 WITH_METHODS = [case for case in CASES if case.methods]
@@ -50,8 +50,8 @@ with_tokens = pytest.mark.parametrize("case", WITH_TOKENS, indirect=True, ids=st
 
 def programs(source: str) -> list[str]:
     """The names by which a module runs services, as they are written."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return [ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func).endswith("run_service")]
+    calls = [node for node in nodes(parsed(source)) if isinstance(node, ast.Call)]
+    return [ast.unparse(call.args[0]) for call in calls if last_name(call.func).endswith("run_service")]
 
 
 def test_every_program_that_serves_is_here() -> None:

@@ -111,12 +111,14 @@ def test_no_folder_and_no_such_split(monkeypatch: pytest.MonkeyPatch, folder: Pa
             load()
 
 
+@pytest.mark.slow
 def test_wikitext_has_the_published_counts() -> None:
     text = load_text(data_folder("wikitext-2"))
     assert [len(text.numbers[split]) for split in SPLITS] == [2088628, 217646, 245569] and len(text.words) == 33278
     assert text.words[:5] == ("the", ",", ".", "of", "<unk>") and sum(text.counts) == 2088628
 
 
+@pytest.mark.slow
 def test_movielens_asks_most_ratings_and_splits_users() -> None:
     data = data_folder("ml-latest-small")
     asked = {split: load_questions(split, data) for split in SPLITS}

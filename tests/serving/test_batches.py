@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import hummingbird
+from hummingbird.launching import launch
 from hummingbird.serving.worker import Batches
 from models import get_model
+from tests.support import python
 
 _SLICE, _IMAGE = 4, (1, 8, 8)
 
@@ -29,8 +32,9 @@ def _run(session: hummingbird.Session, net: torch.nn.Module) -> tuple[list[list[
     return there, used
 
 
-def test_a_full_slice_finds_its_material_made() -> None:
+def test_a_full_slice_finds_its_material_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second one on: the first says what a slice asks for."""
+    python.forking(monkeypatch, launch)
     for there, used in hummingbird.launch(_run, get_model("digits", 10).eval()):
         assert there == [[], [1], [1, _SLICE], [1, _SLICE], [1, _SLICE]]
         assert used == 1

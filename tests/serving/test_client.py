@@ -35,6 +35,7 @@ from hummingbird.serving.client import Client
 from hummingbird.serving.description import ServiceDescription, TensorSpec
 from hummingbird.serving.message import Request, pack_answer
 from tests.serving.test_message import SERVICE as OTHER
+from tests.support import python
 from tests.support.patience import HANG, NEVER
 
 # A service that gives back what it gets.
@@ -385,7 +386,7 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+    done = python.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert done.stdout.startswith("gRPC's channels do not outlive a fork") and "hint: " in done.stdout
     assert "Traceback" not in done.stderr and done.returncode == 0  # gRPC logs a line on the fork itself
 

@@ -29,14 +29,16 @@ from hummingbird.simulation import simulate
 from models import get_model
 from tests.jobs import real_run
 from tests.simulation.test_compare import FALSE_ALARM, allowed, every_u
-from tests.support.covering import covering
 from tests.support.operations import Function, cases
 from tests.support.parties import succeed
 
+WAYS = list(itertools.product(("masked", "gmw"), ("fast", "exact")))
 
-@covering("protocol, mode", ["masked", "gmw"], ["fast", "exact"])
-def test_every_operation(protocol: str, mode: str) -> None:
-    for name, case in cases().items():
+
+@pytest.mark.parametrize("ways", [WAYS, *(pytest.param([way], marks=pytest.mark.slow) for way in WAYS)])
+def test_every_operation(ways: list[tuple[str, str]]) -> None:
+    """Each in one way, the next one in the next; or all in the same."""
+    for (name, case), (protocol, mode) in zip(cases().items(), itertools.cycle(ways), strict=False):
         net = case.net.eval()
         twin = hummingbird.simulate(net, BitWindow(30, 0), protocol, mode=mode, seed=1)
         with torch.no_grad():
@@ -49,10 +51,17 @@ NARROW = ("relu6", "hardtanh", "leaky_relu", "prelu", "hardswish", "hardsigmoid"
           "adaptive_max_pool", "softmax", "reused modules, shared weights")  # fmt: skip
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
-def test_fast_and_exact_agree_on_narrow_windows_on_average(protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "names"),
+    [
+        *(("masked", NARROW[::3]), ("gmw", NARROW[1::3])),
+        *(pytest.param(protocol, NARROW, marks=pytest.mark.slow) for protocol in ("masked", "gmw")),
+    ],
+    ids=["masked, a third", "gmw, a third", "masked", "gmw"],
+)
+def test_fast_and_exact_agree_on_narrow_windows_on_average(protocol: str, names: tuple[str, ...]) -> None:
     """Means of bounded results over many equal images, in every layer built from comparisons."""
-    for name in NARROW:
+    for name in names:
         case = cases()[name]
         x, copies = case.x[:1], 400
         runs = {}
@@ -406,7 +415,7 @@ class Written(TorchDispatchMode):
 
 def test_a_twin_does_the_nets_work_and_little_more() -> None:
     """The same multiplications, and a comparison writes what a ReLU does, once. Seconds: scripts.bench.simulate."""
-    net, x = get_model("resnet18", 10).eval(), torch.randn(2, 3, 32, 32)
+    net, x = get_model("resnet18", 10).eval(), torch.randn(1, 3, 32, 32)
     twin, work = hummingbird.simulate(net, BitWindow(21, 13)), {}
     with torch.no_grad():
         twin(x)  # folds constants, once

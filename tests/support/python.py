@@ -191,6 +191,15 @@ def run(
     return done
 
 
+_FORKING = types.SimpleNamespace(**{**vars(subprocess), "Popen": Parent, "run": run})
+
+
+def forking(patch: Any, *modules: types.ModuleType) -> None:
+    """Have modules of the package or of scripts start their commands by forks; patch: pytest's monkeypatch."""
+    for module in modules:
+        patch.setattr(module, "subprocess", _FORKING)
+
+
 # The side of the server ----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +216,8 @@ def _load() -> None:
             importlib.import_module(module.name)
     for name in ("numpy.random", "pytest", "torch.distributed.run", "torchvision"):
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # an extra
+        importlib.import_module("sklearn.datasets")
     from torch import nn
 
     # PyTorch loads its shape functions at their first use, for two seconds.

@@ -16,7 +16,7 @@ from hummingbird.graph import problems, run, trace
 from hummingbird.graph.calls import shapes_for, unpacked
 from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import Step
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.operations import SMOOTH
 
 
@@ -82,15 +82,14 @@ class Head(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_are_right_in_private(kind: type[nn.RNNBase]) -> None:
+@covering("kind, mode", [nn.LSTM, nn.GRU], ["exact", "fast"])
+def test_recurrent_layers_are_right_in_private(kind: type[nn.RNNBase], mode: str) -> None:
     torch.manual_seed(2)
     net, x = Head(kind).eval(), torch.randn(2, 3, 3)
     # Each of three steps errs by a few splines, twice one for the gate that is tanh as a sigmoid; the head's rows of
     # four weights below 1/2 double that at most.
-    for mode in ("exact", "fast"):
-        got = hummingbird.simulate(net, mode=mode, seed=1, example=x)(x)
-        assert float((got - net(x)).detach().abs().max()) < 3 * 8 * SMOOTH
+    got = hummingbird.simulate(net, mode=mode, seed=1, example=x)(x)
+    assert float((got - net(x)).detach().abs().max()) < 3 * 8 * SMOOTH
 
 
 def test_what_is_no_sequence_of_a_batch_is_refused() -> None:

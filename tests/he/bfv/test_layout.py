@@ -42,12 +42,16 @@ def check(layout: Layout, *options: Any) -> None:
         assert torch.cat(read).equal(wanted.flatten())
 
 
-def test_every_small_line() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "kernels", "strides", "paddings", "least"),
+    [(4, 3, 2, 3, 200), pytest.param(6, 4, 3, 4, 900, marks=pytest.mark.slow)],
+)
+def test_every_small_line(sizes: int, kernels: int, strides: int, paddings: int, least: int) -> None:
     """Lines of all of size, kernel, stride, padding and dilation up to a few, where some output reads something."""
     torch.manual_seed(0)
     count = 0
     for size, kernel, stride, padding, dilation in itertools.product(
-        range(1, 7), range(1, 5), (1, 2, 3), range(4), (1, 2)
+        range(1, sizes + 1), range(1, kernels + 1), range(1, strides + 1), range(paddings), (1, 2)
     ):
         axis = Axis(size, kernel, stride, padding, dilation)
         if axis.outputs < 1 or not axis.taps:
@@ -58,15 +62,16 @@ def test_every_small_line() -> None:
             layout = Layout.of((channels, size), (outputs, channels, kernel), stride, padding, dilation, 1, degree)
             check(layout, stride, padding, dilation)
             count += 1
-    assert count > 900
+    assert count > least
 
 
-def test_random_images() -> None:
+@pytest.mark.parametrize("images", [80, pytest.param(400, marks=pytest.mark.slow)])
+def test_random_images(images: int) -> None:
     """2-D, with groups; small degrees, so that there are many blocks and tiles."""
     torch.manual_seed(0)
     draw = random.Random(0)
     tiled = several = 0
-    for _ in range(400):
+    for _ in range(images):
         groups, size = draw.choice([1, 1, 2, 3]), (draw.randint(1, 9), draw.randint(1, 9))
         options = [(draw.randint(*ends), draw.randint(*ends)) for ends in ((1, 3), (0, 3), (1, 2))]
         kernel, channels, outputs = (draw.randint(1, 3), draw.randint(1, 3)), draw.randint(1, 3), draw.randint(1, 3)
@@ -81,7 +86,7 @@ def test_random_images() -> None:
         check(layout, *options, groups)
         tiled += layout.tiles > 1
         several += layout.inputs > layout.tiles < layout.replies
-    assert tiled > 50 and several > 50
+    assert tiled > images // 8 and several > images // 8
 
 
 @pytest.mark.parametrize(
@@ -169,16 +174,20 @@ def test_no_blocks_send_less(shapes: Any, options: Any) -> None:
     assert len(fitting) > 5 and sent(layout.blocks) == min(map(sent, fitting))
 
 
-def test_the_largest_layers_are_laid_out_soon() -> None:
-    """The sizes tried grow with square roots: a layer that a server names cannot hold up its client."""
-    for shapes in [
+@pytest.mark.parametrize(
+    "shapes",
+    [
         ((1 << 24, 1, 1), (1, 1 << 24, 1, 1)),
         ((1, 1 << 14), (1 << 10, 1, 1 << 10)),
-        ((1, 1 << 13, 1 << 13), (1, 1, 3, 3)),
-    ]:
-        layout = Layout.of(*shapes)
-        assert layout.inputs and layout.replies
-        assert layout.blocks.planes * layout.blocks.outputs * layout.planes.size <= layout.degree
+        pytest.param(((1, 1 << 13, 1 << 13), (1, 1, 3, 3)), marks=pytest.mark.slow),
+    ],
+    ids=["channels", "kernel", "image"],
+)
+def test_the_largest_layers_are_laid_out_soon(shapes: Any) -> None:
+    """The sizes tried grow with square roots: a layer that a server names cannot hold up its client."""
+    layout = Layout.of(*shapes)
+    assert layout.inputs and layout.replies
+    assert layout.blocks.planes * layout.blocks.outputs * layout.planes.size <= layout.degree
 
 
 def test_products_of_groups_that_meet_in_a_polynomial() -> None:

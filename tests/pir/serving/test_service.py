@@ -22,6 +22,7 @@ from hummingbird.kernels.lookups import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers, pair
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.serving import workers as worker_processes
 from hummingbird.pir.serving.workers import Workers
 from tests.support import python
 from tests.support.dealers import Authority
@@ -280,7 +281,8 @@ def test_more_than_a_message_holds():
 # Workers --------------------------------------------------------------------------------------------------------------
 
 
-def test_workers_answer_as_one_process(tmp_path):
+def test_workers_answer_as_one_process(tmp_path, monkeypatch):
+    python.forking(monkeypatch, worker_processes)
     data = torch.randint(0, 1 << 15, (3 * LEAF_ROWS + 5, 4), dtype=torch.int16)
     np.save(tmp_path / "t.npy", data.numpy())
     source = Source.open(tmp_path / "t.npy")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.bench import he, he_ablation, he_kernels, he_nets
+from scripts.bench import he, he_ablation, he_kernels, he_nets, party
 from scripts.bench.he import jobs, main, medians, show
+from tests.support import python
 from tests.support.data import data_folder
 
 
@@ -60,8 +61,10 @@ def test_a_net_in_process(kind: str, mnist, _one_thread, capsys: pytest.CaptureF
     assert f"cryptonets-{kind}" in capsys.readouterr().out
 
 
-def test_a_net_over_a_socket(mnist, _one_thread) -> None:  # type: ignore[no-untyped-def]
-    row = he_nets.over_a_socket("cryptonets-relu", "relu", he_nets.cryptonets("relu", mnist, 40), 1)
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_net_over_a_socket(count: int, mnist, _one_thread, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    python.forking(monkeypatch, party)
+    row = he_nets.over_a_socket("cryptonets-relu", "relu", he_nets.cryptonets("relu", mnist, count), 1)
     check(row)
     assert row["images_per_second"] > 0
     show([{"section": "sockets", "kernels": "", "cpu": "", **row}])

@@ -13,11 +13,13 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import make_plan
 from models import MODELS, get_model, load_checkpoint
-from scripts.bench import garble, hybrid, hybrid_nets, hybrid_rows, ot
+from scripts.bench import garble, hybrid, hybrid_nets, hybrid_rows, ot, relay
+from scripts.bench import party as bench_party
 from scripts.bench.hybrid import main
 from scripts.bench.hybrid_nets import Served, measure
 from scripts.bench.hybrid_rows import cells, number, row
 from scripts.program import median
+from tests.support import python
 from tests.support.paths import ROOT
 
 
@@ -64,6 +66,13 @@ def test_transfer_rows_state_the_bytes_of_the_messages(monkeypatch: pytest.Monke
     assert len(rows) == 9 and all(r["measured"] > 0 for r in rows)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and relays are forks of a process that has imported everything."""
+    python.forking(monkeypatch, bench_party, relay)
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_net_over_a_socket() -> None:
     """Behind a relay, which takes its time for every round trip."""
     served = Served(["models:get_model", "digits", "10"], (1, 8, 8), BitConfig.of(BitWindow(20, 12)), delay=0.01)
@@ -78,6 +87,7 @@ def test_a_net_over_a_socket() -> None:
     assert len(rows) == 7 and rows[0]["paper"] == 1.0 and rows[1]["mark"] == "<= 9"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_server_that_does_not_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     served = Served(["models:get_model", "digits", "10"], (2, 8, 8), BitConfig.of(BitWindow(20, 12)))
     with pytest.raises(HummingbirdError, match="did not start"), served.net():
@@ -85,7 +95,11 @@ def test_a_server_that_does_not_start_is_named(capfd: pytest.CaptureFixture[str]
     assert "error: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("case", hybrid_nets.SHIPPED, ids=lambda case: case.weights)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow if "resnet" in case.model else []) for case in hybrid_nets.SHIPPED],
+    ids=lambda case: case.weights,
+)
 def test_the_windows_that_are_shipped_make_a_plan(case: hybrid_nets.Case) -> None:
     net = load_checkpoint(ROOT / "checkpoints" / case.weights, get_model(case.model, 10)).eval()
     model = make_plan(net, MODELS[case.model].input_shape, str(ROOT / "checkpoints" / case.bits))
@@ -121,6 +135,8 @@ def test_a_delay_that_tc_cannot_make_is_a_relay_s(
         return hybrid.work(args)
 
     monkeypatch.setattr(hybrid, "launch", launch)
+    if not netem:  # the other case runs the section whole
+        monkeypatch.setitem(hybrid.SECTIONS, "bytes", lambda args: hybrid_rows.formulas())
     monkeypatch.setattr(hybrid, "obstacle", lambda link: "" if netem else "no netem")
     assert main(["--only", "bytes", "--link", "1gbit", "--rtt", "5"]) == 0
     assert f"; 1 Gb/s + 5 ms, the delay by {by})" in capsys.readouterr().out
