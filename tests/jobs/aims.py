@@ -1,8 +1,12 @@
-"""Two parties with a streaming dealer, for every aim: `python -m tests.jobs.aims`. Party 0 prints one line of JSON."""
+"""Two parties with a streaming dealer, for every aim: `python -m tests.jobs.aims NAME ...`, of smooth functions.
+
+Party 0 prints one line of JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from torch import nn
@@ -48,7 +52,8 @@ def main() -> None:
             total = counted.total
             sent = [total.bits_sent, total.offline_bits]
             found[f"{aim} {window}"] = (private.facts["aim"], total.rounds, *sent, out.tolist())
-    for name, net_ in SMOOTH.items():
+    for name in sys.argv[1:]:
+        net_ = SMOOTH[name]
         for window in (EXACT, BitWindow(24, 8), *COARSE.get(name, ())):
             private = hummingbird.convert_model(nn.Sequential(net_), window, aim="throughput")
             assert [type(step.layer).__name__ for step in private.plan if step.op == name][0].endswith("Smooth")
