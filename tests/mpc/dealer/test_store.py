@@ -377,7 +377,12 @@ def logits(nursery: Nursery, parties: int, *arguments: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "protocol, weights, parties, runs", [("gmw", "public", 3, 1), ("gmw", "1", 2, 1), ("masked", "0", 2, 2)]
+    "protocol, weights, parties, runs",
+    [
+        pytest.param("gmw", "public", 3, 1, marks=pytest.mark.slow),
+        ("gmw", "1", 2, 1),
+        ("masked", "0", 2, 2),
+    ],
 )
 def test_runs_from_a_store(
     nursery: Nursery, tmp_path: Path, protocol: str, weights: str, parties: int, runs: int

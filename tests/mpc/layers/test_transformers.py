@@ -83,7 +83,7 @@ def logits(net: nn.Module, x: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", every(4, list(NETS)))
+@pytest.mark.parametrize("name", every(8, list(NETS)))
 def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     net, x = named(name)
     wanted = logits(net, x)

@@ -147,13 +147,15 @@ def test_both_aims_stand_side_by_side() -> None:
     assert "aim" not in str(hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), protocol="gmw"))
 
 
-@pytest.mark.parametrize("smooth", every(2, [["silu"], [*aims.SMOOTH]]), ids=str)
-def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predicted(smooth: list[str]) -> None:
-    ended = succeed(["-m", "tests.jobs.aims", *smooth], 2)
+@pytest.mark.parametrize(("windows", "smooth"), every(2, [("first", ["silu"]), ("all", [*aims.SMOOTH])]), ids=str)
+def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predicted(
+    windows: str, smooth: list[str]
+) -> None:
+    ended = succeed(["-m", "tests.jobs.aims", windows, *smooth], 2)
     found = json.loads(ended[0].out.strip().splitlines()[-1])
     with torch.no_grad():
         plain = aims.net()(aims.images())
-    for window in ("[24:0)", "[22:14)"):
+    for window in map(str, aims.WINDOWS if windows == "all" else aims.WINDOWS[:1]):
         told = {aim: found[f"{aim} {window}"] for aim in (None, "latency", "throughput", "throughput:0.001")}
         assert told[None][:4] == told["throughput"][:4] and told[None][0] == "throughput"
         assert told["latency"][1] < told["throughput"][1]
