@@ -132,7 +132,7 @@ def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
             assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max()), case
 
 
-@pytest.mark.parametrize("name", every(2, [*own.nets()]))
+@pytest.mark.parametrize("name", every(2, sorted(own.nets())))
 def test_norms_in_a_range_take_three_messages_and_no_lift_before(name: str) -> None:
     net, x = own.nets()[name]
     costs = {bits is not None: build(net, bits, example=x).costs(x.shape, 2) for bits in (None, own.rows(net, x))}
