@@ -51,6 +51,14 @@ def drawn(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Set the number of threads back: a program's `main` may raise it, and OpenMP's threads wait by spinning."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Name the seed beside a failure."""

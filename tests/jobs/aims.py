@@ -1,8 +1,12 @@
-"""Two parties with a streaming dealer, for every aim: `python -m tests.jobs.aims`. Party 0 prints one line of JSON."""
+"""Two parties with a streaming dealer, for every aim: `python -m tests.jobs.aims WINDOW NAME ...`.
+
+WINDOW: "first" or "all" of `WINDOWS`. NAME: of smooth functions. Party 0 prints one line of JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from torch import nn
@@ -21,6 +25,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(*layers, nn.LayerNorm(8), nn.Linear(8, 5)).eval()
 
 
+WINDOWS = BitWindow(24, 0), BitWindow(22, 14)
 # Where splines are smaller than tables; with k = 20 knots lie outside of the window.
 COARSE = {
     "sigmoid": [BitWindow(20, 8)],
@@ -40,7 +45,7 @@ def main() -> None:
     session = launch.init(timeout=HANG)
     found = {}
     for aim in (None, "latency", "throughput", "throughput:0.001"):
-        for window in (BitWindow(24, 0), BitWindow(22, 14)):
+        for window in WINDOWS if sys.argv[1] == "all" else WINDOWS[:1]:
             private = hummingbird.convert_model(net(), window, aim=aim)
             with hummingbird.meter() as counted:
                 out = private(hummingbird.cryptensor(images() if session.rank == 0 else None, src=0)).get_plain_text()
@@ -48,7 +53,8 @@ def main() -> None:
             total = counted.total
             sent = [total.bits_sent, total.offline_bits]
             found[f"{aim} {window}"] = (private.facts["aim"], total.rounds, *sent, out.tolist())
-    for name, net_ in SMOOTH.items():
+    for name in sys.argv[2:]:
+        net_ = SMOOTH[name]
         for window in (EXACT, BitWindow(24, 8), *COARSE.get(name, ())):
             private = hummingbird.convert_model(nn.Sequential(net_), window, aim="throughput")
             assert [type(step.layer).__name__ for step in private.plan if step.op == name][0].endswith("Smooth")

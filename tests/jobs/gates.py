@@ -1,4 +1,4 @@
-"""Parties that run nets with a gate, under several windows: `python -m tests.jobs.gates`.
+"""Parties that run nets with a gate, under several windows: `python -m tests.jobs.gates ACTIVATION ...`.
 
 What every layer sends and gets must be what was predicted. Party 0 prints a line of JSON: for each net the largest
 difference to torch.
@@ -7,6 +7,7 @@ difference to torch.
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 
@@ -15,7 +16,7 @@ from hummingbird.bits import EXACT, BitWindow
 from hummingbird.commands.party import run_party
 from hummingbird.mpc.session import launch
 from tests.jobs.programs import unequal
-from tests.support.gates import ACTIVATIONS, block
+from tests.support.gates import block
 from tests.support.patience import HANG
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     torch.manual_seed(1)
     x = torch.rand(2, 3, 6, 6) - 0.5
     for window in (EXACT, BitWindow(22, 0), BitWindow(20, 12)):
-        for activation in ACTIVATIONS:
+        for activation in sys.argv[1:]:
             net = block(activation)
             private = hummingbird.convert_model(net, window)
             with hummingbird.meter() as counted:

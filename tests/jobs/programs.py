@@ -50,12 +50,12 @@ def answered(private: Any, x: torch.Tensor) -> torch.Tensor:
     return out  # type: ignore[no-any-return]
 
 
-def operations(weights: str, protocol: str) -> dict[str, Any]:
-    """Every operation, privately, against torch."""
+def operations(weights: str, protocol: str, first: str, step: str) -> dict[str, Any]:
+    """Operations, from the first one in steps, privately, against torch."""
     session = launch.init(timeout=HANG)
     owner: str | int = weights if weights == "public" else int(weights)
     results = {}
-    for name, case in cases().items():
+    for name, case in list(cases().items())[int(first) :: int(step)]:
         net = case.net.eval()
         private = hummingbird.convert_model(net, BitWindow(30, 0), owner, protocol)
         with hummingbird.meter() as m:
@@ -71,13 +71,17 @@ def operations(weights: str, protocol: str) -> dict[str, Any]:
     return results
 
 
-def smooth() -> dict[str, Any]:
-    """Smooth activations between linear layers under windows, against torch: a table's error times the last weights."""
+def smooth(count: str) -> dict[str, Any]:
+    """Smooth activations between linear layers under windows, against torch: a table's error times the last weights.
+
+    count: of the windows.
+    """
     session = launch.init(timeout=HANG)
     results = {}
     torch.manual_seed(2)
     x = torch.randn(300, 6)
-    for window in (BitWindow(20, 12), BitWindow(20, 10), BitWindow(18, 0), BitWindow(24, 0), BitWindow(64, 0)):
+    windows = BitWindow(20, 12), BitWindow(24, 0), BitWindow(20, 10), BitWindow(18, 0), BitWindow(64, 0)
+    for window in windows[: int(count)]:
         for activation in (torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.SiLU(), torch.nn.GELU()):
             net = torch.nn.Sequential(torch.nn.Linear(6, 5), activation, torch.nn.Linear(5, 3)).eval()
             private = hummingbird.convert_model(net, window, aim="latency")  # tables

@@ -140,10 +140,13 @@ def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
     ]
 
 
-def dry_runs() -> None:
-    """Make dry runs of several nets, before and after a run, and compare with what the run asks for at this party."""
+def dry_runs(first: str, step: str) -> None:
+    """Make dry runs of nets, from the first one in steps, and compare with what runs ask for at this party.
+
+    Dry runs are made before a run, and after one.
+    """
     made: list[Request[Any]] = []
-    correlation = sessions.Session.correlation
+    nets, correlation = _nets()[int(first) :: int(step)], sessions.Session.correlation
 
     def noted(self: sessions.Session, request: Request[Any]) -> Any:
         made.append(request)
@@ -153,10 +156,10 @@ def dry_runs() -> None:
         dry_run(
             hummingbird.convert_model(model.eval(), **options, aim="throughput"), shape, int(os.environ["WORLD_SIZE"])
         )
-        for model, shape, options in _nets()
+        for model, shape, options in nets
     ]
     sessions.Session.correlation = noted  # type: ignore[method-assign]
-    for (model, shape, options), plan in zip(_nets(), plans, strict=True):
+    for (model, shape, options), plan in zip(nets, plans, strict=True):
         session = launch.init(timeout=HANG, dealer=os.environ["DEALER"])
         made.clear()
         private = hummingbird.convert_model(model.eval(), **options)

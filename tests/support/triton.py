@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import python
 from tests.support.paths import ROOT
 
 
@@ -31,7 +31,7 @@ def interpret(program: str, *words: str) -> str:
 def run(program: str, *words: str, given: str = "", **environment: str) -> str:
     """Run a program in a process of its own; what it prints. given: its input."""
     command, variables = [sys.executable, "-c", program, *words], {**os.environ, **environment}
-    ended = subprocess.run(command, env=variables, cwd=ROOT, input=given, capture_output=True, text=True)
+    ended = python.run(command, env=variables, cwd=ROOT, input=given, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -24,6 +24,7 @@ from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.rpc.server import ServiceConfig
 from hummingbird.version import VERSION
 from tests.channel.test_connect import Authority
+from tests.support import python
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Running
 from tests.support.nursery import alive
@@ -239,7 +240,13 @@ assert "torchvision" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=HANG)
 
 
-def test_spawned_dealer_ends_with_its_session():
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dealer that this process spawns is forked."""
+    monkeypatch.setattr(subprocess, "Popen", python.Popen)
+
+
+def test_spawned_dealer_ends_with_its_session(forked):
     address, process = spawn_local(2, HANG)
     folder = Path(address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -253,7 +260,7 @@ def test_spawned_dealer_ends_with_its_session():
     assert process.wait(HANG) == 0
 
 
-def test_killed_dealer_is_an_error_before_the_timeout():
+def test_killed_dealer_is_an_error_before_the_timeout(forked):
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=NEVER)
     client.correlation(SquarePair((2,)))
@@ -273,7 +280,7 @@ def test_killed_dealer_is_an_error_before_the_timeout():
     assert "is the service running" in caught.value.hint
 
 
-def test_stopped_dealer_is_an_error_after_the_timeout():
+def test_stopped_dealer_is_an_error_after_the_timeout(forked):
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=HANG)
     client._timeout = 0.5  # from here on: joining is not to run into it
@@ -306,8 +313,7 @@ os._exit(9)  # no atexit handler runs
 
 def test_command_errors():
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen"]
-    root = ROOT
-    done = subprocess.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=root, timeout=HANG)
+    done = python.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=ROOT, timeout=HANG)
     assert done.returncode == 1 and done.stderr.startswith("error: plain text is for unix sockets")
     assert "\nhint: " in done.stderr and "Traceback" not in done.stderr
 

@@ -25,6 +25,7 @@ from hummingbird.mpc.protocols.truncation import Truncation
 from hummingbird.prg import CIPHERS
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.support.correlation_checks import CASES, columns
+from tests.support.covering import every
 from tests.support.nursery import Nursery, all_fail
 
 SLOTS = 3
@@ -376,7 +377,12 @@ def logits(nursery: Nursery, parties: int, *arguments: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "protocol, weights, parties, runs", [("gmw", "public", 3, 1), ("gmw", "1", 2, 1), ("masked", "0", 2, 2)]
+    "protocol, weights, parties, runs",
+    [
+        pytest.param("gmw", "public", 3, 1, marks=pytest.mark.slow),
+        ("gmw", "1", 2, 1),
+        ("masked", "0", 2, 2),
+    ],
 )
 def test_runs_from_a_store(
     nursery: Nursery, tmp_path: Path, protocol: str, weights: str, parties: int, runs: int
@@ -397,7 +403,9 @@ def test_runs_from_a_store(
     assert all("the store holds material for 0 more slices of 4, 1 are needed" in text for text in texts)
 
 
-def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", every(2, [3, 9]))
+def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path, count: int) -> None:
+    """Parts of two stores, a damaged one, one for another aim, and others; right ones are used then."""
     write_store(tmp_path / "one", 2)
     write_store(tmp_path / "two", 2)
     write_store(tmp_path / "thrifty", 2, protocol="masked", aim="throughput")
@@ -408,14 +416,14 @@ def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path
     for arguments, message in (
         (["mixed", "4"], "store: party 0 has "),
         (["damaged", "4"], "5 bytes instead of"),
+        (["thrifty", "4", "public", "20:0", "masked"], "dealt for aim throughput, this net has latency"),
         (["one/party-0", "4"], "for party 0, this process is for party 1"),
         (["one", "4", "public", "19:0"], "the store was dealt for bits"),
         (["one", "4", "public", "20:0", "masked"], "the store was dealt for protocol gmw, this net has masked"),
-        (["thrifty", "4", "public", "20:0", "masked"], "dealt for aim throughput, this net has latency"),
         (["one", "4", "0"], "the store was dealt for weights public, this net has private"),
         (["one", "12"], "material for 2 more slices of 4, 3 are needed"),
         (["nowhere", "4"], "there is no store here"),
-    ):
+    )[:count]:
         run = nursery.start(["stored", str(tmp_path / arguments[0]), *arguments[1:]], 2)
         for text in all_fail(run, message):
             assert message in text or message.replace("party 0 has", "party 1 has") in text, text

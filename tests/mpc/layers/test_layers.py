@@ -10,32 +10,39 @@ import torch
 from torch import nn
 
 import hummingbird
+from tests.support.covering import every
 from tests.support.parties import succeed
 
 
 @pytest.mark.parametrize(
-    ("parties", "weights", "protocol"),
+    ("parties", "weights", "protocol", "first", "step"),
     [
-        (2, "public", "masked"),
-        (2, "1", "gmw"),
-        pytest.param(2, "1", "masked", marks=pytest.mark.slow),
-        pytest.param(2, "public", "gmw", marks=pytest.mark.slow),
-        *(pytest.param(3, *case, marks=pytest.mark.slow) for case in product(("public", "0"), ("masked", "gmw"))),
+        (2, "public", "masked", 0, 2),  # every second operation here,
+        (2, "1", "gmw", 1, 2),  # and the others here
+        *(
+            pytest.param(parties, owner, protocol, 0, 1, marks=pytest.mark.slow)
+            for (parties, owner), protocol in product(
+                [(2, "public"), (2, "1"), (3, "public"), (3, "0")], ("masked", "gmw")
+            )
+        ),
     ],
 )
-def test_operations_match_torch_and_send_what_was_predicted(parties: int, weights: str, protocol: str) -> None:
-    ended = succeed(["-m", "tests.jobs.programs", "operations", weights, protocol], parties)
+def test_operations_match_torch_and_send_what_was_predicted(
+    parties: int, weights: str, protocol: str, first: int, step: int
+) -> None:
+    ended = succeed(["-m", "tests.jobs.programs", "operations", weights, protocol, str(first), str(step)], parties)
     results = json.loads(ended[0].out.strip().splitlines()[-1])
-    assert len(results) > 50
+    assert len(results) > 50 // step
     wrong = {name: pair for name, pair in results.items() if not pair[0] <= pair[1]}
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int) -> None:
-    ended = succeed(["-m", "tests.jobs.programs", "smooth"], parties)
+@pytest.mark.parametrize(("parties", "windows"), every(3, [(2, 2), (2, 5), (3, 5)]))
+def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int, windows: int) -> None:
+    """Two windows: one whose tables end where it does, and one with clamps."""
+    ended = succeed(["-m", "tests.jobs.programs", "smooth", str(windows)], parties)
     results = json.loads(ended[0].out.strip().splitlines()[-1])
-    assert len(results) == 5 * 4
+    assert len(results) == windows * 4
     wrong = {name: pair for name, pair in results.items() if not pair[1] / 30 < pair[0] <= pair[1]}
     assert not wrong, f"error above bound, or far below: {wrong}"
 

@@ -24,7 +24,7 @@ from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
-from tests.support.covering import covering
+from tests.support.covering import covering, every
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -150,10 +150,11 @@ def random_ranges(count: int) -> list[Rows]:
     return out
 
 
-def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
+@pytest.mark.parametrize("ranges", every(2, [15, 60]))
+def test_numbers_of_all_lengths_and_ranges_fit_the_ring(ranges: int) -> None:
     """All that the layer relies on, for each length that it takes."""
     draw = random.Random(6)
-    for rows in random_ranges(60):
+    for rows in random_ranges(ranges):
         longest = softmax_in_range.sizes(LONGEST, rows)
         for length in (1, 2, 3, draw.randint(4, LONGEST), draw.randint(4, LONGEST), 257, 256):
             found = softmax_in_range.sizes(length, rows)

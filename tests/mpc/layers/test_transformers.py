@@ -83,7 +83,7 @@ def logits(net: nn.Module, x: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", every(4, list(NETS)))
+@pytest.mark.parametrize("name", every(8, list(NETS)))
 def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     net, x = named(name)
     wanted = logits(net, x)
@@ -94,7 +94,8 @@ def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     assert torch.equal(got.argmax(1), wanted.argmax(1))
 
 
-@pytest.mark.parametrize("words", every(2, ["input_ids", "inputs_embeds"]))
+@pytest.mark.slow  # of numbers, masks and batches: tests/mpc/plan/test_public_inputs.py is shorter
+@pytest.mark.parametrize("words", ["input_ids", "inputs_embeds"])
 def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) -> None:
     net, _ = named("BERT")
 
@@ -111,7 +112,8 @@ def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "the repository's ViT", "timm ViT"]
+    "name",
+    every(3, ["torchvision ViT", "timm ViT", "the repository's ViT", "torch's encoder", "torchvision ConvNeXt"]),
 )
 def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
     net, x = named(name)
@@ -130,7 +132,7 @@ def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
             assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max()), case
 
 
-@pytest.mark.parametrize("name", own.nets())
+@pytest.mark.parametrize("name", every(2, sorted(own.nets())))
 def test_norms_in_a_range_take_three_messages_and_no_lift_before(name: str) -> None:
     net, x = own.nets()[name]
     costs = {bits is not None: build(net, bits, example=x).costs(x.shape, 2) for bits in (None, own.rows(net, x))}
@@ -151,7 +153,8 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("data", every(2, sorted(TRAINED, reverse=True)))
+@pytest.mark.slow  # nets without training are answered above, and two parties at the command in test_infer.py
+@pytest.mark.parametrize("data", TRAINED)
 def test_trained_transformers_answer_two_parties_as_they_answer_torch(data: str, tmp_path: Path) -> None:
     folder, place = data_folder(data), tmp_path / "found.json"
     words = [

@@ -63,7 +63,7 @@ def bound(x: Tensor, values: Tensor, parties: int) -> Tensor:
 
 @covering("length, rows, parties", [8, 64, 100, LONGEST], RANGES, [2, 3], ids=str)
 def test_rows_from_end_to_end_of_the_range_are_right_within_the_bound(length: int, rows: Rows, parties: int) -> None:
-    x, net = given(length, rows)[:40], Attention().eval()
+    x, net = given(length, rows).flip(0)[::6], Attention().eval()  # of every kind, from the farthest on
     (layer,) = (s.layer for s in build(net, told(rows), example=x).plan if s.op == "matmul")
     assert isinstance(layer, WeightedMean)
     values = x[:, 1:].double().tanh().transpose(1, 2)
@@ -77,7 +77,7 @@ def test_rows_from_end_to_end_of_the_range_are_right_within_the_bound(length: in
 def test_a_few_bits_less_are_a_wrong_answer(narrow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail."""
     rows, length = Rows(-2.0, 6.5, 40.0), 64
-    x, net = given(length, rows), Attention().eval()
+    x, net = given(length, rows)[::3], Attention().eval()
     values = x[:, 1:].double().tanh().transpose(1, 2)
     wanted = x[:, :1].double().softmax(-1) @ values
     original, numbers = weighted_mean.widths, weighted_mean.numbers

@@ -13,12 +13,14 @@ from hummingbird.bits import BitWindow
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.session import session as sessions
+from tests.support.covering import every
 from tests.support.nursery import Nursery
 
 
-@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_dry_run_is_what_a_run_takes(nursery: Nursery, dealer: str, parties: int) -> None:
-    run = nursery.start(["dry_runs"], parties, DEALER=dealer)
+@pytest.mark.parametrize(("parties", "first", "step"), every(3, [(2, 1, 2), (2, 0, 1), (3, 0, 1)]))
+def test_a_dry_run_is_what_a_run_takes(nursery: Nursery, dealer: str, parties: int, first: int, step: int) -> None:
+    """In the quick tier for three nets: gmw with private weights, and masked with public ones and with private ones."""
+    run = nursery.start(["dry_runs", str(first), str(step)], parties, DEALER=dealer)
     for party in run:
         assert party.wait() == 0, party.err.read_text()
         assert "equal" in party.out.read_text()

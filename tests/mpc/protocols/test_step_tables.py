@@ -24,7 +24,7 @@ from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import Windows
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
-from tests.support.covering import covering
+from tests.support.covering import covering, every
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, succeed, together
 
@@ -147,12 +147,15 @@ def test_both_aims_stand_side_by_side() -> None:
     assert "aim" not in str(hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), protocol="gmw"))
 
 
-def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predicted() -> None:
-    ended = succeed(["-m", "tests.jobs.aims"], 2)
+@pytest.mark.parametrize(("windows", "smooth"), every(2, [("first", ["silu"]), ("all", [*aims.SMOOTH])]), ids=str)
+def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predicted(
+    windows: str, smooth: list[str]
+) -> None:
+    ended = succeed(["-m", "tests.jobs.aims", windows, *smooth], 2)
     found = json.loads(ended[0].out.strip().splitlines()[-1])
     with torch.no_grad():
         plain = aims.net()(aims.images())
-    for window in ("[24:0)", "[22:14)"):
+    for window in map(str, aims.WINDOWS if windows == "all" else aims.WINDOWS[:1]):
         told = {aim: found[f"{aim} {window}"] for aim in (None, "latency", "throughput", "throughput:0.001")}
         assert told[None][:4] == told["throughput"][:4] and told[None][0] == "throughput"
         assert told["latency"][1] < told["throughput"][1]
@@ -162,7 +165,7 @@ def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predic
             for _, _, _, _, out in told.values():
                 assert float((torch.tensor(out) - plain).abs().max()) < 0.02, window
     # Splines err by 2^-14 and by twice the square of what is left undecided, 2^-8; values are rounded five times.
-    for name in aims.SMOOTH:
+    for name in smooth:
         for window in ("[64:0)", "[24:8)", *map(str, aims.COARSE.get(name, ()))):  # coarse ones decide from bit 8 on
             assert found[f"{name} {window}"] < 2.0**-14 + 2.0**-15 + 5 * 2.0**-16, (name, window)
 

@@ -52,7 +52,7 @@ def run(parties: int, lanes: int, doors: Sequence[str], **variables: str) -> Non
     command = [sys.executable, "-c", SESSIONS, str(lanes), *doors]
     ended = finish(
         [
-            python.Popen(
+            (python.Popen if rank else python.Parent)(  # the first one starts a dealer
                 command,
                 env={**environment(rank, parties * lanes, port), **variables},
                 cwd=ROOT,

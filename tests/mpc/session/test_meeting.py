@@ -26,6 +26,7 @@ from hummingbird.mpc.session.shared_port import SharedPort
 from hummingbird.rpc.signals import Flag, ends_waits
 from tests.channel.test_channel import run
 from tests.channel.test_one_port import needs_ipv6
+from tests.support import python
 from tests.support.parties import channels, together
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
@@ -157,7 +158,7 @@ def test_the_store_listens_at_the_address_of_MASTER_ADDR_alone(master: str, othe
     port = free_port()
     variables = {"MASTER_ADDR": master, "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", STORE]
-    with subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with python.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         assert reached(master, port)
         assert [host for host in others if reached(host, port)] == []
