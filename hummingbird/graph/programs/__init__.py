@@ -97,14 +97,10 @@ class ProgramNet(nn.Module):
         hint: str = "",
     ) -> None:
         super().__init__()
-        self.program_hint = hint
-        self.program_inputs, self.program_layers = list(inputs), frozenset(layers)
-        self.program_calls, self.program_results, self.program_example, self.program_any_batch = (
-            list(calls),
-            list(results),
-            example,
-            any_batch,
-        )
+        self.program_calls, self.program_inputs, self.program_results = list(calls), list(inputs), list(results)
+        self.program_example, self.program_any_batch = example, any_batch
+        self.program_layers, self.program_hint = frozenset(layers), hint
+        self.program_unread = _unread(calls, results)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.program_signature = inspect.Signature([inspect.Parameter(name, kind) for name in names or inputs])
         self.program_place: tuple[str, int] | None = None  # of the call that runs now
@@ -141,13 +137,16 @@ class ProgramNet(nn.Module):
                 return weights[value.path]
             return mapped(value, actual)
 
-        for call in self.program_calls:
+        for call, unread in zip(self.program_calls, self.program_unread, strict=True):
             self.program_place = call.place
             scope = self.get_submodule(call.scope)
             args, kwargs = actual(call.args), actual(dict(call.kwargs))
             values[call.result] = (
                 scope(call.function, *args, **kwargs) if call.scope else call.function(*args, **kwargs)
             )
+            del args, kwargs
+            for name in unread:
+                del values[name]
         self.program_place = None
         return self._rebuilt([actual(result) for result in self.program_results])
 
@@ -220,6 +219,30 @@ def from_object(source: Any) -> ProgramNet | None:
         _read[id(source)] = getattr(importlib.import_module(f"{__name__}.{module}"), name)(source)
         weakref.finalize(source, _read.pop, id(source), None)
     return _read[id(source)]
+
+
+def _unread(calls: Sequence[ProgramCall], results: Sequence[Any]) -> list[list[str]]:
+    """Return for each call the names of the values that nothing reads after it, so that their memory is freed."""
+    read = _names(list(results))
+    found = []
+    for call in reversed(calls):
+        last = (_names((call.args, dict(call.kwargs))) | {call.result}) - read
+        found.append(sorted(last))
+        read |= last
+    return found[::-1]
+
+
+def _names(value: Any) -> set[str]:
+    """Return the names of all values to which nested arguments refer."""
+    found: set[str] = set()
+
+    def note(part: Any) -> Any:
+        if isinstance(part, Value):
+            found.add(part.name)
+        return mapped(part, note)
+
+    note(value)
+    return found
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
