@@ -58,8 +58,12 @@ def function_of(op: Any) -> Function:
 
     op: an OpOverload, or a function of Python that a graph calls on sizes.
     """
+    function: Function
     if not isinstance(op, torch._ops.OpOverload):
-        function: Function = op
+        home, name = getattr(op, "__module__", ""), getattr(op, "__name__", str(op))
+        if home not in ("_operator", "math") and not (home == "torch" and name.startswith("sym_")):
+            raise Unsupported(f"function {name} is no operation of torch", "write it with torch's functions")
+        function = op
         return function
     if op.namespace != "aten":
         raise Unsupported(f"operation {op} is none of torch's own", "write it with torch's functions, and export again")

@@ -29,7 +29,6 @@ from hummingbird.graph.build import Unsupported
 from hummingbird.graph.programs import ProgramCall, ProgramNet, Value, Weight
 from hummingbird.graph.programs.aten import bound, function_of, is_check
 
-_DYNAMIC = 'export with a free batch: dynamic_shapes={"x": {0: torch.export.Dim("batch")}}'
 _LINE = re.compile(r'File "(.+)", line (\d+)')
 _PARTS = frozenset("convolution addmm bmm _softmax native_layer_norm _native_batch_norm_legit_no_training".split())
 _WHOLE = "export the net again, without run_decompositions(): attention and norms are known as wholes"
@@ -55,9 +54,8 @@ def read(path: str | PathLike[str]) -> ExportedNet:
     try:
         exported = torch.export.load(path)
     except Exception as error:  # what a damaged file leads to in torch's reader is not documented
-        what = (
-            f"written by torch {release}, torch {torch.__version__} cannot read it: {str(error).partition(chr(10))[0]}"
-        )
+        reason = str(error).partition("\n")[0]
+        what = f"written by torch {release}, torch {torch.__version__} cannot read it: {reason}"
         hint = "read it with the torch that wrote it, or export the net again with this one"
         raise InputError(what, where=where, hint=hint) from None
     return ExportedNet(exported)
@@ -65,10 +63,8 @@ def read(path: str | PathLike[str]) -> ExportedNet:
 
 _SAVED = "torch.export.save(torch.export.export(net, (x,)), FILE) writes one"
 # What torch writes for a size: sympy's symbols and arithmetic. torch hands these texts to Python's eval.
-_NAMES = (
-    "Symbol Integer Rational Add Mul Pow Max Min Mod FloorDiv CleanDiv CeilDiv PythonMod IntTrueDiv Eq Ne Ge Gt Le Lt"
-)
-_NAMES += " positive nonnegative integer real nonzero True False int_oo"
+_NAMES = "Symbol Integer Rational Add Mul Pow Max Min Mod FloorDiv CleanDiv CeilDiv PythonMod IntTrueDiv int_oo"
+_NAMES += " Eq Ne Ge Gt Le Lt positive nonnegative integer real nonzero True False"
 _SIZE = re.compile(rf"(?:\b(?:[su]\d+|\d+|{'|'.join(_NAMES.split())})\b|'[a-z]+\d+'|[-+*/(),<>= ])+")
 _LARGEST = 1 << 26  # bytes of a graph's JSON
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
@@ -78,7 +74,11 @@ _DEEPEST = 128  # nested lists and objects in it
 def _check_file(path: str | PathLike[str]) -> str:
     """Return the release of torch that wrote a file. Raises ValueError for a file that may hold code of its own."""
     with zipfile.ZipFile(path) as archive:
-        names = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        entries = archive.infolist()
+        names = {info.filename.partition("/")[2]: info for info in entries}
+        # Otherwise torch might read other entries than the ones that are checked here.
+        if len(names) != len(entries) or len({info.filename.partition("/")[0] for info in entries}) != 1 or "" in names:
+            raise ValueError("its entries are not those of one folder, each once")
         if "archive_format" not in names or archive.read(names["archive_format"]) != b"pt2":
             raise ValueError("it has no archive_format pt2, as torch 2.8 and later write")
         for name, info in names.items():
@@ -135,11 +135,8 @@ class ExportedNet(ProgramNet):
         example = pytree.tree_map(single, example)
         graph = reader.calls, reader.inputs, reader.results, reader.weights
         super().__init__(*graph, example, reader.any_batch, names, reader.layers(), reader.hint)
-        self.program_constants, self.program_in_spec, self.program_out_spec = (
-            reader.constants,
-            signature.in_spec,
-            signature.out_spec,
-        )
+        self.program_constants = reader.constants
+        self.program_in_spec, self.program_out_spec = signature.in_spec, signature.out_spec
         _compare(self, exported, args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -149,11 +146,9 @@ class ExportedNet(ProgramNet):
         if spec != self.program_in_spec:
             raise TypeError(f"takes arguments of the form {self.program_in_spec}, got {spec}")
         for name, leaf in zip(self.program_inputs, leaves, strict=True):
-            if name in self.program_constants and (type(leaf), leaf) != (
-                type(self.program_constants[name]),
-                self.program_constants[name],
-            ):
-                raise TypeError(f"was exported with {name}={self.program_constants[name]!r}, got {leaf!r}")
+            constant = self.program_constants.get(name, leaf)
+            if constant is not leaf and (type(leaf), leaf) != (type(constant), constant):
+                raise TypeError(f"was exported with {name}={constant!r}, got {leaf!r}")
         return leaves
 
     def _rebuilt(self, results: list[Any]) -> Any:

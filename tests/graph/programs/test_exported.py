@@ -316,6 +316,15 @@ def test_files_that_could_run_code_are_refused_before_torch_reads_them(file: Pat
     refused(changed(file, new, "-", same_content, {"data/constants/custom_obj_0": evil}), "pickled object")
     refused(changed(file, new, "sample_inputs/model.pt", lambda _: evil), "no file of torch.export.save")
     refused(changed(file, new, "models/model.json", sized), "no arithmetic of sizes")
+    old = file.with_suffix(".old.pt2")  # torch reads the entries of an earlier form if others are missing
+    changed(file, old, "-", same_content)
+    with zipfile.ZipFile(old, "a") as archive:
+        archive.writestr("version", "8.20")
+        archive.writestr("serialized_state_dict.pt", evil)
+    refused(old, "one folder")
+    with zipfile.ZipFile(old, "a") as archive:
+        archive.writestr("other/data/weights/model_weights_config.json", "{}")
+    refused(old, "one folder")
     assert not ran.exists()
     assert subprocess.run(["true"]).returncode == 0  # what the code above would have used works here
 
