@@ -156,6 +156,6 @@ def test_an_unknown_quantity(costs: Estimate, counted: meter.Meter) -> None:
 def test_without_matplotlib(costs: Estimate, counted: meter.Meter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for shown in (costs, counted):
-        with pytest.raises(EnvironmentProblem, match="needs matplotlib") as caught:
+        with pytest.raises(EnvironmentProblem, match="needs the package matplotlib") as caught:
             shown.plot()
         assert caught.value.hint == "pip install 'hummingbird-mpc[plot]'"

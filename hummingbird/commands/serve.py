@@ -27,7 +27,7 @@ from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, figures_of, join
 from hummingbird.serving.request_queue import QueueLimits
 from hummingbird.serving.serve import ReconnectLoop
 
@@ -93,11 +93,7 @@ def run(args: argparse.Namespace) -> None:
     loops: list[ReconnectLoop] = []
 
     def parts(program: ServiceProgram) -> ServiceParts:
-        methods, figures = Methods(program.ready), None
-        if program.metrics is not None:
-            from hummingbird.serving.figures import Figures
-
-            figures = Figures(program.metrics.registry)
+        methods, figures = Methods(program.ready), figures_of(program)
 
         def begin() -> Party | Lane:
             session = launch.init(**options)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from hummingbird.channel.prefetch import Prefetch
 from hummingbird.errors import InputError, PeerError
+from hummingbird.rpc import CHUNK
 from hummingbird.rpc import client as rpc_client
-from hummingbird.rpc.frame import CHUNK
 from hummingbird.rpc.status import explain
 
 TIMEOUT = 120.0  # seconds of silence

@@ -7,3 +7,7 @@ server, signals                  the servers of a program, and their orderly end
 telemetry, metrics               their health and log, and their figures for Prometheus
 programs, options                server and client programs, and their command-line options
 """
+
+# A stream comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
+# 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
+CHUNK = 1 << 20

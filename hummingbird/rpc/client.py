@@ -26,8 +26,8 @@ import grpc
 import grpc.experimental
 
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError, TrustError, UnavailableError
+from hummingbird.rpc import CHUNK
 from hummingbird.rpc.admission import MAX_MESSAGE, STOPPING
-from hummingbird.rpc.frame import CHUNK
 from hummingbird.rpc.security import HEADER, Tls, check_address
 from hummingbird.rpc.service import KEEPALIVE, PREFIX, STREAM, message_options
 from hummingbird.rpc.signals import check

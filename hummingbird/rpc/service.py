@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from hummingbird.errors import EnvironmentProblem, InputError, TrustError
+from hummingbird.rpc import CHUNK
 from hummingbird.rpc.admission import BRIEF, Admission, Call
-from hummingbird.rpc.frame import CHUNK
 from hummingbird.rpc.security import Certificates, Tls, check_address
 
 WORKERS = 32  # services derive their own limits on running and waiting work from this

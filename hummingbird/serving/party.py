@@ -24,7 +24,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
 from hummingbird.rpc.admission import caller_name, note
 from hummingbird.rpc.security import Tls
-from hummingbird.rpc.server import GRACE
+from hummingbird.rpc.server import GRACE, ServiceProgram
 from hummingbird.rpc.service import Brief, Method
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
 _LOOK = 1.0  # seconds between two checks whether a caller is still connected
+
+
+def figures_of(program: ServiceProgram) -> Figures | None:
+    """Return an object that counts a party's figures for the program's metrics; None if it shows none."""
+    if program.metrics is None:
+        return None
+    from hummingbird.serving.figures import Figures  # needs prometheus-client
+
+    return Figures(program.metrics.registry)
 
 
 def join(

@@ -29,7 +29,7 @@ from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.signals import Flag, check, ends_waits
 from hummingbird.serving.dispatcher import Counts, unavailable
 from hummingbird.serving.message import MAX_BYTES
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, join
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, figures_of, join
 
 # Reconnect loop ------------------------------------------------------------------------------------------------------
 
@@ -185,10 +185,10 @@ def serve(
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
 
     def parts(program: ServiceProgram) -> ServiceParts:
-        methods = Methods(program.ready)
+        methods, figures = Methods(program.ready), figures_of(program)
 
         def run() -> None:
-            how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls}
+            how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
             party = join(private, shape, session, table=table, restocked=methods.look, **how)
             try:
                 methods.open(party)

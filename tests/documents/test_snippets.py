@@ -19,7 +19,7 @@ from hummingbird.version import VERSION
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from tests.support import parties, python
-from tests.support.pages import FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
+from tests.support.pages import DOCUMENTS, FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
@@ -101,7 +101,9 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     "line",
     [
         pytest.param(line, marks=pytest.mark.slow if re.search("bert_base|resnet50|--lanes", line) else [])
-        for line in shell_lines()
+        for line in shell_lines(
+            [path for path in DOCUMENTS if path.name != "programs.md"]
+        )  # test_programs.py runs those
         if re.search(r"-m hummingbird (info|estimate --model)", line)
     ],
 )

@@ -12,7 +12,7 @@ Over a connection (gRPC: rpc/service.py) there are two methods:
 
 The client's stream is an opening, then the slices of the turn. The server's stream is its slices, and empty messages as
 heartbeats. An opening is JSON: format, release, digest of the client's `Public`, turn. A slice is cut into messages of
-`frame.CHUNK` bytes. A server keeps nothing between turns: a turn is one call, which nobody else can join, and which
+`rpc.CHUNK` bytes. A server keeps nothing between turns: a turn is one call, which nobody else can join, and which
 ends with its client.
 
 Without a connection, a request is a head and the slices up of one turn, and an answer a head and its slices down. A
@@ -37,7 +37,7 @@ from hummingbird.he.runtime.rounds import MOST_STEPS, Download, Return, Upload
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.records import field
-from hummingbird.rpc.frame import CHUNK
+from hummingbird.rpc import CHUNK
 from hummingbird.version import VERSION
 
 REQUEST, ANSWER = "he-request", "he-answer"

@@ -6,7 +6,7 @@
     Leave(session, token)
 
 The token tells which party it is. Requests and the answer to Join are JSON objects. Corrections are frames
-(rpc/frame.py), each cut into messages of at most `frame.CHUNK` bytes. The turns of a party are numbered, and the
+(rpc/frame.py), each cut into messages of at most `rpc.CHUNK` bytes. The turns of a party are numbered, and the
 number selects the randomness together with the party's rank. So no party can ask for what another party receives. The
 dealer marks a number as used before it computes the correction, and never serves it again: two corrections with one
 number and different parameters would be masked by the same shares. Numbers may come in any order: a party that works
@@ -37,8 +37,9 @@ from hummingbird.mpc.correlations.request import ReceiverTurn, Request, correcti
 from hummingbird.mpc.protocols.registry import from_json
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.records import field as record_field
+from hummingbird.rpc import CHUNK
 from hummingbird.rpc.admission import MAX_MESSAGE, Quota, caller_name
-from hummingbird.rpc.frame import CHUNK, pack_pieces
+from hummingbird.rpc.frame import pack_pieces
 from hummingbird.rpc.service import WORKERS, Method
 from hummingbird.version import VERSION
 

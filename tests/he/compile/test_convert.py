@@ -226,8 +226,8 @@ def test_seeds_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = [upload.seed for _ in range(2) for _, up, _ in turns(model, x) for upload in up]
     slices = 3 + 1
     assert len(sent) == 2 * slices and len(set(sent)) == len(sent)
-    # turns() encrypts, and so does the model it is compared with; each Client draws a key.
-    assert len(drawn) == len(set(drawn)) == 3 + 4 * slices * 2
+    # turns() encrypts, and so does the model it is compared with; each Client draws a key, each batch its name.
+    assert len(drawn) == len(set(drawn)) == 3 + 4 + 4 * slices * 2
 
 
 def test_the_servers_view_is_uniform_whatever_the_images() -> None:
