@@ -6,7 +6,7 @@
 Weights come inside packages of the extra `nets`; facenet-pytorch asks for an older torch and is installed without its
 dependencies (docs/trained-elsewhere.md). Each net runs twice between two parties of this machine, with a dealer online:
 with exact comparisons, and with the windows that `hummingbird.prepare` finds. Every other input chooses the windows,
-the rest are measured. Photographs and pages come from scikit-image, speech from espeak-ng, notes are made.
+the rest are measured. Photographs and pages come from scikit-image, speech from espeak-ng; words and notes are made.
 """
 
 from __future__ import annotations
@@ -148,14 +148,14 @@ def spoken() -> Tensor:
     return clips
 
 
-def wake_word(name: str, embeddings: int = 16) -> Trained:
+def wake_word(name: str, embeddings: int = 16, budget: str | None = "12/64") -> Trained:
     """A net that hears its phrase in the embeddings of some two seconds."""
     net = onnx_net(folder("openwakeword") / f"resources/models/{name}_v0.1.onnx")
-    return Trained(net, embedded()[:, -embeddings:].contiguous(), lambda results: heard(results[0]))
+    return Trained(net, embedded()[:, -embeddings:].contiguous(), lambda results: heard(results[0]), budget)
 
 
 def heard(scores: Tensor) -> Tensor:
-    """Whether a phrase was heard, or which of several."""
+    """The answer of a wake word: a phrase was heard, or which of several."""
     return scores > 0.5 if scores.shape[1] == 1 else scores.argmax(1)
 
 
@@ -170,7 +170,7 @@ def mel_windows() -> Tensor:
 
 @cache
 def embedded() -> Tensor:
-    """What the embedding net makes of the windows, in plain torch: (72, windows, 96)."""
+    """The embeddings of the windows, computed in plain torch: (72, windows, 96)."""
     windows = mel_windows()
     net = onnx_net(folder("openwakeword") / "resources/models/embedding_model.onnx")
     with torch.no_grad():
@@ -213,13 +213,13 @@ def ocr_net(name: str) -> nn.Module:
 
 
 def text_direction() -> Trained:
-    """Whether a line of text is upside down; the words alternate in pairs, so that each half has both directions."""
+    """The net that sees lines of text upside down; words alternate in pairs, so each half has both directions."""
     pairs = written(192).unflatten(0, (-1, 2, 2)).transpose(1, 2).flatten(0, 2)
     return Trained(ocr_net("ch_ppocr_mobile_v2.0_cls"), pairs, lambda results: results[0].argmax(1), None)
 
 
 def text_places() -> Trained:
-    """Which pixels of a page are text: 24 squares of the page in scikit-image, enlarged twice."""
+    """The net that marks the pixels of text, on 24 squares of the page in scikit-image, enlarged twice."""
     folder("skimage")
     from skimage import data
 
@@ -227,13 +227,6 @@ def text_places() -> Trained:
     squares = page.unfold(2, 48, 46).unfold(3, 48, 48)[0, 0].flatten(0, 1)[:24, None]
     squares = F.interpolate(squares, scale_factor=2, mode="bilinear").expand(-1, 3, -1, -1)
     return Trained(ocr_net("ch_PP-OCRv4_det"), squares.contiguous(), above(0.3), None)
-
-
-def text_reading() -> Trained:
-    """The characters of a word, one of 6,625 at each of 12 places."""
-    return Trained(
-        ocr_net("ch_PP-OCRv4_rec"), written(96)[::2].contiguous(), lambda results: results[0].argmax(2), None
-    )
 
 
 # Pitch (torchcrepe) ---------------------------------------------------------------------------------------------------
@@ -285,13 +278,13 @@ NETS: Mapping[str, Callable[[], Trained]] = {
     "onet": partial(mtcnn, "ONet", 48, 0.7),
     "alexa": partial(wake_word, "alexa"),
     "hey_marvin": partial(wake_word, "hey_marvin"),
+    "hey_mycroft": partial(wake_word, "hey_mycroft", budget=None),  # written out, 1,517 layers: many to search
     "weather": partial(wake_word, "weather", 22),
     "timer": partial(wake_word, "timer", 34),
     "hey_jarvis": partial(wake_word, "hey_jarvis"),
     "speech_embedding": speech_embedding,
     "text_direction": text_direction,
     "text_places": text_places,
-    "text_reading": text_reading,
     "pitch": pitch,
 }
 BATCH = 25
