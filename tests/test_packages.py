@@ -39,7 +39,7 @@ def modules(requirements: Iterable[str]) -> set[str]:
 
 
 BASE = modules(PROJECT["dependencies"])
-TOOLS = ("test", "docs")  # for those who change the package
+TOOLS = ("test", "docs", "nets")  # for those who change the package, or run its programs
 EXTRAS = {name: modules(lines) for name, lines in PROJECT["optional-dependencies"].items() if name not in TOOLS}
 
 

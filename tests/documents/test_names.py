@@ -41,6 +41,7 @@ import scripts.recommend
 import scripts.tools.calibrate
 import scripts.tools.gpu
 import scripts.tools.net_table
+import scripts.tools.trained_elsewhere
 import scripts.train.bert
 import scripts.train.images
 import scripts.train.lstm
@@ -124,6 +125,7 @@ HELP: dict[str, Callable[[], str]] = {
     "search.pir_plan": lambda: help_of(search.pir_plan.main),
     "search.validate": lambda: search.validate.parser().format_help(),
     "scripts.tools.net_table": lambda: help_of(scripts.tools.net_table.main),
+    "scripts.tools.trained_elsewhere": lambda: scripts.tools.trained_elsewhere.parser().format_help(),
 }
 
 
