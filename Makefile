@@ -19,7 +19,7 @@ demo: $(NATIVE)  ## private inference between two local parties
 	@$(VENV) -m scripts.demo
 
 # Pytest's exit status is kept, for make's own is 2 whatever happened: 1 says that all tests ran and some failed.
-test: $(NATIVE)  ## run the tests, but for those marked slow: about twelve minutes on two cores
+test: $(NATIVE)  ## run the tests, but for those marked slow: about a quarter of an hour on two cores
 	@$(VENV) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"; status=$$?; echo $$status > build/.tested; exit $$status
 
 test-slow: $(NATIVE)  ## run the tests marked slow

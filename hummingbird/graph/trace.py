@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,10 +64,7 @@ def trace(
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
     """
-    steps, found = _convert(net, custom, elementwise, example, secret)
-    if found:
-        raise ModelError(found, hint=_hint(net))
-    return fold(steps)
+    return fold(_steps(net, custom, elementwise, example, secret))
 
 
 def unfolded(
@@ -76,16 +74,7 @@ def unfolded(
 
     Arguments and errors as for `trace`.
     """
-    steps, found = _convert(net, custom, False, example, secret)
-    if found:
-        raise ModelError(found, hint=_hint(net))
-    return compact(steps)
-
-
-def _hint(net: nn.Module) -> str:
-    """Return the hint for a net that cannot be converted, where it is a program that has one."""
-    program = unwrapped(net)
-    return program.program_hint if isinstance(program, ProgramNet) else ""
+    return compact(_steps(net, custom, False, example, secret))
 
 
 def problems(
@@ -104,6 +93,16 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: A
     if found or walked is None:
         raise ModelError(found)
     return walked
+
+
+def _steps(
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool
+) -> list[Step]:
+    """Return the net's steps; raise ModelError with all problems, and the hint of a program that has one."""
+    steps, found = _convert(net, custom, elementwise, example, secret)
+    if found:
+        raise ModelError(found, hint=getattr(unwrapped(net), "program_hint", ""))
+    return steps
 
 
 def _convert(
@@ -148,21 +147,36 @@ def _walk(
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)  # problems of the call of the whole net
     if example is None and isinstance(twin, ProgramNet):
         example = twin.program_example
-    readings: list[Example | None] = [None] if example is None else [*given(twin, example).readings()]
+    call = None if example is None else given(twin, example)
+    readings: list[Example | None] = [None] if call is None else [*call.readings()]
     if isinstance(twin, ProgramNet) and not twin.program_any_batch:
         readings = [reading for reading in readings if reading is not None and not reading.any_batch]
+    walked, problems = _best(twin, custom, elementwise, readings, secret)
+    if isinstance(twin, ProgramNet) and call is not None and not problems:  # then it has known operations only
+        problems = twin.program_check(partial(call.call, leaves=call.leaves))
+    return walked, list(dict.fromkeys(found + problems))
+
+
+def _best(
+    net: nn.Module,
+    custom: Collection[type[nn.Module]],
+    elementwise: bool,
+    readings: list[Example | None],
+    secret: bool,
+) -> tuple[TraceState | None, list[Problem]]:
+    """Return the trace and problems of the first reading with a free batch and no problem, else the best of all."""
     best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
             break  # it is traced for one batch already
-        with HiddenNumbers(twin) if secret else nullcontext() as hidden:
-            walked, problems = _walked(twin, custom, elementwise, reading, hidden)
+        with HiddenNumbers(net) if secret else nullcontext() as hidden:
+            walked, problems = _walked(net, custom, elementwise, reading, hidden)
         if walked is not None and not problems and not walked.captured.fixed:
-            return walked, found
+            return walked, problems
         if best is None or best[1]:  # report the problems of the last reading, which has the fewest symbols
             best = walked, problems
     assert best is not None
-    return best[0], list(dict.fromkeys(found + best[1]))
+    return best
 
 
 def _walked(

@@ -5,6 +5,7 @@ reads a net that was written by hand, and every function that takes a net takes 
 
     exported.py      torch.export's ExportedProgram, by its ATen operations
     torchscript.py   a TorchScript module, by the same operations
+    script_graph.py  the graphs of a TorchScript module, read into nodes
     script_values.py TorchScript's operations on Python's values
     aten.py          ATen operations as calls of torch's functions
     onnx/            ONNX files, by the operators of the standard
@@ -15,6 +16,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import weakref
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -23,8 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, Problem
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,13 @@ class ProgramNet(nn.Module):
         self.program_place = None
         return self._rebuilt([actual(result) for result in self.program_results])
 
+    def program_check(self, call: Callable[[Any], Any]) -> list[Problem]:
+        """Compare a call with torch's own run of the program, where there is one; return differences as problems.
+
+        call: calls a net as the example does, and returns the result.
+        """
+        return []
+
     def _weight(self, path: str) -> Any:
         home, _, name = path.rpartition(".")
         return getattr(self.get_submodule(home), name)
@@ -243,6 +253,36 @@ def _names(value: Any) -> set[str]:
 
     note(value)
     return found
+
+
+def compare(wanted: Any, found: Any, error: float = 1e-3) -> list[Problem]:
+    """List the results in which a program as it was read, and torch's own run of it, differ, as problems.
+
+    error: the largest difference, relative to the largest value of a result.
+    """
+    problems = []
+    for number, (a, b) in enumerate(zip(pytree.tree_leaves(wanted), pytree.tree_leaves(found), strict=True)):
+        if not isinstance(a, Tensor):
+            same = type(a) is type(b) and bool(a == b)
+        else:
+            limit = error * float(a.double().abs().nan_to_num().max()) if a.numel() else 0.0
+            same = a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=error, atol=limit, equal_nan=True)
+        if not same:
+            what = f"result {number} differs from torch's own run of the program: an operation was read wrongly"
+            problems.append(Problem("net", what, "pass the net's torch module, and report this program"))
+    return problems
+
+
+def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of a file of torch by their names in its one folder.
+
+    Raises ValueError for names that stand twice or in several folders: torch might read others than those checked here.
+    """
+    listed = archive.infolist()
+    names = {info.filename.partition("/")[2]: info for info in listed}
+    if len(names) != len(listed) or len({info.filename.partition("/")[0] for info in listed}) != 1 or "" in names:
+        raise ValueError("its entries are not those of one folder, each once")
+    return names
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -257,20 +257,20 @@ def _is_zero(state: Any) -> bool:
 
 
 _SPECIAL: dict[str, Function] = {
-    "_to_copy": lambda x, *, dtype=None: _cast(x, dtype),
+    "_to_copy": lambda x, *, dtype=None: torch.clone(_cast(x, dtype)),
     "to.dtype": lambda x, dtype: _cast(x, dtype),
     "to.dtype_layout": lambda x, *, dtype=None: _cast(x, dtype),
     "to.device": lambda x, *, dtype: _cast(x, dtype),
     "to.other": lambda x, other: _cast(x, other.dtype),
     "type_as": lambda x, other: _cast(x, other.dtype),
-    **dict.fromkeys(
-        ("clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy", "_reshape_alias"), _same
-    ),
+    **dict.fromkeys(("alias", "detach", "lift_fresh"), _same),
+    **dict.fromkeys(("clone", "lift_fresh_copy"), torch.clone),
+    "_reshape_alias": lambda x, size, stride: x.reshape(size),
     "detach_": _same,
     "_unsafe_view": method("reshape"),
     "view": method("reshape"),
     "convolution": _convolution,
-    "_convolution": lambda *args, **kwargs: _convolution(*args[:9]),
+    "_convolution": lambda *args, **library: _convolution(*args[:9]),  # and the choice of a library
     "addmm": _addmm,
     "mm": torch.matmul,
     "bmm": torch.matmul,

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from hummingbird import records
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.programs import ProgramCall, ProgramNet, Value, Weight
+from hummingbird.graph.programs import ProgramCall, ProgramNet, Value, Weight, compare, entries
 from hummingbird.graph.programs.aten import bound, function_of, is_check
 
 _LINE = re.compile(r'File "(.+)", line (\d+)')
@@ -74,11 +74,7 @@ _DEEPEST = 128  # nested lists and objects in it
 def _check_file(path: str | PathLike[str]) -> str:
     """Return the release of torch that wrote a file. Raises ValueError for a file that may hold code of its own."""
     with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        names = {info.filename.partition("/")[2]: info for info in entries}
-        # Otherwise torch might read other entries than the ones that are checked here.
-        if len(names) != len(entries) or len({info.filename.partition("/")[0] for info in entries}) != 1 or "" in names:
-            raise ValueError("its entries are not those of one folder, each once")
+        names = entries(archive)
         if "archive_format" not in names or archive.read(names["archive_format"]) != b"pt2":
             raise ValueError("it has no archive_format pt2, as torch 2.8 and later write")
         for name, info in names.items():
@@ -172,20 +168,9 @@ def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any
         wanted = pytree.tree_leaves(_run(exported, pytree.tree_leaves((args, kwargs))))
         args, kwargs = pytree.tree_map(single, (args, kwargs))
         found = pytree.tree_leaves(net(*args, **kwargs))
-    for number, (a, b) in enumerate(zip(wanted, found, strict=True)):
-        if not isinstance(a, Tensor):
-            equal = a == b
-        else:
-            equal = a.shape == b.shape and _near(a.double(), b.double(), 1e-3 if a.dtype == torch.float32 else 3e-2)
-        if not equal:
-            what = f"result {number} differs from torch's own run of the program: an operation was read wrongly"
-            raise ModelError([Problem("net", what, "pass the net's torch module, and report this program")])
-
-
-def _near(a: Tensor, b: Tensor, error: float) -> bool:
-    return torch.allclose(
-        a, b, rtol=error, atol=error * float(a.abs().nan_to_num().max()) if a.numel() else 0.0, equal_nan=True
-    )
+    half = any(isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16) for leaf in wanted)
+    if problems := compare(wanted, found, 3e-2 if half else 1e-3):
+        raise ModelError(problems)
 
 
 def _run(exported: ExportedProgram, leaves: list[Any]) -> Any:

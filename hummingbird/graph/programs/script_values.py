@@ -81,7 +81,9 @@ def _range_length(low: Any, high: Any, step: int) -> Any:
 
 
 def _format(text: str, *values: Any) -> str:
-    return text.format(*values)
+    """Put values into the places {} of a text, which are all that TorchScript knows."""
+    parts = text.split("{}")
+    return "".join(part + str(value) for part, value in zip(parts, (*values, ""), strict=False))
 
 
 def _changed(name: str) -> Callable[..., Any]:

@@ -12,8 +12,8 @@ import inspect
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, Problem
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.programs import ProgramNet, Value, Weight, mapped
+from hummingbird.graph.programs import ProgramNet, Value, Weight, compare, entries, mapped
 from hummingbird.graph.programs.aten import bound, function_of
-from hummingbird.graph.programs.exported import single
+from hummingbird.graph.programs.script_graph import CALL, ScriptCode, ScriptLayer, ScriptNode, ScriptReader
 from hummingbird.graph.programs.script_values import ALWAYS, PYTHON, computes, typed
 from hummingbird.graph.symbols import is_tensor
 
 _SAVED = "torch.jit.save(torch.jit.script(net), FILE) writes one"
 _STATE_DICT = "it looks like a state dict: give the net of your own code, and this file as --weights"
 _AGAIN = "leave it out, or give the torch.nn.Module that this program was made from"
-_LINE = re.compile(r'File "(.+?)", line (\d+)|^(\S.*?)\((\d+)\): ', re.MULTILINE)
-_CALL = "hummingbird::call"  # a call of a method, while functions are inlined
+_CLASSES = re.compile(rb"torch[\s.]*classes")  # their home; in a pickle a line may end within the name
 _LARGEST = 1 << 26  # bytes of one file of code in an archive
 
 
@@ -66,59 +65,23 @@ def read(path: str | PathLike[str]) -> ScriptedNet:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    """Raise Unsupported for an archive that is no TorchScript, or of which torch would run code while it reads it."""
-    names = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-    if "constants.pkl" not in names:
-        known = "data.pkl" in names
-        raise Unsupported("no file of torch.jit.save: it has no code", _STATE_DICT if known else _SAVED)
+    """Raise Unsupported for an archive that is no TorchScript, or that has code which runs while torch reads it."""
+    listed = {name.partition("/")[2] for name in archive.namelist()}
+    if "constants.pkl" not in listed:
+        raise Unsupported("no file of torch.jit.save: it has no code", _STATE_DICT if "data.pkl" in listed else _SAVED)
+    try:
+        names = entries(archive)
+    except ValueError as error:
+        raise Unsupported(f"no file of torch.jit.save: {error}", _SAVED) from None
     for name, info in names.items():
         if name.endswith((".py", ".pkl")):
             if info.file_size > _LARGEST:
                 raise Unsupported(f"{name} has {info.file_size} bytes, at most {_LARGEST} are read", _SAVED)
             text = archive.read(info)
-            if name.endswith(".py") and b"def __setstate__" in text:
+            if name.endswith(".py") and b"__setstate__" in text:
                 raise Unsupported(f"{name} has a __setstate__, which runs while the file is read", _AGAIN)
-            if b"__torch__.torch.classes" in text:
+            if _CLASSES.search(text):
                 raise Unsupported(f"{name} has objects of C++ classes, such as quantized weights", _AGAIN)
-
-
-@dataclass(frozen=True, eq=False)
-class _Node:
-    """One operation of a graph.
-
-    kind: its name in TorchScript, such as "aten::relu" or "prim::If". results: names of its values; "" for one that
-    nobody reads. inputs: `Value` and `Weight` references, and constants. schema: its signature, for those of aten.
-    blocks: the graphs that it runs. name: of the attribute or method, for operations on modules. lists: whether the one
-    result is a list. tensors: how many results are tensors. scope: the layer whose weights a frozen graph holds.
-    place: file and line in the net's own source, if the program says so.
-    """
-
-    kind: str
-    results: tuple[str, ...]
-    inputs: tuple[Any, ...]
-    schema: Any = None
-    blocks: tuple[_Code, ...] = ()
-    name: str = ""
-    lists: bool = False
-    tensors: int = 0
-    scope: str = ""
-    place: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Code:
-    """A graph: the names of its inputs, its operations in order, and what it returns."""
-
-    inputs: tuple[str, ...]
-    nodes: tuple[_Node, ...]
-    results: tuple[Any, ...]
-
-    def __deepcopy__(self, memo: object) -> _Code:
-        return self  # nothing in it changes
-
-    @property
-    def raises(self) -> bool:
-        return any(node.kind == "prim::RaiseException" for node in self.nodes)
 
 
 @dataclass
@@ -130,19 +93,14 @@ class _Frame:
     operations: int = 0
 
 
-class _Layer(nn.Module):
-    """A module of a TorchScript net, by its qualified name: its methods' graphs, and its values that are no tensors.
+@dataclass(frozen=True)
+class _Original:
+    """The module that a net was read from, which copies of the net share."""
 
-    home: the net, kept in a tuple, because it is no part of the layer.
-    """
+    module: torch.jit.ScriptModule
 
-    def __init__(self, home: ScriptedNet, path: str, methods: Mapping[str, _Code]) -> None:
-        super().__init__()
-        self.program_path, self.program_methods, self.program_home = path, methods, (home,)
-        self.program_attributes: dict[str, Any] = {}
-
-    def forward(self, method: str, *args: Any) -> Any:
-        return self.program_home[0]._run(self, method, args)
+    def __deepcopy__(self, memo: object) -> _Original:
+        return self
 
 
 class ScriptedNet(ProgramNet):
@@ -160,13 +118,31 @@ class ScriptedNet(ProgramNet):
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         super().__init__([], [], [], {}, None, True)
         self.program_counts: Counter[str] = Counter()  # by layer: the most tensors that one run of its method computed
-        self.program_methods: Mapping[str, _Code] = {}
+        self.program_methods: Mapping[str, ScriptCode] = {}
         self.program_attributes: dict[str, Any] = {}
-        reader = _Reader(self)
+        reader = ScriptReader(self)
         reader.module(self, module)
         reader.attributes()
         self.program_signature = _signature(module)
+        self.program_original = _Original(module)
         self.eval()
+
+    def program_check(self, call: Callable[[Any], Any]) -> list[Problem]:
+        module = self.program_original.module
+        training = [layer for layer in module.modules() if getattr(layer, "training", False)]  # frozen ones have none
+        try:
+            if training:
+                module.eval()
+            with torch.no_grad():
+                wanted = call(module)
+        except Exception as error:  # torch's interpreter raises errors of many types for inputs that do not fit
+            what = f"the TorchScript module fails on it: {str(error).strip().splitlines()[-1]}"
+            raise InputError(what, where="example", hint="give inputs that the module takes") from None
+        finally:
+            for layer in training:
+                layer.training = True
+        with torch.no_grad():
+            return compare(wanted, call(self))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the module computes, for the arguments that its forward() takes."""
@@ -187,7 +163,7 @@ class ScriptedNet(ProgramNet):
             self.program_counts[layer.program_path] = max(self.program_counts[layer.program_path], frame.operations)
         return result
 
-    def _block(self, code: _Code, frame: _Frame) -> list[Any]:
+    def _block(self, code: ScriptCode, frame: _Frame) -> list[Any]:
         for node in code.nodes:
             before, self.program_place = self.program_place, node.place or self.program_place
             found = self._node(node, frame)
@@ -206,7 +182,7 @@ class ScriptedNet(ProgramNet):
             return mapped(operand, lambda part: self._actual(part, frame))
         return operand
 
-    def _node(self, node: _Node, frame: _Frame) -> Iterable[Any]:
+    def _node(self, node: ScriptNode, frame: _Frame) -> Iterable[Any]:
         """Run an operation, and return its results."""
         inputs = [self._actual(operand, frame) for operand in node.inputs]
         if node.kind == "prim::If":
@@ -215,7 +191,7 @@ class ScriptedNet(ProgramNet):
             return self._loop(node, inputs, frame)
         if node.kind == "prim::GetAttr":
             return [self._attribute(node, inputs[0])]
-        if node.kind == _CALL:
+        if node.kind == CALL:
             return [self._call(node, inputs[0], inputs[1:], frame)]
         if node.kind == "prim::RaiseException":
             where, hint = str(frame.layer.program_path) or "net", "give what its forward() takes"
@@ -232,14 +208,14 @@ class ScriptedNet(ProgramNet):
     def _line(self) -> str:
         return f" ({Path(self.program_place[0]).name}:{self.program_place[1]})" if self.program_place else ""
 
-    def _branch(self, node: _Node, condition: Any) -> int:
+    def _branch(self, node: ScriptNode, condition: Any) -> int:
         """Return which block an If runs. An assertion on a shape that is not known counts as fulfilled."""
         raises = [block.raises for block in node.blocks]
         if any(raises) and isinstance(condition, fx.Proxy) and not is_tensor(condition.node):
             return raises.index(False)
         return 0 if condition else 1
 
-    def _loop(self, node: _Node, inputs: list[Any], frame: _Frame) -> list[Any]:
+    def _loop(self, node: ScriptNode, inputs: list[Any], frame: _Frame) -> list[Any]:
         (block,) = node.blocks
         most, goes, *carried = inputs
         turn = 0
@@ -249,27 +225,27 @@ class ScriptedNet(ProgramNet):
             turn += 1
         return carried
 
-    def _attribute(self, node: _Node, owner: Any) -> Any:
-        if not isinstance(owner, (_Layer, ScriptedNet)):
+    def _attribute(self, node: ScriptNode, owner: Any) -> Any:
+        if not isinstance(owner, (ScriptLayer, ScriptedNet)):
             raise Unsupported(f"attribute {node.name} of an object of a class{self._line()}", _AGAIN)
         if node.name in owner.program_attributes:
             return mapped(owner.program_attributes[node.name], lambda part: self._actual(part, _Frame(self, {})))
         return getattr(owner, node.name)
 
-    def _call(self, node: _Node, owner: Any, args: list[Any], frame: _Frame) -> Any:
-        if not isinstance(owner, (_Layer, ScriptedNet)) or node.name not in owner.program_methods:
+    def _call(self, node: ScriptNode, owner: Any, args: list[Any], frame: _Frame) -> Any:
+        if not isinstance(owner, (ScriptLayer, ScriptedNet)) or node.name not in owner.program_methods:
             raise Unsupported(f"a call of {node.name}() of an object that is no module{self._line()}", _AGAIN)
         if owner is frame.layer:
             return self._run(owner, node.name, tuple(args))
         return owner(node.name, *args)
 
-    def _unpacked(self, node: _Node, value: Any) -> list[Any]:
+    def _unpacked(self, node: ScriptNode, value: Any) -> list[Any]:
         if not isinstance(value, fx.Proxy) and len(value) != len(node.results):
             what = f"{len(node.results)} values expected, got {len(value)}{self._line()}"
             raise InputError(what, where="net", hint="give inputs of the shapes that the net takes")
         return [value[at] for at in range(len(node.results))]
 
-    def _tensors(self, node: _Node, inputs: list[Any], frame: _Frame) -> list[Any]:
+    def _tensors(self, node: ScriptNode, inputs: list[Any], frame: _Frame) -> list[Any]:
         """Compute an operation on tensors by torch's function for it."""
         op = _operation(node, self._line())
         names = [argument.name for argument in op._schema.arguments]
@@ -289,7 +265,7 @@ class ScriptedNet(ProgramNet):
         return [found[at] if name else None for at, name in enumerate(node.results)]
 
 
-def _operation(node: _Node, line: str) -> torch._ops.OpOverload:
+def _operation(node: ScriptNode, line: str) -> torch._ops.OpOverload:
     """Return torch's operation of a node; raise Unsupported if there is none that a private net could have."""
     space, _, name = node.kind.partition("::")
     packet = getattr(torch.ops.aten, name, None) if space == "aten" and node.schema is not None else None
@@ -330,171 +306,3 @@ def _signature(module: torch.jit.ScriptModule) -> inspect.Signature:
             for a in arguments
         ]
     )
-
-
-# Reading ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Reader:
-    """Reads the modules, weights, attributes and graphs of a TorchScript module into a `ScriptedNet`."""
-
-    net: ScriptedNet
-    codes: dict[str, dict[str, _Code]] = field(default_factory=dict)  # methods by the type of their module
-    names: set[str] = field(default_factory=set)  # of all attributes that graphs read
-    made: dict[tuple[Any, ...], tuple[Any, Any]] = field(
-        default_factory=dict
-    )  # tensors of the program, and the net's own
-    paths: dict[tuple[Any, ...], str] = field(default_factory=dict)  # of weights, by their memory
-    modules: list[tuple[Any, Any]] = field(default_factory=list)
-
-    def module(self, layer: Any, module: Any) -> None:
-        """Read a module with all modules in it: weights and methods."""
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            self.paths.setdefault(_memory(tensor), f"{layer.program_path}.{name}".lstrip("."))
-        for name, tensor in module._parameters.items():
-            layer.register_parameter(name, self._own(tensor, parameter=True))
-        for name, tensor in module._buffers.items():
-            layer.register_buffer(name, self._own(tensor))
-        layer.program_methods = self._methods(module._c)
-        self.modules.append((layer, module))
-        for name, child in module._modules.items():
-            inner = _Layer(self.net, f"{layer.program_path}.{name}".lstrip("."), {})
-            layer.add_module(name, inner)
-            self.module(inner, child)
-
-    def attributes(self) -> None:
-        """Read the attributes of all modules: flags, sizes, lists."""
-        for layer, module in self.modules:
-            known = layer._parameters.keys() | layer._buffers.keys() | layer._modules.keys() | {"training"}
-            for name in sorted(self.names - known):
-                if module._c.hasattr(name):
-                    layer.program_attributes[name] = self._constant(
-                        module._c.getattr(name), f"{layer.program_path}.{name}".lstrip(".")
-                    )
-
-    def _own(self, tensor: Any, parameter: bool = False) -> Any:
-        """Return a weight in float32; weights that modules share stay shared."""
-        key = _memory(tensor)
-        if key not in self.made:
-            own = single(tensor)  # a file's parameters are plain tensors
-            own = nn.Parameter(own) if parameter and not isinstance(own, nn.Parameter) else own
-            self.made[key] = (tensor, own)
-        return self.made[key][1]
-
-    def _constant(self, value: Any, name: str) -> Any:
-        """Return a constant of the program with a `Weight` for each tensor in it; name: a path for a new buffer."""
-        if isinstance(value, Tensor):
-            if value.dim() == 0 and value.dtype in (torch.int64, torch.float64, torch.bool):
-                return value.item()  # a number in the code of a traced net
-            return Weight(self._buffer(value, re.sub(r"[^\w.]", "_", name)))
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._constant(part, f"{name}_{at}") for at, part in enumerate(value))
-        if isinstance(value, dict):
-            return {key: self._constant(part, f"{name}_{key}") for key, part in value.items()}
-        return value
-
-    def _buffer(self, tensor: Tensor, path: str) -> str:
-        """Return the path of a tensor among the net's weights; one that is not there becomes a buffer."""
-        if (found := self.paths.get(_memory(tensor))) is not None:
-            return found
-        home, _, name = path.rpartition(".")
-        scope = self.net._scope(home)
-        while hasattr(scope, name):
-            name += "_"
-        scope.register_buffer(name, self._own(tensor), persistent=False)
-        path = f"{home}.{name}" if home else name
-        self.paths[_memory(tensor)] = path
-        return path
-
-    def _methods(self, module: Any) -> dict[str, _Code]:
-        kind = module.qualified_name
-        if kind not in self.codes:
-            self.codes[kind] = {}
-            for name in module._method_names():
-                graph = module._get_method(name).graph.copy()
-                _keep_methods(graph, graph)
-                torch._C._jit_pass_inline(graph)
-                self.codes[kind][name] = self._code(graph, {})
-        return self.codes[kind]
-
-    def _code(self, block: Any, constants: dict[str, Any]) -> _Code:
-        constants = dict(constants)
-        nodes = []
-        for node in block.nodes():
-            if node.kind() == "prim::Constant":
-                value = node.output().toIValue()
-                name = node.output().debugName().removeprefix("self.") if isinstance(value, (Tensor, list)) else ""
-                constants[node.output().debugName()] = self._constant(
-                    value, f"constant_{name}" if name.isdigit() else name
-                )
-            elif node.kind() == "prim::GetAttr" and not node.output().uses():
-                continue
-            else:
-                nodes.append(self._node(node, constants))
-        results = tuple(_operand(value, constants) for value in block.outputs())
-        return _Code(tuple(value.debugName() for value in block.inputs()), tuple(nodes), results)
-
-    def _node(self, node: Any, constants: dict[str, Any]) -> _Node:
-        kind, outputs = node.kind(), list(node.outputs())
-        name = node.s("name") if node.hasAttribute("name") and node.kindOf("name") == "s" else ""
-        if kind == "prim::GetAttr":
-            self.names.add(name)
-        inputs = tuple(_operand(value, constants) for value in node.inputs())
-        weights = [value.path for value in _flat(inputs) if isinstance(value, Weight)]
-        scope = weights[0].rpartition(".")[0] if weights and kind.startswith("aten::") else ""
-        schema = node.schema()
-        return _Node(
-            kind,
-            tuple(value.debugName() if value.uses() else "" for value in outputs),
-            inputs,
-            None if schema.startswith("(") else torch._C.parse_schema(schema),
-            tuple(self._code(block, constants) for block in node.blocks()),
-            name,
-            len(outputs) == 1 and outputs[0].type().kind() == "ListType",
-            sum(value.type().kind() == "TensorType" for value in outputs),
-            scope,
-            _place(node.sourceRange()),
-        )
-
-
-def _keep_methods(graph: Any, block: Any) -> None:
-    """Rename calls of methods in a graph, so that torch inlines functions and not methods."""
-    for node in list(block.nodes()):
-        for inner in node.blocks():
-            _keep_methods(graph, inner)
-        if node.kind() == "prim::CallMethod":
-            call = graph.create(_CALL, list(node.inputs()), len(list(node.outputs())))
-            call.s_("name", node.s("name"))
-            call.copyMetadata(node)
-            call.insertBefore(node)
-            for old, new in zip(node.outputs(), call.outputs(), strict=True):
-                new.setType(old.type())
-                old.replaceAllUsesWith(new)
-            node.destroy()
-
-
-def _operand(value: Any, constants: dict[str, Any]) -> Any:
-    name = value.debugName()
-    return constants[name] if name in constants else Value(name)
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
-
-
-def _memory(tensor: Tensor | None) -> tuple[Any, ...]:
-    """Return where a tensor lies: the same for two objects that are one weight. An empty tensor is like no other."""
-    if tensor is None or not tensor.numel() or tensor.layout != torch.strided:
-        return (id(tensor),)
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _place(text: str) -> tuple[str, int] | None:
-    """Return file and line of an operation in the net's own source; None if the program does not say so."""
-    lines = [(a or b, int(c or d)) for a, c, b, d in _LINE.findall(text)]
-    return next((line for line in lines if "/torch/" not in line[0] and not line[0].startswith("<")), None)

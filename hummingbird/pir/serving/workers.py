@@ -154,7 +154,7 @@ def opened(source: Source, device: str) -> Shard:
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
-    """Divide the rows of a table into `count` ranges of leaves, blocks of 1024 rows, of which the last may have fewer.
+    """Divide the rows of a table into `count` ranges of leaves: blocks of 1024 rows; the last block may be shorter.
 
     rows: number of rows. Returns pairs (first row, last row + 1). Raises InputError, naming `where`, if there are fewer
     leaves than ranges.

@@ -245,6 +245,17 @@ def test_a_net_in_training_is_refused() -> None:
         load_program(made.run_decompositions())
 
 
+def test_a_copy_is_another_tensor() -> None:
+    def written(x: Tensor) -> Tensor:
+        y = x.clone()
+        y += 1
+        return x * 3 + y.contiguous() + x.view(-1, 2, 2).flatten(1)
+
+    net, x = Bad(written), torch.randn(2, 4)
+    same(net, load_program(program(net, x)), x)
+    same(net, load_program(program(net, x).run_decompositions()), x)
+
+
 def test_an_operation_that_is_read_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(aten._SPECIAL, "relu", torch.tanh)
     with pytest.raises(ModelError, match="differs from torch's own run"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from onnx import helper
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hummingbird.errors import HummingbirdError, InputError, ModelError
 from hummingbird.graph import problems, run, trace
@@ -144,6 +145,28 @@ def test_a_fixed_batch_stays_fixed_and_open_sizes_need_an_example() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
     assert not read(graph(relu, {"x": (1, 3)}, {})).program_any_batch
     assert read(graph(relu, {"x": ("n", "length")}, {})).program_example is None
+
+
+def test_what_a_graph_inside_a_graph_reads_is_kept() -> None:
+    """The inner If of an If reads the sigmoid of a SiLU, which therefore stays a node of its own."""
+
+    def branch(name: str, nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(nodes[-1].output[0], onnx.TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [out])
+
+    reading = branch("reading", [helper.make_node("Neg", ["gate"], ["negated"])])
+    other = branch("other", [helper.make_node("Abs", ["x"], ["absolute"])])
+    inner = helper.make_node("If", ["yes"], ["inner"], then_branch=reading, else_branch=other)
+    last = branch("last", [helper.make_node("Neg", ["x"], ["end"])])
+    nodes = [
+        helper.make_node("Sigmoid", ["x"], ["gate"]),
+        helper.make_node("Mul", ["x", "gate"], ["silu"]),
+        helper.make_node("If", ["yes"], ["chosen"], then_branch=branch("outer", [inner]), else_branch=last),
+        helper.make_node("Add", ["silu", "chosen"], ["y"]),
+    ]
+    x = torch.randn(3, 4)
+    found = read(graph(nodes, {"x": ("n", 4)}, {"yes": np.array(True)}))(x)
+    assert torch.allclose(found, F.silu(x) - torch.sigmoid(x), atol=1e-6)
 
 
 def test_weights_of_other_float_types_become_float32() -> None:

@@ -24,7 +24,8 @@ from hummingbird.channel import interleave
 from hummingbird.convert import build
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import problems, run, trace
-from hummingbird.graph.programs import from_object
+from hummingbird.graph.programs import aten, from_object
+from hummingbird.graph.programs.script_values import _format
 from hummingbird.graph.programs.torchscript import ScriptedNet, read
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
@@ -325,6 +326,28 @@ def test_a_file_whose_code_would_run_while_it_is_read_is_refused(tmp_path: Path)
     assert "__setstate__" in refused(path).what
 
 
+def test_an_archive_that_torch_could_read_otherwise_is_refused(tmp_path: Path) -> None:
+    """Spaces before a name, a name cut by a line's end, an entry twice, a second folder."""
+    path, whole = tmp_path / "net.pt", io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), whole)
+
+    def written(more: dict[str, bytes], changed: bytes = b"") -> str:
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as archive:
+            root = source.namelist()[0].partition("/")[0]
+            for info in source.infolist():
+                content = source.read(info)
+                archive.writestr(info.filename, content + changed if info.filename.endswith(".py") else content)
+            for name, content in more.items():
+                archive.writestr(name.replace("ROOT", root), content)
+        return str(refused(path).what)
+
+    assert "__setstate__" in written({}, b"\n  def   __setstate__ (self, x: int) -> None:\n    pass\n")
+    assert "C++ classes" in written({"ROOT/more.pkl": b"c__torch__.torch\nclasses.quantized.Conv\n"})
+    assert "one folder" in written({"other/code/__torch__.py": b""})
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        assert "one folder" in written({"ROOT/data.pkl": b"", "ROOT/more": b"", "ROOT/version": b"3"})
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +407,18 @@ def test_an_operation_that_opens_files_is_refused(tmp_path: Path) -> None:
 
     net = ScriptedNet(torch.jit.script(Opening()))
     assert any("from_file" in problem.what for problem in problems(net, example=torch.ones(2, 4)))
+
+
+def test_an_operation_that_is_read_wrongly_is_found_on_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU()).train())
+    assert problems(scripted, example=torch.ones(2, 4)) == [] and scripted.training
+    monkeypatch.setitem(aten._SPECIAL, "relu", torch.tanh)
+    with pytest.raises(ModelError, match="differs from torch's own run"):
+        trace(scripted, example=torch.ones(2, 4))
+
+
+def test_a_text_has_places_for_values_and_nothing_else() -> None:
+    assert _format("{} of {}, {0.__class__}", 2, 3) == "2 of 3, {0.__class__}"
 
 
 def test_the_check_can_fail() -> None:

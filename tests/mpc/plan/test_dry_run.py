@@ -19,7 +19,7 @@ from tests.support.nursery import Nursery
 
 @pytest.mark.parametrize(("parties", "first", "step"), every(3, [(2, 1, 2), (2, 0, 1), (3, 0, 1)]))
 def test_a_dry_run_is_what_a_run_takes(nursery: Nursery, dealer: str, parties: int, first: int, step: int) -> None:
-    """In the quick tier for three nets: gmw with private weights, and masked with public ones and with private ones."""
+    """The quick tier has three nets: one for gmw with private weights, two for masked with public and private ones."""
     run = nursery.start(["dry_runs", str(first), str(step)], parties, DEALER=dealer)
     for party in run:
         assert party.wait() == 0, party.err.read_text()

@@ -151,7 +151,7 @@ def max_pool(
     kernel, stride, dilation = (
         _each(kernel_shape, n, "kernel"),
         _each(strides, n, "strides"),
-        _each(dilations, n, "dil"),
+        _each(dilations, n, "dilations"),
     )
     sides = _sides(auto_pad, pads, shape(X)[2:], kernel, stride, dilation)
     function: Callable[..., Any] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]

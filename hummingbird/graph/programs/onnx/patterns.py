@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -29,6 +29,16 @@ def joined(graph: GraphProto, nodes: Sequence[Named]) -> list[Named]:
     return found.rest()
 
 
+def _read(graph: GraphProto) -> Iterator[str]:
+    """Yield the names of all values that a graph inside a node reads or returns."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _read(attribute.g)
+
+
 class _Graph:
     """Nodes by the values that they compute and read. instead: a node's output -> the node that replaces it."""
 
@@ -41,8 +51,7 @@ class _Graph:
                 self.readers[name].append(node)
             for attribute in node.attribute:  # a graph inside a node may read any value
                 if attribute.HasField("g"):
-                    self.outputs.update(name for inner in attribute.g.node for name in inner.input)
-                    self.outputs.update(value.name for value in attribute.g.output)
+                    self.outputs.update(_read(attribute.g))
         self.constants = {one.name: one for one in graph.initializer}
         self.constants |= {
             node.output[0]: node.attribute[0].t
@@ -57,7 +66,7 @@ class _Graph:
         if one is None or one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
             return None
         array = numpy_helper.to_array(one)
-        return float(array.reshape(-1)[0]) if array.size == 1 else None
+        return float(array.reshape(-1)[0]) if array.size == 1 and array.ndim <= 1 else None  # adds no dimensions
 
     def only_reader(self, name: str, kind: str) -> NodeProto | None:
         """Return the one node that reads a value, if it is of this operator."""
