@@ -130,6 +130,8 @@ def given(net: nn.Module, example: Any) -> Example:
     # In the order of the structure, which is the order of the call.
     found = {id(x): name for name, value in bound.arguments.items() for x in flatten(value, is_private, is_public)[1]}
     call = Example(structure, [x.detach() for x in leaves], [found[id(x)] for x in leaves])
+    if isinstance(net, ProgramNet):
+        net.program_fits(call.leaves)
     batch = tuple((call.private or leaves)[0].shape)[:1]
     for name, x in zip(call.names, call.leaves, strict=True):
         if is_private(x) or not call.private:

@@ -85,6 +85,7 @@ class ProgramNet(nn.Module):
     names: of forward()'s arguments, if they are not the graph's inputs.
     layers: scopes with one operation, whose step is named after the scope alone, as the step of a module is.
     hint: of the error if the program cannot be converted.
+    shapes: of the inputs that are tensors, None for sizes that each call may choose; () if nothing is known of shapes.
     """
 
     def __init__(
@@ -98,11 +99,13 @@ class ProgramNet(nn.Module):
         names: Sequence[str] = (),
         layers: Collection[str] = (),
         hint: str = "",
+        shapes: Sequence[tuple[int | None, ...]] = (),
     ) -> None:
         super().__init__()
         self.program_calls, self.program_inputs, self.program_results = list(calls), list(inputs), list(results)
         self.program_example, self.program_any_batch = example, any_batch
         self.program_layers, self.program_hint = frozenset(layers), hint
+        self.program_shapes = list(shapes)
         self.program_unread = _unread(calls, results)
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.program_signature = inspect.Signature([inspect.Parameter(name, kind) for name in names or inputs])
@@ -129,6 +132,7 @@ class ProgramNet(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the results for these inputs, which are positional or have the names of the graph's inputs."""
         values = dict(zip(self.program_inputs, self._flat(args, kwargs), strict=True))
+        self.program_fits([value for value in values.values() if isinstance(value, Tensor)])
         weights: dict[str, Any] = {}
 
         def actual(value: Any) -> Any:
@@ -152,6 +156,15 @@ class ProgramNet(nn.Module):
                 del values[name]
         self.program_place = None
         return self._rebuilt([actual(result) for result in self.program_results])
+
+    def program_fits(self, inputs: Sequence[Tensor]) -> None:
+        """Raise InputError for tensors of other shapes than the program's, whose numbers may follow from these."""
+        for x, sizes in zip(inputs, self.program_shapes, strict=False):
+            if len(sizes) != x.dim() or any(size not in (None, own) for size, own in zip(sizes, x.shape, strict=True)):
+                wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+                hint = "export it with free sizes, such as the batch (dynamic_shapes); all others stay as they were"
+                what = f"the program takes the shape ({wanted}), got {tuple(x.shape)}"
+                raise InputError(what, where="input", hint=hint)
 
     def program_check(self, call: Callable[[Any], Any]) -> list[Problem]:
         """Compare a call with torch's own run of the program, where there is one; return differences as problems.

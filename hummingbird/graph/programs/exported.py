@@ -130,7 +130,7 @@ class ExportedNet(ProgramNet):
         example = dict(zip(names, (*args, *kwargs.values()), strict=True)) if kwargs else tuple(args)
         example = pytree.tree_map(single, example)
         graph = reader.calls, reader.inputs, reader.results, reader.weights
-        super().__init__(*graph, example, reader.any_batch, names, reader.layers(), reader.hint)
+        super().__init__(*graph, example, reader.any_batch, names, reader.layers(), reader.hint, reader.shapes)
         self.program_constants = reader.constants
         self.program_in_spec, self.program_out_spec = signature.in_spec, signature.out_spec
         _compare(self, exported, args, kwargs)
@@ -204,6 +204,7 @@ class _Reader:
         self.weights: dict[str, Tensor] = {}
         self.problems: list[Problem] = []
         self.any_batch = False
+        self.shapes: list[tuple[int | None, ...]] = []
         self.values: dict[fx.Node, Any] = {}
         self.runs: Counter[tuple[str, str]] = Counter()  # operations by layer, and run of the layer
 
@@ -231,12 +232,16 @@ class _Reader:
                     self.constants[node.name] = spec.arg.value
                 self.values[node] = Value(node.name)
                 value = node.meta.get("val")
+                if isinstance(value, Tensor):
+                    self.shapes.append(tuple(size if type(size) is int else None for size in value.shape))
                 if isinstance(value, Tensor) and value.is_floating_point():
                     private.append(value)
             else:
                 self.values[node] = self._weight(spec, node)
         sizes = {str(value.shape[0]) if value.dim() else "" for value in private}
-        self.any_batch = len(sizes) == 1 and all(isinstance(value.shape[0], torch.SymInt) for value in private)
+        self.any_batch = len(sizes) == 1 and all(
+            value.dim() and isinstance(value.shape[0], torch.SymInt) for value in private
+        )
         for spec in self.exported.graph_signature.output_specs:
             if spec.kind != OutputKind.USER_OUTPUT:
                 what = f"the program writes into {spec.target or spec.arg.name}"

@@ -184,6 +184,13 @@ def test_a_batch_that_is_not_free_stays_the_example_s() -> None:
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.randn(2, 3, 4)
     read = load_program(export(net, (x,)))
     assert graph.trace(read)[0].attrs["shape"] == (2, 3, 4)
+    for other in (torch.randn(3, 3, 4), torch.randn(2, 4, 3)):
+        with pytest.raises(InputError, match=r"takes the shape \(2, 3, 4\), got.*\n.*dynamic_shapes"):
+            graph.trace(read, example=other)
+        with pytest.raises(InputError, match=r"takes the shape \(2, 3, 4\)"):
+            read(other)
+    with pytest.raises(InputError, match=r"takes the shape \(any, 3, 4\)"):
+        graph.trace(load_program(program(net, x)), example=torch.randn(2, 3, 5))
     assert graph.trace(load_program(program(net, x)))[0].attrs["shape"] == (None, 3, 4)
 
 

@@ -143,7 +143,10 @@ def test_a_gelu_that_is_written_out_is_one_step() -> None:
 
 def test_a_fixed_batch_stays_fixed_and_open_sizes_need_an_example() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
-    assert not read(graph(relu, {"x": (1, 3)}, {})).program_any_batch
+    fixed = read(graph(relu, {"x": (1, 3)}, {}))
+    assert not fixed.program_any_batch
+    with pytest.raises(InputError, match=r"takes the shape \(1, 3\), got \(2, 3\)"):
+        trace(fixed, example=torch.ones(2, 3))
     assert read(graph(relu, {"x": ("n", "length")}, {})).program_example is None
 
 

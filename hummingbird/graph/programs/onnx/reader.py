@@ -206,7 +206,10 @@ class _Reader:
             results.append(Value(calls[-1].result))
         if self.problems:
             raise ModelError(self.problems)
-        return ProgramNet(calls, names, results, self.weights, example, any_batch, layers=titles)
+        shapes = [value.type.tensor_type.shape for value in given if value.type.tensor_type.HasField("shape")]
+        sizes = [tuple(dim.dim_value if dim.dim_value > 0 else None for dim in shape.dim) for shape in shapes]
+        sizes = sizes if len(sizes) == len(given) else []
+        return ProgramNet(calls, names, results, self.weights, example, any_batch, layers=titles, shapes=sizes)
 
     # Names -----------------------------------------------------------------------------------------------------------
 
