@@ -1,7 +1,7 @@
 """Forty nets in private: how far their results are from torch's, what they cost, and why others are refused.
 
     python -m scripts.tools.net_table --out docs/nets.md --json nets.json
-    python -m scripts.tools.net_table --nets resnet18 bert_tiny
+    python -m scripts.tools.net_table --nets resnet18 bert_tiny --sources pt2 onnx
 
 The nets are those of scripts/tools/net_catalogue.py: torchvision, timm, Hugging Face's transformers, segmentation and
 text, with random weights. A net of random weights has dead or exploding activations until its batch
@@ -9,12 +9,14 @@ norms know the statistics of their inputs: one pass in which they normalise by t
 Tiny-ImageNet's validation set from --data or HUMMINGBIRD_DATA, else random images. Then some go through private
 inference as `convert_model(net)` does it by default, exact comparisons and public weights, with both parties' own
 code in one process (`simulate(mode="exact")`). Each net has a process of its own, so that memory is bounded by the
-largest one; nets that need more than --memory are priced only. Rows are kept in the --json file as they are made: the
-same command with --resume goes on.
+largest one; nets that need more than --memory are priced only. Each net runs as a torch module, as a .pt2 file and as
+an ONNX file, both exported by torch and read by `hummingbird.load_program`. Rows are kept in the --json file as they
+are made: the same command with --resume goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
@@ -22,6 +24,7 @@ import logging
 import math
 import os
 import sys
+import tempfile
 import textwrap
 import time
 import warnings
@@ -125,8 +128,20 @@ COLUMNS = """
 REFUSED = """
 The others are refused, with every reason by name; here is the first.
 
-| net | library | reason |
+| net | source | reason |
 |---|---|---|
+"""
+SOURCES = ("module", "pt2", "onnx")  # a torch module, or the kind of the file that the net is read from
+
+
+FILES = """
+## The same nets from files
+
+torch exported each net to a file, and `hummingbird.load_program` read it ([programs.md](programs.md)). The program ran
+privately on the same inputs. The error is its largest difference to the torch module, in percent of the largest result.
+
+| net | source | error, % | classes kept | rounds | online, MB | offline, MB |
+|---|---|---:|---:|---:|---:|---:|
 """
 
 
@@ -136,6 +151,7 @@ class Row:
 
     name: str
     library: str
+    source: str = SOURCES[0]
     shape: str = ""
     reason: str = ""
     note: str = ""
@@ -148,9 +164,11 @@ class Row:
 
     def __str__(self) -> str:
         if self.reason:
-            return f"| {self.name} | {self.library} | {self.reason} |"
+            return f"| {self.name} | {self.source} | {self.reason} |"
         ran = f"{self.error:.2g} | {100 * self.kept:.4g} %" if not self.note else f"{self.note} | -"
         price = f"{self.rounds} | {self.online:.3g} | {self.offline:.3g}"
+        if self.source != SOURCES[0]:
+            return f"| {self.name} | {self.source} | {ran} | {price} |"
         return f"| {self.name} | {self.library} | {self.shape} | {ran} | {price} |"
 
 
@@ -166,24 +184,64 @@ def images_of(side: int, count: int, data: Path | None) -> Tensor:
     return random_images(count, side) if found is None else found
 
 
-def measure(name: str, inputs: int, data: Path | None, memory: float) -> Row:
+class Logits(nn.Module):
+    """A net as a function of one tensor that returns the tensor of its logits: what files of all kinds can hold."""
+
+    def __init__(self, net: nn.Module, keyword: str) -> None:
+        super().__init__()
+        self.net, self.keyword = net, keyword
+
+    def forward(self, x: Tensor) -> Tensor:
+        return logits(self.net(**{self.keyword: x}) if self.keyword else self.net(x))
+
+
+def from_file(net: nn.Module, x: Tensor, source: str) -> nn.Module:
+    """The net after a way through a file. source: the kind of the file, "pt2" or "onnx"; x: inputs to export it with.
+
+    The batch is free where torch's exporter can leave it so. ModelError if torch cannot export the net.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"net.{source}"
+        if source == "onnx":
+            names: dict[str, Any] = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):  # it prints the graph that it cannot write
+                    torch.onnx.export(net, (x,), path, dynamo=False, **names)  # the other exporter needs onnxscript
+            except Exception as error:  # of kinds that torch does not document
+                what = f"torch.onnx.export cannot write it: {type(error).__name__}"
+                raise ModelError([Problem("net", what, "export it with torch.export")]) from None
+            return hummingbird.load_program(path)
+        try:
+            program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        except Exception:  # of kinds that torch does not document: the net has a constant for its batch
+            program = torch.export.export(net, (x,))
+        torch.export.save(program, path)
+        return hummingbird.load_program(path)
+
+
+def measure(name: str, source: str, inputs: int, data: Path | None, memory: float) -> Row:
     """The row of a net: made, calibrated, priced and run."""
-    return measured(name, NETS[name], inputs, data, memory)
+    return measured(name, NETS[name], source, inputs, data, memory)
 
 
-def measured(name: str, entry: Entry, inputs: int, data: Path | None, memory: float) -> Row:
+def measured(name: str, entry: Entry, source: str, inputs: int, data: Path | None, memory: float) -> Row:
     """`measure` of any entry."""
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)  # what torch logs when a shape that is tried does not fit
-    row = Row(name, entry.library)
+    row = Row(name, entry.library, source)
     torch.manual_seed(0)
     net = prepared(entry.make())
     if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
         calibrate(net, images_of(entry.side, CALIBRATION, data))
     example = entry.example(partial(images_of, count=inputs, data=data), inputs)
-    x = example[entry.keyword] if entry.keyword else example
+    keyword = entry.keyword
+    x = example[keyword] if keyword else example
     row.shape = " x ".join(map(str, x.shape[1:]))
     try:
+        with torch.no_grad():
+            expected = Logits(net, keyword)(x)
+        if source != SOURCES[0]:
+            net, example, keyword = from_file(Logits(net, keyword).eval(), x, source), x, ""
         private = convert.build(net, example=example)
         _price(row, private, tuple(x.shape))
         weights = sum(parameter.numel() for parameter in net.parameters())
@@ -191,7 +249,8 @@ def measured(name: str, entry: Entry, inputs: int, data: Path | None, memory: fl
             row.note = f"not run: {weights * BYTES / 2**30:.0f} GiB"
             return row
         started = time.perf_counter()
-        _run(row, net, entry, example)
+        twin = Logits(hummingbird.simulate(net, mode="exact", seed=0, example=example), keyword)
+        _compare(row, expected, twin(x), entry.classes)
         row.seconds = (time.perf_counter() - started) / inputs
     except ModelError as error:
         row.reason = first_reason(error.problems)
@@ -208,18 +267,11 @@ def _price(row: Row, private: Any, shape: tuple[int, ...]) -> None:
     row.online, row.offline = total.bits / 8e6 / batch, total.offline_bits / 8e6 / batch
 
 
-def _run(row: Row, net: nn.Module, entry: Entry, example: Any) -> None:
-    """Fills in errors and classes."""
-    twin = hummingbird.simulate(net, mode="exact", seed=0, example=example)
-
-    def called(module: nn.Module) -> Tensor:
-        return logits(module(**example) if entry.keyword else module(example))
-
-    with torch.no_grad():
-        expected, got = called(net), called(twin)
+def _compare(row: Row, expected: Tensor, got: Tensor, classes: int) -> None:
+    """Fills in the error and the classes kept. expected, got: torch's and the private logits."""
     largest = float(expected.abs().max())
     row.error = 100 * float((got - expected).abs().max()) / largest if largest else math.inf
-    row.kept = float((got.argmax(entry.classes) == expected.argmax(entry.classes)).float().mean())
+    row.kept = float((got.argmax(classes) == expected.argmax(classes)).float().mean())
 
 
 def logits(result: Any) -> Tensor:
@@ -231,11 +283,11 @@ def logits(result: Any) -> Tensor:
     return result
 
 
-def apart(name: str, inputs: int, data: Path | None, memory: float) -> Row:
+def apart(name: str, source: str, inputs: int, data: Path | None, memory: float) -> Row:
     """`measure` in a process of its own, which gives its memory back; EnvironmentProblem if it was killed."""
     with workers(1) as pool:
         try:
-            return pool.submit(measure, name, inputs, data, memory).result()
+            return pool.submit(measure, name, source, inputs, data, memory).result()
         except BrokenProcessPool:
             hint = "it may have needed more memory than there is: lower --memory, and go on with --resume"
             raise EnvironmentProblem("the process of a net was killed", where=name, hint=hint) from None
@@ -256,15 +308,22 @@ def earlier(path: Path, settings: dict[str, Any]) -> list[Row]:
 
 
 def page(rows: Sequence[Row], settings: dict[str, Any]) -> str:
-    """The page: nets that convert, then those that do not."""
-    taken = [row for row in rows if not row.reason]
+    """The page: modules that convert, the same nets from files, and what does not convert."""
+    modules = [row for row in rows if row.source == SOURCES[0]]
+    taken = [row for row in modules if not row.reason]
     ran = "All but those marked" if any(row.note for row in taken) else "They"
-    facts = {"catalogue": len(NETS), "converted": len(taken), "total": len(rows), "ran": ran}
+    total = len({row.name for row in rows})
+    facts = {"catalogue": len(NETS), "converted": len(taken) if modules else total, "total": total, "ran": ran}
     head = HEAD.format(**facts, calibration=CALIBRATION, scale=LAYER_SCALE, **settings).split("\n\n")
     wrapped = (textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False) for part in head)
-    text = "# Nets in private\n\n" + "\n\n".join(wrapped) + "\n" + COLUMNS + "".join(f"{row}\n" for row in taken)
-    refused = [row for row in rows if row.reason]
-    return text + (REFUSED + "".join(f"{row}\n" for row in refused) if refused else "")
+    text = "# Nets in private\n\n" + "\n\n".join(wrapped) + "\n"
+    for title, found in (
+        (COLUMNS, taken),
+        (FILES, [row for row in rows if row.source != SOURCES[0] and not row.reason]),
+        (REFUSED, [row for row in rows if row.reason]),
+    ):
+        text += title + "".join(f"{row}\n" for row in found) if found else ""
+    return text
 
 
 def versions() -> dict[str, str]:
@@ -284,6 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--json", type=Path, help="keep rows there as they are made")
     p.add_argument("--resume", action="store_true", help="go on with the rows of --json")
     p.add_argument("--nets", nargs="+", metavar="NAME", help="these nets only")
+    p.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="what the nets come from (all)")
     p.add_argument("--images", type=int, default=2, help="private inputs per net (default: %(default)s)")
     p.add_argument("--data", type=Path, help="folder that holds tiny-imagenet-val (default: HUMMINGBIRD_DATA)")
     p.add_argument("--memory", type=float, default=8.0, help="GiB that a net may need (default: %(default)s)")
@@ -305,14 +365,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = versions()
         shown = ", ".join(f"{library} {version}" for library, version in known.items())
         settings = {"versions": shown, "images": args.images, "kind": kind}
-        rows = {row.name: row for row in earlier(args.json, settings)} if args.resume else {}
-        names = [name for name in names if NETS[name].library in known]
-        for name in progress_line([name for name in names if name not in rows], unit="net"):
-            rows[name] = apart(name, args.images, args.data, args.memory)
+        rows = {(row.name, row.source): row for row in earlier(args.json, settings)} if args.resume else {}
+        cases = [(name, source) for source in args.sources for name in names if NETS[name].library in known]
+        for case in progress_line([case for case in cases if case not in rows], unit="net"):
+            rows[case] = apart(*case, args.images, args.data, args.memory)
             if args.json is not None:
                 kept = {"settings": settings, "rows": [asdict(row) for row in rows.values()]}
                 args.json.write_text(json.dumps(kept, indent=1) + "\n")
-        text = page([rows[name] for name in names], settings)
+        text = page([rows[case] for case in cases], settings)
         if args.out is None:
             print(text)
         else:

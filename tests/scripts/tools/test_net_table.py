@@ -83,20 +83,22 @@ TINY = {
 }
 
 
+@pytest.mark.parametrize("source", table.SOURCES)
 @pytest.mark.parametrize("name", every(2, [*TINY]))
-def test_a_row_comes_from_a_private_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_comes_from_a_private_run(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HUMMINGBIRD_DATA", raising=False)
-    row = table.measured(name, TINY[name], 2, None, 8.0)
+    row = table.measured(name, TINY[name], source, 2, None, 8.0)
     assert not row.reason and not row.note and 0 < row.error < 1 and row.kept > 0.99
     assert row.rounds > 1 and 0 < row.online < row.offline
     shape = "4 x 8" if name == "words" else "3 x 8 x 8"
-    assert str(row).startswith(f"| {name} | torch | {shape} | {row.error:.2g} | ")
-    assert "not run" in str(table.measured(name, TINY[name], 1, None, 0.0))
+    place = f"torch | {shape}" if source == "module" else source
+    assert str(row).startswith(f"| {name} | {place} | {row.error:.2g} | ")
+    assert "not run" in str(table.measured(name, TINY[name], source, 1, None, 0.0))
 
 
 def test_a_net_that_does_not_convert_has_a_reason() -> None:
     entry = Entry("torch", lambda: nn.Sequential(nn.LocalResponseNorm(2)), 8)
-    row = table.measured("local norm", entry, 1, None, 8.0)
+    row = table.measured("local norm", entry, "module", 1, None, 8.0)
     assert "LocalResponseNorm" in row.reason and "`0`" in str(row)
 
 
@@ -112,16 +114,28 @@ def test_an_interrupted_run_goes_on(
     monkeypatch.delenv("HUMMINGBIRD_DATA", raising=False)
     done: list[str] = []
 
-    def apart(name: str, *_: object) -> table.Row:
+    def apart(name: str, source: str, *_: object) -> table.Row:
         if name == "resnet50" and len(done) == 1:
             done.append("interrupted")
             raise KeyboardInterrupt
         done.append(name)
-        return table.Row(name, "torchvision", "3", error=0.5, kept=1.0, reason="no" if name == "vit_b_16" else "")
+        reason = "no" if name == "vit_b_16" else ""
+        return table.Row(name, "torchvision", source, "3", reason=reason, error=0.5, kept=1.0)
 
     monkeypatch.setattr(table, "apart", apart)
     rows, out = tmp_path / "rows.json", tmp_path / "page.md"
-    command = ["--nets", "resnet18", "resnet50", "vit_b_16", "--json", str(rows), "--out", str(out)]
+    command = [
+        "--sources",
+        "module",
+        "--nets",
+        "resnet18",
+        "resnet50",
+        "vit_b_16",
+        "--json",
+        str(rows),
+        "--out",
+        str(out),
+    ]
     assert table.main(command) == 130 and not out.exists()
     assert table.main([*command, "--resume"]) == 0
     assert done == ["resnet18", "interrupted", "resnet50", "vit_b_16"]
@@ -130,7 +144,7 @@ def test_an_interrupted_run_goes_on(
     assert f"3 of the {len(NETS)} nets of `scripts/tools/net_catalogue.py`. Of these, 2 convert. They ran" in told
     assert max(len(line) for line in text.splitlines()) <= 120
     assert "| resnet50 | torchvision | 3 | 0.5 | 100 % | 0 | 0 | 0 |" in text
-    assert "| vit_b_16 | torchvision | no |" in text
+    assert "| vit_b_16 | module | no |" in text
     assert [row["name"] for row in json.loads(rows.read_text())["rows"]] == ["resnet18", "resnet50", "vit_b_16"]
     assert table.main([*command, "--resume", "--images", "5"]) == 1
     assert "leave --resume out" in capsys.readouterr().err
