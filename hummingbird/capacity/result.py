@@ -116,10 +116,7 @@ def mean(values: Floats) -> Interval:
 
 
 def least_requests(q: float) -> int:
-    """Return how many requests must have been served so that the quantile q of their latency can be estimated.
-
-    q: above 0, below 1.
-    """
+    """Return how many requests must be served to estimate the quantile q of their latency. q: above 0, below 1."""
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
@@ -206,7 +203,7 @@ class Result:
         """The largest rate of arrivals that the service can serve, and its cause; from a formula, not from the
         simulation.
 
-        After a run of the recurrence it leaves out the limits of cores and links, which that engine does not model.
+        After a run of the recurrence, limits of cores and links are left out: that engine does not model them.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
@@ -254,7 +251,7 @@ class Result:
 
     @cached_property
     def _came(self) -> Floats:
-        """Times at which the requests reached the service, (runs, requests): their arrival plus all of their transit."""
+        """Times at which the requests reached the service: arrival plus transit, in seconds, (runs, requests)."""
         return self.outcome.arrived + transits(self.service, self.load)
 
     @cached_property
@@ -272,9 +269,9 @@ class Result:
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """When the first and the last counted request of each run reached the service, and the time between them.
+        """When the first and the last counted request of each run reached the service, and the time between (or NaN).
 
-        Three arrays (runs, 1), in seconds; NaN for no time between them.
+        Three arrays (runs, 1), in seconds.
         """
         low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
@@ -465,8 +462,8 @@ HOURS_PER_MONTH = 730.0
 class HostCost(NamedTuple):
     """The money that a service costs.
 
-    cores, sent, stored: money per hour for cores, for bytes sent, and for bytes stored. per_thousand_images: the money
-    for 1,000 images, all three together.
+    cores, sent, stored: money per hour for cores, bytes sent, and bytes stored. per_thousand_images: their sum for
+    1,000.
     """
 
     cores: float
