@@ -223,8 +223,8 @@ class Hourly(Arrivals):
 class Trace(Arrivals):
     """Arrivals at given times, the same in every run; the function `trace` reads them from a file.
 
-    due: arrival times in seconds, ascending. brought: number of images of each request; if empty, these numbers are
-    drawn as `Arrivals.images` says.
+    due: arrival times in seconds, ascending. brought: number of images of each request; if empty, `images` says how
+    many images a request has, as for other arrivals.
 
     >>> capacity.Trace(due=(0.0, 0.5, 2.0), brought=(1, 4, 1)).mean_images
     2.0

@@ -108,11 +108,12 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 
 
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
-    """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
+    """Compute the seconds and bytes of private inference with a net of these layers, by the protocol of Garimella et
+    al.
 
-    name: of the net. units: the costs. relus: number of ReLUs for one image. results: number of values in the net's
-    result. Values that several layers read are sent once, in as many ciphertexts as the most demanding of these layers
-    needs.
+    name: of the net, for reports. units: the costs of one ciphertext, one ReLU and so on. relus: number of ReLUs for
+    one image. results: number of values in the net's result. Returns a `Net`. Values that several layers read are sent
+    once, in as many ciphertexts as the most demanding of these layers needs.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}

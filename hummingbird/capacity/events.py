@@ -242,7 +242,7 @@ _ROUNDING = 1e-6
 
 
 class _Replica:
-    """The state of a replica, a copy of the service.
+    """The state of a replica (copy of the service) in the event engine.
 
     It has the requests that wait for a slot, the groups (requests served as one) that wait for tokens, the numbers of
     free slots and workers, and the numbers of tokens and free places in the store.
@@ -373,8 +373,9 @@ class _Run:
             self._hand_out(here)
 
     def _begin(self, here: _Replica, group: Group) -> None:
-        """Give a free slot of a replica to a group (requests that are served as one), and then the tokens that it
-        needs.
+        """Give a free slot of the replica `here` to a group (requests that are served as one), and then its tokens.
+
+        If tokens are made on demand, the refills for them begin now; with a store, the group waits for them in line.
         """
         here.slots -= 1
         self.times[_S, group] = self.machine.now
@@ -391,8 +392,8 @@ class _Run:
     def _make(self, here: _Replica, group: Group, refill: int, left: int) -> None:
         """Make a group's tokens on demand: run refills one after another, and then the group's online phase.
 
-        group: requests that are served as one. refill: number of the next refill, counted from the start of the run.
-        left: number of refills that are still to run.
+        here: the replica. group: requests that are served as one. refill: number of the next refill, counted from the
+        start of the run. left: number of refills that are still to run.
         """
         if not left:
             self._go(here, group)
@@ -433,8 +434,9 @@ class _Run:
         self._hand_out(here)
 
     def _go(self, here: _Replica, group: Group) -> None:
-        """Begin the online phase of a group (requests that are served as one), after the session phase if its client is
-        new.
+        """Begin the online phase of a group, requests that are served as one, on the replica `here`.
+
+        The session phase runs before it if the group's client is new.
         """
         self.times[_G, group] = self.machine.now
         first, online = group[0], partial(self._online, here, group)

@@ -112,7 +112,7 @@ def capacity_of(service: Service, resource: Resource) -> float:
 def limits(service: Service) -> list[Limit]:
     """Compute all upper bounds on the requests per second of a service, the least first.
 
-    Slots bound the rate, refills (if tokens are made in advance), and every core and link.
+    The number of slots is a bound; so are the refills, if tokens are made in advance, and every core and link.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
     >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)

@@ -204,7 +204,7 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """Load the measurements of the paper's authors, which are shipped with the package.
+    """Load the measurements of Garimella et al. (ASPLOS 2023), which are shipped with the package.
 
     The client is an Atom of 4 cores, the server has 32 cores.
     """

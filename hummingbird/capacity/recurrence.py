@@ -198,7 +198,7 @@ class BatchReplay(Replay):
 
 
 class _Open:
-    """Arrivals at the times `Load.due`, which do not depend on when earlier requests were answered."""
+    """Arrivals in the recurrence engine at the times `Load.due`, which do not depend on when requests were answered."""
 
     def __init__(self, load: Load) -> None:
         assert load.due is not None
@@ -221,7 +221,7 @@ class _Open:
 
 
 class _Users(_Open):
-    """Arrivals of users, who wait for each answer, and think before they ask again.
+    """Arrivals in the recurrence engine of users, who wait for each answer, and think before they ask again.
 
     The next request of each run comes from the user who asks first.
     """

@@ -462,8 +462,8 @@ HOURS_PER_MONTH = 730.0
 class HostCost(NamedTuple):
     """The money that a service costs.
 
-    cores, sent, stored: money per hour for cores, bytes sent, and bytes stored. per_thousand_images: their sum for
-    1,000.
+    cores, sent, stored: money per hour for cores, bytes sent, and bytes stored. per_thousand_images: the money for
+    1,000 images, all three together.
     """
 
     cores: float

@@ -29,7 +29,9 @@ def net() -> nn.Module:
 
 
 def party(session: hummingbird.Session) -> tuple[str, bool]:
-    """Run the net as one party; return a line about the run, and whether it failed. `hummingbird.launch` calls this."""
+    """Run the self-test's small net as one party, by `hummingbird.launch`; return a line of text, and whether it
+    failed.
+    """
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:

@@ -268,7 +268,8 @@ def run(
     """Fine-tune the net, and save its weights and windows.
 
     load: returns the net, and validation images and labels, after the options are checked. teach: returns the training
-    data. command: the command line, for the provenance. said: gets the line to print after an interrupt.
+    data. command: the command line, for the provenance. said: a list, whose last line is printed after an interrupt;
+    lines are added as soon as something is saved.
     """
     recipe = Recipe(args.epochs, args.batch, rate=args.rate, seed=args.seed, schedule="cosine", label_smoothing=0.0)
     if args.patience < 1:

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def uniform_window(study: Study, budget: Fraction) -> BitWindow:
     """Return the best window that all layers may share within a budget. Raises errors of `Study.search`.
 
-    budget: mean bits of a comparison as a part of 64.
+    budget: the mean number of bits that a comparison keeps, divided by 64.
     """
     return next(iter(study.search(budget, uniform=True).layers.values()))
 

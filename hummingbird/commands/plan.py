@@ -75,10 +75,10 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def sweep_rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one simulation for each of the values that --values lists.
+    """Yield the figures of one simulation for each of the values that --values lists, as a dict.
 
-    In each simulation the input that --vary names, such as a rate, has the value. All simulations draw the same random
-    numbers. service, arrivals: the service and its requests before this input is changed.
+    In each simulation the input that --vary names, such as a rate, has one of these values. All simulations draw the
+    same random numbers. service, arrivals: the service and its requests before this input is changed.
     """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):

@@ -100,9 +100,9 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 
 
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Return the same arrivals at another rate, in requests per second.
+    """Return a copy of `arrivals` with another rate, in requests per second.
 
-    Raises InputError for arrivals without a rate.
+    Raises InputError for arrivals that have no rate, such as those of users.
     """
     if not isinstance(arrivals, Gaps):
         raise InputError("these requests have no rate to vary", where="--vary", hint="give --rate")

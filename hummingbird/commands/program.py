@@ -41,7 +41,7 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 def command_of(program: str, words: Sequence[str]) -> str:
     """Return a command line as text for provenance: `python -m PROGRAM WORDS`.
 
-    Of WORDS, --resume is left out, which changes no result, and absolute paths are reduced to file names.
+    Among the words, --resume is left out, as it changes no result. Absolute paths are reduced to file names.
     """
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 

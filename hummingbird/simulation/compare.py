@@ -40,7 +40,7 @@ class Compare:
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """Return a function for ranks that divide the passes over a net: it sets the random numbers of one pass.
+        """Return a function that sets the random numbers of one pass over a net, for ranks that divide the passes.
 
         A rank calls it before each pass with the number of the pass, 0, 1, ..., and so draws the keys that a single
         process would draw. run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
@@ -101,7 +101,9 @@ class Compare:
         return self.moved(v, *law.range)
 
     def moved(self, v: Tensor, low: float, high: float) -> Tensor:
-        """Clamp values to the range from `low` to `high` in training with `clamp`; else return them unchanged."""
+        """Clamp values to the range from `low` to `high`, in training mode and if `clamp` is set; else return them
+        unchanged.
+        """
         if not (self.clamp and self.training):
             return v
         return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))

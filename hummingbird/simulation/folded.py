@@ -68,7 +68,7 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
 
 def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
-    """Return the number of fraction bits of the weights of each linear layer of a plan, by name."""
+    """Return how many bits of fraction the weights of each linear layer in a plan have, by the layer's name."""
     return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 
@@ -144,7 +144,7 @@ class FoldedNet:
 
     @property
     def steps(self) -> dict[str, Step]:
-        """All steps by their names."""
+        """All steps of the net, by their names."""
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> FoldedState:

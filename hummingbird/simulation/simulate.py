@@ -208,7 +208,7 @@ def simulate(
     The module begins in eval mode, like private inference, and does not change the net: batch norms keep their
     statistics. Its `train()` and `eval()` set its own mode and the net's.
 
-    bits, protocol: as for `convert_model`. parties: 2 or more.
+    bits: the windows, or their file; None: exact comparisons. protocol: "masked" or "gmw". parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
         parameters are the net's, and gradients pass where values passed. Comparisons follow the protocol. Without
         gradients, in eval mode and float32, inputs and constants are rounded as in private inference; the rounding of
@@ -219,10 +219,12 @@ def simulate(
         would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
     cut: simulate `hummingbird.hybrid`, two parties without a dealer, in its integers (simulation/cut.py); leave
         protocol, parties, mode and clamp at their defaults, as they are for inference with a dealer.
-    example: as for `convert_model`; the module then takes the net's arguments, and returns forward()'s result.
+    example: a batch of the net's inputs, for a net with several inputs or flags; the module then takes the net's
+        arguments, and returns forward()'s result.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
-    Warns as it does, of batch norms and dropout in training mode, and once of inputs beyond the bits' `input_range`.
+    Warns as `convert_model` does, of batch norms and dropout in training mode, and once of inputs beyond the bits'
+    `input_range`.
 
     >>> twin = hummingbird.simulate(net, BitWindow(20, 12))
     >>> bool((twin(images).argmax(1) == net(images).argmax(1)).all())
@@ -369,10 +371,10 @@ class FastSimulator(nn.Module):
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return a function that ranks, which divide the batches, call with a batch's number before they run the batch.
+        """Return a function that a rank calls with a batch's number before it runs this batch.
 
-        It makes the module draw the random numbers that a single process would draw for that batch (`Compare.passes`).
-        image: any one image, (1, ...).
+        Ranks divide the batches among them. The function makes the module draw for the batch the random numbers that a
+        single process would draw. image: any one image, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 

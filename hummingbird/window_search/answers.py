@@ -48,7 +48,7 @@ class Judged(NamedTuple):
 
 
 class Values:
-    """Judges real numbers: an input's must be near, at a distance of 0.1 at most, to the exact net's or its label."""
+    """Judges real numbers: an input's may have a distance of 0.1 at most from the exact net's, or from its label."""
 
     kind = "values"
     decides = False
@@ -64,7 +64,7 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch: return for each input 1 if it is near the right values, else 0, and its distance d as d / (1 +
+        """Judge a batch: return whether each input is near the right values (1 or 0), and its distance d as d / (1 +
         d).
 
         expected: the right values of the batch. Near is a distance of 0.1 (`NEAR`) at most.
@@ -73,10 +73,7 @@ class Values:
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return 1 for each input with a distance of 0.1 (`NEAR`) at most from its label, else 0: float64 (N,).
-
-        Returns None without labels. outputs: the net's, for all inputs.
-        """
+        """Return 1 for each input with a distance of 0.1 at most from its label, else 0: (N,). None without labels."""
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
@@ -278,13 +275,14 @@ class Answers:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each result, one of `KINDS`."""
+        """The kind of each result: "classes", "score", "numbers", "values" or "embedding"."""
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
         """Judge a batch: return for each input the proportion of decisions kept, and the change of the finer score.
 
-        references: the batch's rows of `self.references`. If the net has several results, each input's worst counts.
+        The finer score changes before any decision does. references: the batch's rows of `self.references`. If the net
+        has several results, each input's worst counts.
         """
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):

@@ -140,10 +140,11 @@ class CachedEvaluator:
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
-        """Return the score with these windows, the mean over all images and runs. Raises ConfigError as `coarse` does.
+        """Return the score with these windows, the mean over all images and runs.
 
         floor: if the proportion of right answers is certain to be below it, the computation may stop early; the
-        `answers` of the score is then only an upper bound, which is below `floor`.
+        `answers` of the score is then only an upper bound, which is below `floor`. Raises ConfigError for windows that
+        the net cannot run.
         """
         windows = self._assignment(config)
         if windows in self._full:

@@ -44,9 +44,9 @@ class Journal:
 
     A resumed search asks the same questions in the same order: it gets the answers in the file first; after that each
     answer is computed, and appended to the file.
-    path: the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
-        before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another
-        problem.
+    path: the file; None: nothing is kept. fingerprint: a hash of all that determines the search. before: seconds spent
+    on the search before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to
+    another search.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
@@ -203,7 +203,7 @@ class Progress(NamedTuple):
     """The progress of a search, for a progress bar.
 
     evaluations: number of answers so far. accuracy: the proportion of right answers of the best windows so far. price:
-    theirs, in units of the objective. Both are None as long as there are none.
+    that of these windows, in units of the objective. accuracy and price are None until windows have been scored.
     """
 
     evaluations: int

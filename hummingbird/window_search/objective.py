@@ -96,7 +96,7 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """Return HummingBird's objective: the fraction of all bits that these layers compare which their windows keep.
+    """Return HummingBird's objective: which fraction of all compared bits the windows of these layers keep.
 
     A layer counts with all its comparisons per image, of 64 bits each. protocol: the one that decides signs; it has the
     least width of a window.

@@ -121,7 +121,7 @@ class Prepared:
         self.bits.save(Path(path))
 
     def bits_kept(self, choice: Candidate) -> float:
-        """Return how many of 64 bits a choice's windows keep of each comparison, on average."""
+        """Return how many of a comparison's 64 bits the windows of a choice keep, on average over comparisons."""
         windows = [choice.bits.window(layer.name) for layer in self.layers]
         return float(64 * bit_budget(self.layers).total(self.layers, windows))
 
@@ -242,7 +242,7 @@ def prepare(
     objective: the quantity that the budget limits: "bits", "bytes" (sent by a party per image, "500kB") or "seconds"
         (on the network).
     margin: the proportion of answers that may change on the images that choose.
-    by: which layers form a group, as for `group_layers`.
+    by: which layers form a group: "layer", "block" or "stage", or patterns by group name, as for `group_layers`.
     protocol, parties, seed: those of the simulated private inference.
     bandwidth, rtt: bits per second and party, and the round-trip time in seconds, for predicted seconds.
 

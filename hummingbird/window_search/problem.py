@@ -138,7 +138,7 @@ class Group:
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
-        """Map the names of the group's layers to these windows."""
+        """Return these windows, one for each layer of the group in its order, as a dict by the layers' names."""
         return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
 
 

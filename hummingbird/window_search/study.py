@@ -185,12 +185,12 @@ class Study:
     images: a tensor, or a DataLoader, a data set or batches, with labels or without. They are held in memory, and so
         are the net's outputs. Resume a search with the same images in the same order.
     labels: classes as integers, 0 and 1 for scores, or real numbers in the outputs' shape.
-    example: as for `convert_model`, for a net that takes several inputs or flags; the images are then a tuple or a dict
+    example: arguments of one call, for a net that takes several inputs or flags; the images are then a tuple or a dict
         in the form of the example, (N, ...) each, or one tensor in place of the example's private one.
-    answers: how answers are judged, one of answers.py's `KINDS`; None: determined by labels and outputs, see
-        `str(study.answers)`.
+    answers: how answers are judged: "classes", "score", "numbers", "values" or "embedding"; None: determined by labels
+        and outputs; `str(study.answers)` says how.
     criterion: choose windows by "agreement" with the exact net or by "accuracy", which needs labels.
-    by: how layers are grouped, as for `group_layers`.
+    by: how layers are grouped: "layer", "block" or "stage", or patterns by group name, as for `group_layers`.
     protocol, parties: those of private inference.
     seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
     batch: images at a time.
