@@ -184,10 +184,11 @@ CLIENT, SERVER = "client", "server"
 
 
 def he(model: HEModel, images: int, profile: Profile) -> Service:
-    """Make the service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
+    """Make the model (`Service`) of a service that computes a net of `he.convert_model` on clients' ciphertexts.
 
-    profile: the measured seconds. The service works on as many requests at a time as `he-server` does by default.
-    Raises ConfigError for more images than a batch has room for, and for a profile without rows of the net's mode.
+    Each request is a batch of `images` images of one client. profile: the measured seconds. The service works on as
+    many requests at a time as `he-server` does by default. Raises ConfigError for more images than a batch has room
+    for, and for a profile without rows of the net's mode.
 
     >>> service = capacity.he(he.convert_model(net, (4,)), 20, capacity.load_profile("profile.json"))
     >>> list(service.phases()), service.images

@@ -211,8 +211,7 @@ Group = tuple[int, ...]  # requests that are served as one
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
 ) -> LoadOutcome:
-    """Follow every request of `load` through a service with the rules `system`, by discrete events; returns the
-    outcome.
+    """Follow every request of `load` through a service with the rules `system`, by discrete events; return the outcome.
 
     factors: for every run of a phase, the number by which its core-seconds are multiplied. told: called after each
     request that leaves, with the number of requests that have left. A request of nine steps takes about 0.05 ms. Raises

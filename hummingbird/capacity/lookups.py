@@ -39,12 +39,12 @@ def pir(
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
 ) -> Service:
-    """Make the service of private lookups in the tables of a batching plan; each request has all lookups of one
-    inference.
+    """Make the model (`Service`) of a service of private lookups in the tables of a batching plan.
 
-    codes: the plan's batch codes (`Plan.codes`). record_bytes: bytes that are stored and sent for one row, together
-    with its companions. profile: the measured seconds. max_batch: number of keys at which a batch is full. max_wait:
-    seconds after which a batch that is not full begins. Raises ConfigError for a profile without rows "pir".
+    Each request has all lookups of one inference. codes: the plan's batch codes (`Plan.codes`). record_bytes: bytes
+    that are stored and sent for one row, together with its companions. profile: the measured seconds. max_batch: number
+    of keys at which a batch is full. max_wait: seconds after which a batch that is not full begins. Raises ConfigError
+    for a profile without rows "pir".
 
     >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
     >>> service = capacity.pir(plan.codes, 64, capacity.load_profile("profile.json"))

@@ -169,11 +169,11 @@ def masked(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """Make the service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
+    """Make the model (`Service`) of a service whose parties compute a net that was converted with protocol "masked".
 
-    profile: the measured seconds. dealer: "stream": it makes material during the request, as the dealer that `serve`
-    starts; "store": it deals slots in advance while the parties' stores have room (`Hosts.store` is the size of a
-    store). lanes: number of lanes of each party.
+    Each request is a slice of `shape` (B, ...). profile: the measured seconds. dealer: "stream": it makes material
+    during the request, as the dealer that `serve` starts; "store": it deals slots in advance while the parties' stores
+    have room (`Hosts.store` is the size of a store). parties: their number. lanes: number of lanes of each party.
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
@@ -195,9 +195,10 @@ def gmw(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """Make the service of a net converted with protocol "gmw"; each request is a slice of `shape` (B, ...).
+    """Make the model (`Service`) of a service whose parties compute a net that was converted with protocol "gmw".
 
-    The other arguments, and the errors, are those of `masked`, which makes services of the other protocol.
+    Each request is a slice of `shape` (B, ...). The arguments and errors are those of `masked`, which makes such models
+    for nets of the other protocol.
 
     >>> private = hummingbird.convert_model(net, BitWindow(20, 12), protocol="gmw")
     >>> service = capacity.gmw(private, (1, 4), capacity.load_profile("profile.json"))

@@ -64,11 +64,12 @@ def service(
     store: float = 0,
     profile: PublishedProfile | None = None,
 ) -> Service:
-    """Make the service of Garimella et al. for a net: one client, one server, one refill and one request at a time.
+    """Make the model (`Service`) of the service that Garimella et al. describe: one client, one server, garbled ReLUs.
 
-    kind: "sg" if the server garbles, "cg" if the client garbles. net: has the seconds and bytes of the steps. threads:
-    of client and server. up, down: bits per second of the client's link. store: bytes that the client can store.
-    profile: measurements of garbling, by default `asplos23`.
+    It runs one refill, the work in advance, and one request at a time. kind: "sg" if the server garbles, "cg" if the
+    client garbles. net: has the seconds and bytes of the steps. threads: of client and server. up, down: bits per
+    second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by default
+    `asplos23`.
     Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic evaluation than the net's
     table has, and no bandwidth.
     """
@@ -145,20 +146,20 @@ def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) ->
 
 
 def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
-    """Make the service that Garimella et al. call their baseline: the server garbles, and evaluates ciphertexts on one
-    thread.
+    """Make the model of the service that Garimella et al. call their baseline: the server garbles.
 
-    Half of the link's bandwidth is for each direction. store: bytes that the client can store. gc: number of the
-    server's threads for garbled circuits.
+    The server evaluates ciphertexts on one thread. Half of the link's bandwidth is for each direction. net: has the
+    seconds and bytes of the steps. store: bytes that the client can store. gc: number of the server's threads for
+    garbled circuits.
     """
     return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
 
 
 def proposed(net: Net, store: float = 0) -> Service:
-    """Make the service that Garimella et al. propose: the client garbles, and the server evaluates all layers in
-    parallel.
+    """Make the model of the service that Garimella et al. propose: the client garbles.
 
-    More of the link's bandwidth is for the way up, by which the circuits go. store: bytes that the client can store.
+    The server evaluates the ciphertexts of all layers in parallel. More of the link's bandwidth is for the way up, by
+    which the circuits go. net: has the seconds and bytes of the steps. store: bytes that the client can store.
     """
     return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
 
@@ -198,7 +199,7 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 def sent(at: Service) -> tuple[float, float]:
     """Return how many bytes the client's link carries up, and how many down, in one refill and one request together.
 
-    at: the service. A refill is the work in advance for one request.
+    at: the model of the service. A refill is the work in advance for one request.
     """
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]

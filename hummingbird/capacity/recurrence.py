@@ -256,16 +256,17 @@ class _Present:
         self.leaves = np.full((runs, replicas, 1), -math.inf)
 
     def join(self, at: Floats) -> Ints:
-        """Return, for each run, the array row of the replica with the fewest requests at time `at`.
+        """Return for each run the array row of the replica (copy of the service) with the fewest requests at time `at`.
 
         If several have equally few, it is the first.
         """
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Add one request of each run, which arrives at time `at` and leaves at time `left`.
+        """Note for each run one more request at a replica, from the time `at` to the time `left`, in seconds.
 
-        rows: for each run, the array row of the replica that the request joins.
+        rows: for each run, the array row of the replica that the request has joined. A request that has left by `at`
+        makes room for this one.
         """
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)

@@ -282,7 +282,7 @@ class Phase:
     def times(self, count: int) -> Phase:
         """Return the phase for `count` requests that run at once.
 
-        It has `count` times the core-seconds and bytes of each step, and as many rounds as for one request.
+        Each step has `count` times the core-seconds or bytes of one request; the number of rounds stays.
         """
 
         def more(work: Work) -> Work:
@@ -399,7 +399,7 @@ class Service:
 
     @property
     def clients(self) -> frozenset[str]:
-        """Names of the hosts that only the transit uses; every client has such hosts of its own."""
+        """Names of the hosts that only the transit, a request's way there and back, uses: every client has its own."""
         named = {name: {role for step in phase.steps for role in step.roles} for name, phase in self.phases().items()}
         return frozenset(named.pop("transit", set()).difference(*named.values()))
 
@@ -442,9 +442,9 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Compute the seconds of the way there and back for `requests` requests that are sent together.
+        """Compute the seconds of the transit, the way there and back, of `requests` requests that are sent together.
 
-        Nothing else uses their links meanwhile. The result is 0 for a service without transit.
+        Nothing else uses their links meanwhile. The result is 0 if this service has no transit phase.
         """
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 

@@ -75,12 +75,11 @@ def digest(private: PrivateNet, shape: Sequence[int]) -> str:
 
 
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
-    """Make the service of a net as CrypTen as shipped would run it, without windows; each request is a batch of
-    `shape`.
+    """Make the model (`Service`) of a service whose parties compute a net by CrypTen as shipped, without windows.
 
-    private: the converted net, whose weights are public. profile: the measured seconds. Multiplication triples are
-    drawn before the computing; the result is opened to party 0. Raises ConfigError for a profile without rows "crypten"
-    and for private weights, ModelError for layers without a price.
+    Each request is a batch of `shape`. private: the converted net, whose weights are public. profile: the measured
+    seconds. Multiplication triples are drawn before the computing; the result is opened to party 0. Raises ConfigError
+    for a profile without rows "crypten" and for private weights, ModelError for layers without a price.
 
     >>> private = hummingbird.convert_model(net)
     >>> service = capacity.crypten(private, (1, 4), capacity.load_profile("profile.json"))

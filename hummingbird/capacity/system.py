@@ -176,9 +176,9 @@ class Load:
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Compute the seconds that each arrival's requests spend on their way there and back: (runs, requests).
+    """Compute the seconds of each arrival's transit, its way to the service and back: float64 (runs, requests).
 
-    All requests that one arrival brings are sent together.
+    All requests of the service that one arrival brings are sent together.
     """
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
@@ -186,7 +186,7 @@ def transits(service: Service, load: Load) -> Floats:
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for every run of every phase of a simulation: its seconds, or a factor for its core-seconds.
+    """Random numbers for a simulation: for every run of a phase its seconds, or a factor for its core-seconds.
 
     The recurrence engine takes seconds, the event engine takes factors. request: of the online phases, (runs,
     requests), in order of arrival; a batch uses the number of its first request. refill: of the refills, (runs *

@@ -78,9 +78,10 @@ class Judge:
         return evaluate(twin, images, labels)
 
     def fingerprint(self, weights: bytes) -> str:
-        """Return the fingerprint of the net with these weights, which windows record to be used with no other net.
+        """Return the fingerprint of the net with these weights, for the provenance of its windows.
 
-        weights: the content of a file that `weights_file` made.
+        Windows with a fingerprint are refused for any other net. weights: the content of a file that `weights_file`
+        made.
         """
         self._load(weights)
         return graph.fingerprint(traced(self._net, self._example))

@@ -72,7 +72,7 @@ def write_json(path: Path, figures: Any) -> None:
 def check_writable(path: Path, where: str) -> None:
     """Raise InputError if no file can be written at `path`; called before hours of work.
 
-    where: the option that names it.
+    where: the option that names the file, for the error.
     """
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}", where=where, hint="make it first")

@@ -205,7 +205,7 @@ class Numbers:
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
         """Judge a batch: return for each input the proportion of right numbers, and 1 less this proportion.
 
-        target: the batch's rows of `references`, the right numbers.
+        The latter stands for the change of a finer score. target: the right numbers of the batch.
         """
         kept = _each(outputs == target)
         return Judged(kept, 1 - kept)
@@ -470,9 +470,9 @@ def _spread(values: Tensor) -> Tensor:
 def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
     """Return how certain a net is of each label, from 0 to 1: float64 in the labels' shape.
 
-    It is sigmoid(margin / 0.4): the margin is the label's logit less the largest other one, in standard deviations of
-    the logits of the image (or position); 0 if logits are not finite. It does not change if windows make all logits
-    smaller, as pruning does. dim: that of the classes in `logits`.
+    The certainty is sigmoid(margin / 0.4): the margin is the label's logit less the largest other one, in standard
+    deviations of the logits of the image (or position); 0 if logits are not finite. It does not change if windows make
+    all logits smaller, as pruning does. dim: that of the classes in `logits`.
     """
     logits, chosen = logits.double(), labels.unsqueeze(dim)
     margin = logits.gather(dim, chosen) - logits.scatter(dim, chosen, -float("inf")).amax(dim, keepdim=True)

@@ -344,9 +344,10 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """Return the assignments of windows to layers, by name, that are worth a run on all images, each once.
+        """Return the assignments that are worth a run on all images, the windows of each by the layers' names.
 
-        losses: for each group, the losses of its choices. level: only choices of this level or a lower one are used.
+        losses: for each group, the losses of its choices. level: only choices of this level or a lower one are used. No
+        assignment occurs twice, and there are at most `trials`.
         """
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]

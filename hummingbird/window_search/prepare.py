@@ -96,7 +96,10 @@ class Prepared:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy of private inference, by simulation, on images that did not choose the windows."""
+        """The accuracy of private inference with the windows found, by simulation, on images that did not choose them.
+
+        It is None without labels.
+        """
         return self.choices[-1].accuracy
 
     @property
@@ -111,7 +114,7 @@ class Prepared:
 
     @property
     def costs(self) -> Estimate:
-        """What private inference of one image with these windows costs: rounds, bytes and seconds on the network, by
+        """The costs of private inference of one image with these windows: rounds, bytes and seconds on the network, by
         layer.
         """
         return self.choices[-1].costs
