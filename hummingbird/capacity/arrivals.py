@@ -25,36 +25,46 @@ from hummingbird.errors import ConfigError, InputError
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """Make a random generator for one purpose; the numbers drawn for one purpose do not depend on those for other
-    purposes.
+    """Make the random generator for one use of random numbers in a simulation.
 
-    seed: of the simulation. purpose: a word for what the numbers are used for.
+    seed: of the simulation. purpose: a word for the use, such as "gaps". Generators of different purposes are
+    independent: more draws for one purpose do not change what is drawn for another.
     """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def exponential(shape: tuple[int, ...], seed: int, purpose: str) -> Floats:
-    """Draw exponentially distributed numbers of mean 1. seed, purpose: as for `generator`."""
+    """Draw exponentially distributed numbers of mean 1, float64 in this shape.
+
+    seed: of the simulation. purpose: a word for their use; other purposes draw independent numbers (`generator`).
+    """
     return torch.empty(shape, dtype=torch.float64).exponential_(generator=generator(seed, purpose)).numpy()
 
 
 def uniform(shape: tuple[int, ...], seed: int, purpose: str) -> Floats:
-    """Draw uniform numbers from 0 to below 1. seed, purpose: as for `generator`."""
+    """Draw uniform numbers from 0 to below 1, float64 in this shape.
+
+    seed: of the simulation. purpose: a word for their use; other purposes draw independent numbers (`generator`).
+    """
     return torch.empty(shape, dtype=torch.float64).uniform_(generator=generator(seed, purpose)).numpy()
 
 
 def gamma(shape: tuple[int, ...], form: float, seed: int, purpose: str) -> Floats:
-    """Draw gamma-distributed numbers of mean 1 and variance 1 / form. form: the distribution's shape parameter.
+    """Draw gamma-distributed numbers of mean 1 and variance 1 / form, float64 in this shape.
 
-    seed, purpose: as for `generator`.
+    form: the distribution's shape parameter, above 0. seed: of the simulation. purpose: a word for their use; other
+    purposes draw independent numbers (`generator`).
     """
     forms = torch.full(shape, form, dtype=torch.float64)
     return (torch._standard_gamma(forms, generator=generator(seed, purpose)) / form).numpy()
 
 
 def choices(count: int, shape: tuple[int, ...], seed: int, purpose: str) -> Ints:
-    """Draw uniform integers from 0 to count - 1. seed, purpose: as for `generator`."""
+    """Draw uniform integers from 0 to count - 1, int64 in this shape.
+
+    seed: of the simulation. purpose: a word for their use; other purposes draw independent numbers (`generator`).
+    """
     return torch.empty(shape, dtype=torch.int64).random_(0, count, generator=generator(seed, purpose)).numpy()
 
 
@@ -71,12 +81,14 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Arrivals(ABC):
-    """Base class of arrival processes: when requests arrive, how many images each has, and how long it waits.
+    """Base class of arrival processes: they say when requests arrive, how many images each has, and how long it waits.
 
-    images: number of images of a request; or {number: weight}, from which the number of each request is drawn.
-    patience: seconds after which a request leaves if its online phase has not begun. session: mean number of requests
-    that a client makes in one session; the first of them begins the session; inf: every client already has a session.
-    (For `Users` a finite number means that a user's requests begin a session until one of them is served.)
+    `load` draws the requests of a simulation. images: number of images of a request; or a dict {number: weight}, from
+    which the number is drawn for each request. patience: how many seconds a request waits for its online phase; if it
+    has not begun by then, the request leaves.
+    session: mean number of requests in a client's session, of which the first begins the session; inf: no request
+    begins one, as every client has its session already. For `Users`, a finite number means only that there are
+    sessions: each request of a user begins one, until one of this user's requests has been served.
     """
 
     images: int | Mapping[int, float] = field(default=1, kw_only=True)
@@ -104,10 +116,10 @@ class Arrivals(ABC):
         return sum(number * weight for number, weight in self._weights.items()) / sum(self._weights.values())
 
     def load(self, runs: int, requests: int, seed: int, *, per_request: int = 1) -> Load:
-        """Draw the requests of `runs` independent runs, with `requests` requests in each; returns them as a `Load`.
+        """Draw the requests of `runs` independent simulated runs, `requests` arrivals in each; return them as a `Load`.
 
-        seed: of the random numbers. per_request: how many images one request of the service takes; an arrival with more
-        images is served as several such requests, one after another.
+        seed: of the random numbers. per_request: how many images the service takes in one request. An arrival with more
+        images counts as several requests of the service, which are served one after another.
         """
         check_count(runs, "runs", 1, "runs")
         check_count(requests, "requests", 1, "requests")
@@ -136,7 +148,7 @@ class Arrivals(ABC):
 
     @abstractmethod
     def per_second(self) -> float:
-        """Return the mean number of requests per second; for `Users`, the number if every answer came immediately."""
+        """Return the mean number of requests per second; for `Users`, the number if every answer came at once."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +223,8 @@ class Hourly(Arrivals):
 class Trace(Arrivals):
     """Arrivals at given times, the same in every run; the function `trace` reads them from a file.
 
-    due: arrival times in seconds, ascending. brought: number of images of each request; if empty, these numbers are
-    drawn as `Arrivals.images` says.
+    due: arrival times in seconds, ascending. brought: number of images of each request; if empty, `images` says how
+    many images a request has, as for other arrivals.
 
     >>> capacity.Trace(due=(0.0, 0.5, 2.0), brought=(1, 4, 1)).mean_images
     2.0

@@ -37,10 +37,12 @@ _GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EURO
 
 
 def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | None = None, name: str = "net") -> Net:
-    """Compute the constants (seconds and bytes, `Net`) of private inference with a net, from its layers.
+    """Compute the seconds and bytes of private inference with a net, by the protocol of Garimella et al., from its
+    layers.
 
-    shape: of an image, (C, H, W). profile: has the costs of one unit of each kind of work; default: `asplos23`. Raises
-    ModelError for layers that are neither linear nor ReLUs, naming all of them, and errors of tracing.
+    shape: of an image, (C, H, W). profile: has the costs of one ciphertext, one ReLU and so on; default: `asplos23`.
+    name: of the net, for reports. Returns a `Net`. Raises ModelError for layers that are neither linear nor ReLUs,
+    naming all of them, and errors of tracing.
     """
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
@@ -48,11 +50,11 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 
 
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
-    """Replace the seconds that a profile has for garbled circuits by seconds that were measured on another machine.
+    """Return a changed profile: its seconds of garbled circuits are those measured on another machine.
 
-    measured: the profile of that machine, used for client and server; ConfigError if it has no rows "gc". profile: the
-    profile to change, by default `asplos23`. Returns the changed profile, and a note on the origin of the new seconds.
-    How many AND gates a ReLU has is computed from the bytes of its circuit.
+    measured: the profile of that machine, whose seconds count for client and server; ConfigError if it has no rows
+    "gc". profile: the profile to change, by default `asplos23`. Also returns a note, for users, on the origin of the
+    new seconds. How many AND gates a ReLU has is computed from the bytes of its circuit.
     """
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
@@ -67,7 +69,8 @@ def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[LayerUnits], in
     """Return a net's convolutions and linear layers, in order, its number of ReLUs, and the number of values in its
     result.
 
-    Both numbers are for one image. shape: of an image, (C, H, W). Raises as `composed`.
+    Both numbers are for one image. shape: of an image, (C, H, W). Raises ModelError for layers that are neither linear
+    nor ReLUs, naming all of them, and errors of tracing.
     """
     steps = graph.trace(settled(net, torch.empty(1, *shape)))
     hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
@@ -105,11 +108,12 @@ def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor)
 
 
 def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int, results: int) -> Net:
-    """Compute the constants (seconds and bytes, `Net`) of a net with these layers, from the costs of one unit of work.
+    """Compute the seconds and bytes of private inference with a net of these layers, by the protocol of Garimella et
+    al.
 
-    name: of the net. units: the costs. relus: number of ReLUs for one image. results: number of values in the net's
-    result. Values that several layers read are sent once, in as many ciphertexts as the most demanding of these layers
-    needs.
+    name: of the net, for reports. units: the costs of one ciphertext, one ReLU and so on. relus: number of ReLUs for
+    one image. results: number of values in the net's result. Returns a `Net`. Values that several layers read are sent
+    once, in as many ciphertexts as the most demanding of these layers needs.
     """
     inputs = {layer.source: layer.inputs for layer in layers}
     sent: dict[int, int] = {}
@@ -147,9 +151,10 @@ def assembled(name: str, units: Units, layers: Sequence[LayerUnits], relus: int,
 
 
 def lphe(seconds: Sequence[float], threads: int) -> float:
-    """Compute the seconds in which some layers are evaluated on `threads` threads, until the last layer ends.
+    """Compute how many seconds `threads` threads take to evaluate some layers in parallel.
 
-    seconds: of each layer, on one thread. Layers begin in order, each on the thread that is free first.
+    seconds: what each layer takes on one thread. The layers begin in order, each on the thread that is free first, and
+    use no other thread. The result is the end of the last layer.
     """
     free = [0.0] * threads
     for length in seconds:

@@ -45,14 +45,15 @@ PARTS = ("encrypt", "receive", "evaluate", "decrypt")
 
 
 def kind_of(public: Public) -> str:
-    """Return the `kind` of the rows of a profile from which this net's seconds are computed: "he" and the
-    net's mode.
+    """Return the name under which a profile has the measured seconds of such nets: "he" and the net's mode.
+
+    It is the `kind` of the profile's rows, such as "he client-aided". public: the net's public facts.
     """
     return f"he {public.mode}"
 
 
 def check_images(public: Public, images: int) -> None:
-    """Raise ConfigError if one batch has no room for `images` images."""
+    """Raise ConfigError if one batch has no room for `images` images. public: the net's public facts."""
     check_count(images, "images", 1, "images")
     if images > public.slots:
         hint = f"at most {public.slots} images of one client share a batch"
@@ -60,12 +61,13 @@ def check_images(public: Public, images: int) -> None:
 
 
 def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
-    """Count each kind of work in round `number`, for a batch of `images` images; returns the counts by name.
+    """Count each kind of work in one round, for a batch of `images` images; return the counts by name.
 
-    A residue is a ciphertext's coefficient modulo one prime. sent: residues that the client sends. products: of a
-    residue and a weight. made: residues that operations other than linear layers make. answered: residues that are
-    masked and divided by primes. returned: residues sent to the client. plain: values that the client packs and
-    unpacks. turns: 1, for what a round costs by itself.
+    plan: of the net. number: of the round, from 0. A residue is a ciphertext's coefficient modulo one prime. The names:
+    "sent": residues that the client sends. "products": products of a residue and a weight. "made": residues that
+    operations other than linear layers compute. "answered": residues that the server masks and divides by primes before
+    it answers. "returned": residues that the server sends. "plain": values that the client packs and unpacks. "turns":
+    1, for what a round costs by itself.
     """
     public, program = plan.public, plan.programs[number]
     turn, forms, degree = public.turns[number], program.forms(), public.parameters.degree
@@ -95,8 +97,9 @@ def amounts(plan: Plan, number: int, images: int) -> dict[str, float]:
 def digest(plan: Plan, number: int, images: int) -> str:
     """Return the SHA-256 of all facts that determine the work of one round of a net.
 
-    The facts are the encryption's parameters, shapes, the client's steps, and the number of images. plan: of the net.
-    number: of the round. images: in a batch.
+    By this digest a profile finds the measured seconds of equal work. The facts are the encryption's parameters,
+    shapes, the client's steps, and the number of images. plan: of the net. number: of the round, from 0. images: in a
+    batch.
     """
     public, program = plan.public, plan.programs[number]
     last = public.last if number == len(public.turns) - 1 else ()
@@ -109,11 +112,12 @@ def digest(plan: Plan, number: int, images: int) -> str:
 
 
 def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measurement]:
-    """Measure the seconds of inference for batches of `images` images on this machine; returns a profile row for each
+    """Measure the seconds of inference for batches of `images` images on this machine; return a profile row for each
     round.
 
     name: begins the rows' names. plan: of the net. A row has `repeats` samples, taken after one run to warm up. The
-    images are pseudo-random ones within the plan's range. Raises errors of `check_images` and of inference.
+    images are pseudo-random ones within the plan's range. Raises ConfigError if a batch has no room for `images`
+    images, and errors of inference.
     """
     public = plan.public
     check_images(public, images)
@@ -139,9 +143,10 @@ def measure(name: str, plan: Plan, images: int, repeats: int = 10) -> list[Measu
 
 
 def _batch(client: Client, server: Server, images: torch.Tensor) -> list[dict[str, float]]:
-    """Run inference for one batch of images, and measure the seconds of each part (`PARTS`) of each round.
+    """Run inference for one batch of images, and measure the seconds of each part of each round.
 
-    Returns a dictionary {part: seconds} for each round, in order.
+    The parts are "encrypt", "receive", "evaluate" and "decrypt"; the others are not measured. Returns a dict {part:
+    seconds} for each round, in order.
     """
     public, batch, found = client.public, client.begin(images), []
     for number, turn in enumerate(public.turns):
@@ -179,10 +184,11 @@ CLIENT, SERVER = "client", "server"
 
 
 def he(model: HEModel, images: int, profile: Profile) -> Service:
-    """Make the service of a net from `he.convert_model`; each request is a batch of `images` images of one client.
+    """Make the model (`Service`) of a service that computes a net of `he.convert_model` on clients' ciphertexts.
 
-    profile: the measured seconds. The service works on as many requests at a time as `he-server` does by default.
-    Raises ConfigError for more images than a batch has room for, and for a profile without rows of the net's mode.
+    Each request is a batch of `images` images of one client. profile: the measured seconds. The service works on as
+    many requests at a time as `he-server` does by default. Raises ConfigError for more images than a batch has room
+    for, and for a profile without rows of the net's mode.
 
     >>> service = capacity.he(he.convert_model(net, (4,)), 20, capacity.load_profile("profile.json"))
     >>> list(service.phases()), service.images
@@ -210,8 +216,9 @@ def he(model: HEModel, images: int, profile: Profile) -> Service:
 def _steps(public: Public, turns: list[dict[str, Seconds]], profile: Profile) -> tuple[WorkStep, ...]:
     """Return the steps (`WorkStep`) of a request: those of all rounds, one round after the other.
 
-    public: the net's public facts. turns: for each round, the seconds of each of its parts (`PARTS`). profile: the
-    profile that these seconds are from; it names the number of threads on which they were measured.
+    public: the net's public facts. turns: for each round, the seconds of its parts "encrypt", "receive", "evaluate" and
+    "decrypt". profile: the profile that these seconds are from; it names the number of threads on which they were
+    measured.
     """
     steps, before = list[WorkStep](), tuple[str, ...]()
     for number, (turn, seconds) in enumerate(zip(public.turns, turns, strict=True)):

@@ -33,15 +33,17 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **rules: int | float | bool | None,
 ) -> Result:
-    """Simulate a service under these arrivals, in `runs` runs of `requests` requests; the same seed gives the same
-    result.
+    """Simulate a service under these arrivals, in `runs` runs of `requests` requests; return a `Result`.
 
-    at: machines and link to use in place of the service's own, or None. engine: "recurrence" computes as if no phases
-    shared cores and links, "events" lets them share; None: events if the demand on a core or link may exceed its
-    capacity, or if tokens are kept until requests end that may end out of order. full: whether stores are full at
-    first, else empty. rules: values that replace the service's own for the fields `queue`, `replicas`, `kept`, `batch`,
-    `hold` and `each` of `System`. progress: called by the event engine with (requests done, requests in all). By
-    default 10^6 requests are simulated by the recurrence, or 10^4 by events; both take seconds.
+    The same seed gives the same result. at: machines and link to use in place of the service's own, or None. full:
+    whether stores are full at first, else empty. progress: called by the event engine with (requests done, requests in
+    all).
+    engine: "recurrence" computes as if no phases shared cores and links, "events" lets them share. None: "events" if
+    the demand on a core or link may exceed its capacity, or if requests keep their tokens to the end and may end in
+    another order than they began; else "recurrence". By default the recurrence simulates 10^6 requests, the event
+    engine 10^4; both take seconds.
+    rules: values that replace the service's own for the fields `queue`, `replicas`, `kept`, `batch`, `hold` and `each`
+    of `System`.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
@@ -81,11 +83,12 @@ def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | No
 
 
 def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, str]:
-    """Choose the engine, "recurrence" or "events", that simulates a service; returns its name, and the reason in a few
+    """Choose the engine that simulates a service; return its name, "recurrence" or "events", and the reason in a few
     words.
 
-    wanted: the engine that the caller named; None: "events" if phases may share cores or links, or if tokens are kept
-    until requests end that may end out of order; else "recurrence".
+    system: the rules of the service. wanted: the engine that the caller named. None: "events" if phases may compete for
+    cores or links, or if requests keep their tokens to the end and may end in another order than they began; else
+    "recurrence".
     """
     if wanted is not None:
         if wanted not in _SIZES:
@@ -100,11 +103,12 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 
 
 def shared(service: Service, system: System) -> Resource | None:
-    """Find a core or link on which phases that run at the same time may ask for more than its capacity; None if none.
+    """Find a core or link on which phases that run at the same time may ask for more than its capacity.
 
-    The demand may be overestimated: the demand of a step is added to that of all steps of its phase that may run beside
-    it, although these may have to run one after another. Sharing among the steps of one phase is counted in the seconds
-    of the phase already (`Service.seconds`).
+    Returns the host's role, and "cores", "up" or "down"; None if there is none. The demand of a phase may be
+    overestimated: the demand of a step is added to that of all steps that may run beside it, although these may have to
+    run one after another. Sharing among the steps of one phase is no reason: the seconds of the phase include it
+    (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
@@ -121,11 +125,11 @@ def shared(service: Service, system: System) -> Resource | None:
 
 
 def _peak(service: Service, phase: Phase, resource: Resource) -> float:
-    """Compute how much of a resource the steps of a phase may use at one time, at most: a number of cores, or bits per
+    """Compute the most of a resource that the steps of a phase may use at one time: a number of cores, or bits per
     second.
 
-    resource: the cores of a host, or its link up or down. Two steps may run at one time unless one waits, directly or
-    through other steps, for the other.
+    resource: a host's role, and "cores", "up" or "down". Two steps may run at one time unless one of them waits,
+    directly or through other steps, for the other.
     """
     before: dict[str, set[str]] = {}
     for step in phase.steps:
@@ -176,8 +180,8 @@ def seconds(service: Service, load: Load, factors: Draws) -> Draws:
     """Compute how many seconds each run of each phase takes, as if no other phase used the same cores and links.
 
     factors: for each run of a phase, the factor by which its core-seconds are multiplied. Returns the seconds as
-    `Draws`, for the recurrence (recurrence.py); those of online phases are also multiplied by the number of requests
-    that an arrival brings.
+    `Draws`, for the recurrence engine. An arrival that brings several requests of the service has their online phases
+    in one number: the seconds of one phase times the number of requests.
     """
 
     def of(phase: Phase | None, values: Floats | None) -> Floats | None:

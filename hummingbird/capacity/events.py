@@ -62,9 +62,10 @@ class _Running:
 
 
 class Machine:
-    """A simulated machine: it runs steps on the hosts and links of every replica (copy of the service).
+    """The simulated hosts and links of all replicas (equal copies of the service), which run the steps of phases.
 
-    It has one clock for all replicas, and a heap of coming events.
+    The event engine starts phases by `run`, and other events by `at`. There is one clock for all replicas, `now` in
+    seconds, and a heap of coming events.
     """
 
     def __init__(self, service: Service, replicas: int = 1) -> None:
@@ -128,11 +129,10 @@ class Machine:
         return rates
 
     def _end(self, replica: int, step: _Running, shared: int) -> None:
-        """End a step at the time that was scheduled for its end, unless the speeds of the replica's steps have changed
-        meanwhile.
+        """End a running step, at the time that was scheduled for its end.
 
-        After a change of speeds this call does nothing, because a new end was scheduled then. shared: how many times
-        the speeds of the replica's steps had been computed when this end was scheduled.
+        Do nothing if the speeds of the replica's steps have been computed anew meanwhile: then its end was scheduled
+        anew. shared: how many times the speeds had been computed when this end was scheduled.
         """
         if shared == self._shared[replica]:
             self._running[replica].remove(step)
@@ -142,8 +142,8 @@ class Machine:
     def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
         """Start the steps of a phase on a replica, and call the function `then` when all steps have ended.
 
-        factor: multiplies core-seconds. size: number of requests of the service that are run, by which the amounts of
-        all steps are multiplied: core-seconds, bits, and the seconds of rounds. replica: its number.
+        factor: multiplies core-seconds. size: how many requests of the service run as one; it multiplies the amounts of
+        all steps: core-seconds, bits, and the seconds of rounds. replica: number of the replica (copy of the service).
         """
         tasks = self._phases.get(id(phase)) or self._tasks(phase)
         waits = [task.waits for task in tasks]
@@ -175,8 +175,8 @@ class Machine:
                 start(number)
 
     def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
-        """Convert the steps of a phase to tasks (`_Task`), which name steps, and the cores or links that they use, by
-        numbers.
+        """Convert the steps of a phase to tasks: steps, and the cores or links that they use, have numbers in place of
+        names.
         """
         after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
         made = tuple(
@@ -187,8 +187,7 @@ class Machine:
         return made
 
     def _work(self, step: WorkStep) -> tuple[float, int | None]:
-        """Return the amount of a step's work, and the number of the flow (the cores or links, `Flow`) that does the
-        work.
+        """Return how much work a step is, and the number of its flow: the cores or links (`Flow`) that do the work.
 
         The amount is in core-seconds or bits. For a step that shares no core or link with others, the amount is in
         seconds, and the number is None.
@@ -212,8 +211,7 @@ Group = tuple[int, ...]  # requests that are served as one
 def simulate(
     service: Service, system: System, load: Load, factors: Draws, told: Callable[[int], None] | None = None
 ) -> LoadOutcome:
-    """Follow every request of `load` through a service with the rules `system`, by discrete events; returns the
-    outcome.
+    """Follow every request of `load` through a service with the rules `system`, by discrete events; return the outcome.
 
     factors: for every run of a phase, the number by which its core-seconds are multiplied. told: called after each
     request that leaves, with the number of requests that have left. A request of nine steps takes about 0.05 ms. Raises
@@ -243,7 +241,7 @@ _ROUNDING = 1e-6
 
 
 class _Replica:
-    """The state of a replica, a copy of the service.
+    """The state of a replica (copy of the service) in the event engine.
 
     It has the requests that wait for a slot, the groups (requests served as one) that wait for tokens, the numbers of
     free slots and workers, and the numbers of tokens and free places in the store.
@@ -321,10 +319,9 @@ class _Run:
             self._arrive(len(self.where))
 
     def _count(self) -> None:
-        """Add the seconds since the last call to `there`, the seconds that all requests together have spent in the
-        system.
+        """Bring `there` up to date: the seconds that all requests together have spent in the system.
 
-        They count once for each request in the system.
+        The seconds since the last update are added once for each request that is in the system.
         """
         self.there += (len(self.where) - self.gone) * (self.machine.now - self.since)
         self.since = self.machine.now
@@ -350,8 +347,9 @@ class _Run:
             self.machine.at(until, GIVES_UP, partial(self._lose, number))
 
     def _gather(self, here: _Replica) -> None:
-        """Begin batches on a replica while it has free slots: full batches, and those whose first request has waited
-        `hold` s.
+        """Begin batches on the replica `here` while it has free slots and a batch is due.
+
+        A batch is due if it is full, or if its first request has waited `System.hold` seconds.
         """
         b, waiting = self.system.batch, here.waiting
         while here.slots and waiting:
@@ -374,8 +372,9 @@ class _Run:
             self._hand_out(here)
 
     def _begin(self, here: _Replica, group: Group) -> None:
-        """Give a free slot of a replica to a group (requests that are served as one), and then the tokens that it
-        needs.
+        """Give a free slot of the replica `here` to a group (requests that are served as one), and then its tokens.
+
+        If tokens are made on demand, the refills for them begin now; with a store, the group waits for them in line.
         """
         here.slots -= 1
         self.times[_S, group] = self.machine.now
@@ -392,8 +391,8 @@ class _Run:
     def _make(self, here: _Replica, group: Group, refill: int, left: int) -> None:
         """Make a group's tokens on demand: run refills one after another, and then the group's online phase.
 
-        group: requests that are served as one. refill: number of the next refill, counted from the start of the run.
-        left: number of refills that are still to run.
+        here: the replica. group: requests that are served as one. refill: number of the next refill, counted from the
+        start of the run. left: number of refills that are still to run.
         """
         if not left:
             self._go(here, group)
@@ -401,10 +400,11 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Serve waiting groups in order: each takes its tokens, as long as the replica's store has enough.
+        """Give the groups that wait for tokens on the replica `here` their tokens, in order, as long as its store has
+        enough.
 
-        Then begin as many refills, which make tokens, as the store has room for. A group consists of requests that are
-        served as one.
+        A group, requests that are served as one, then goes on. At the end, begin as many refills, which make tokens, as
+        the store has room for.
         """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need
@@ -433,8 +433,9 @@ class _Run:
         self._hand_out(here)
 
     def _go(self, here: _Replica, group: Group) -> None:
-        """Begin the online phase of a group (requests that are served as one), after the session phase if its client is
-        new.
+        """Begin the online phase of a group, requests that are served as one, on the replica `here`.
+
+        The session phase runs before it if the group's client is new.
         """
         self.times[_G, group] = self.machine.now
         first, online = group[0], partial(self._online, here, group)

@@ -21,7 +21,8 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 class Limit(NamedTuple):
     """An upper bound on a service's rate.
 
-    rate: requests per second. cause: what sets the bound, in words. resource: the core or link that sets it, or None.
+    rate: requests per second. cause: what sets the bound, in words. resource: the core or link that sets it, as a
+    host's role and "cores", "up" or "down"; None for bounds by slots and refills.
     """
 
     rate: float
@@ -49,7 +50,10 @@ def refills_per_request(service: Service) -> float:
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
-    """Compute the mean core-seconds and bits that one run of a phase needs of every core and link."""
+    """Compute the mean core-seconds and bits that one run of a phase needs of every core and link.
+
+    A key of the result is a host's role and "cores", "up" or "down". The mean is over the phase's measured factors.
+    """
     factor = statistics.fmean(phase.factors or (1.0,))
     found: dict[Resource, float] = defaultdict(float)
     for step in phase.steps:
@@ -67,7 +71,8 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
     The work of a batch is divided equally among its requests; the refills that make a request's tokens are added.
     together: mean number of requests in a batch; None: all batches are full. Each request of a batch but the first
-    makes the batch `Service.each` seconds longer; these seconds count as computing.
+    makes the batch `Service.each` seconds longer; these seconds count as computing. A key of the result is a host's
+    role and "cores", "up" or "down".
     """
     n = service.batch if together is None else together
     more = service.request.computing
@@ -81,10 +86,11 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """Return the least upper bound on a service's rate among the bounds that apply.
+    """Return the bound that limits a service's rate: the least of the upper bounds that apply.
 
     limits: all bounds, the least first. shared: whether the simulation lets phases share cores and links. If not, a
-    bound set by a core or link applies only if no phase but the transit uses this core or link.
+    bound set by a core or link applies only if a single phase uses this core or link: the transit, which is a request's
+    way there and back.
     """
     used = {
         name: {resource for resource, amount in loads(service, phase).items() if amount}
@@ -95,13 +101,18 @@ def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
 
 
 def capacity_of(service: Service, resource: Resource) -> float:
-    """Return the capacity of a resource: the cores of a host, or the bits per second of its link up or down."""
+    """Return the capacity of a resource: the cores of a host, or the bits per second of its link up or down.
+
+    resource: the host's role, and "cores", "up" or "down".
+    """
     role, kind = resource
     return float(getattr(service.hosts[role], kind))
 
 
 def limits(service: Service) -> list[Limit]:
-    """Compute all upper bounds on the requests per second of a service, the least first (module head).
+    """Compute all upper bounds on the requests per second of a service, the least first.
+
+    The number of slots is a bound; so are the refills, if tokens are made in advance, and every core and link.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
     >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)

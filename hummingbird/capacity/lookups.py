@@ -22,10 +22,10 @@ _ONCE = ("bucket", "held")  # kinds of work of a pass that do not depend on the 
 
 
 def amounts(cost: Price, inferences: int) -> dict[str, float]:
-    """Count each kind of work of one inference's lookups, if one pass over the table answers `inferences` inferences.
+    """Count each kind of work that one inference's lookups make; return the counts by name.
 
-    Work that a pass does only once is divided by `inferences`. cost: the price of one inference. Returns the counts by
-    name.
+    cost: the price of one inference's lookups. inferences: how many inferences one pass over the table answers; work
+    that a pass does only once is divided by this number.
     """
     shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
     return {**shares, "passes": cost.messages / inferences}
@@ -39,11 +39,12 @@ def pir(
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
 ) -> Service:
-    """Make the service of lookups in a table by a plan; each request is one inference.
+    """Make the model (`Service`) of a service of private lookups in the tables of a batching plan.
 
-    codes: the codes of the plan (`Plan.codes`). record_bytes: bytes that are stored and sent for one row, together
-    with its companions. max_batch: number of keys at which a batch is full. max_wait: seconds after which a batch that
-    is not full begins. Raises ConfigError for a profile without rows "pir".
+    Each request has all lookups of one inference. codes: the plan's batch codes (`Plan.codes`). record_bytes: bytes
+    that are stored and sent for one row, together with its companions. profile: the measured seconds. max_batch: number
+    of keys at which a batch is full. max_wait: seconds after which a batch that is not full begins. Raises ConfigError
+    for a profile without rows "pir".
 
     >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
     >>> service = capacity.pir(plan.codes, 64, capacity.load_profile("profile.json"))
@@ -75,7 +76,10 @@ def pir(
 
 
 def _transit(cost: Price) -> Phase:
-    """Return the transit phase, a request's way there and back: keys go up to both servers, then records come down."""
+    """Return the transit phase, a request's way there and back: keys go up to both servers, then records come down.
+
+    cost: the price of one inference's lookups, which has the bytes up and down.
+    """
     up = [WorkStep(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
     there = WorkStep("there", Rounds(1), tuple(step.name for step in up))
     down = [WorkStep(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]

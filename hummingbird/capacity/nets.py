@@ -44,7 +44,7 @@ from hummingbird.serving.plan import input_bits, result_bits
 class _Again(Zeros):
     """A dealer that gives a measured party its material without delay, so that only the party's own work is timed.
 
-    All material is zeros. It is made for the first slice, and dealt again for every further slice.
+    All material is zeros. It is made while the first slice runs, and every further slice gets it again.
     """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -67,14 +67,15 @@ class _Again(Zeros):
 
 
 def kind_of(private: PrivateNet) -> str:
-    """Return the `kind` of the rows of a profile from which this net's seconds are computed: "mpc" and the net's
-    protocol.
+    """Return the name under which a profile has the measured seconds of such nets: "mpc" and the net's protocol.
+
+    It is the `kind` of the profile's rows, such as "mpc masked".
     """
     return f"mpc {private.facts['protocol']}"
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """Return the SHA-256 of all facts that determine a slice's work.
+    """Return the SHA-256 of all facts that determine a slice's work, by which a profile finds its measured seconds.
 
     They are the net's architecture, windows and protocol, the owner of its weights, the slice's shape, and the number
     of parties.
@@ -87,9 +88,10 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
 def amounts(
     private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
 ) -> dict[str, float]:
-    """Count each kind of work in a slice; returns the counts by name.
+    """Count each kind of work in a slice; return the counts by name.
 
-    The kinds are products, values, bits online and offline, bytes of shares, layers and slices. shape: of the slice.
+    The names are "products" (of layers with weights), "values" (of all layers), "bits" (that each party sends online),
+    "offline_bits", "share_bytes" (of the dealt shares), "layers" and "slices", which is 1. shape: of the slice.
     requests: the slice's requests to the dealer, from a dry run.
     """
     planned = private.costs(shape, parties)
@@ -108,10 +110,10 @@ def amounts(
 
 
 def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int = 2, repeats: int = 10) -> Measurement:
-    """Measure one party's seconds for a slice on this machine, without a network; returns a row of a profile.
+    """Measure one party's seconds for a slice on this machine, without a network; return a row of a profile.
 
     name: of the row. shape: of the slice. Each part (computing, expanding seeds, dealing) runs `repeats` times, after
-    one run to warm up. Raises InputError as `dry_run` does.
+    one run to warm up. Raises InputError if the net's private weights are shared already.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -167,11 +169,11 @@ def masked(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """Make the service of a net converted with protocol "masked"; each request is a slice of `shape` (B, ...).
+    """Make the model (`Service`) of a service whose parties compute a net that was converted with protocol "masked".
 
-    profile: the measured seconds. dealer: "stream": it makes material during the request, as the dealer that `serve`
-    starts; "store": it deals slots in advance while the parties' stores have room (`Hosts.store` is the size of a
-    store). lanes: number of lanes of each party.
+    Each request is a slice of `shape` (B, ...). profile: the measured seconds. dealer: "stream": it makes material
+    during the request, as the dealer that `serve` starts; "store": it deals slots in advance while the parties' stores
+    have room (`Hosts.store` is the size of a store). parties: their number. lanes: number of lanes of each party.
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
@@ -193,7 +195,10 @@ def gmw(
     parties: int = 2,
     lanes: int = 1,
 ) -> Service:
-    """Make the service of a net converted with protocol "gmw"; arguments and errors as for `masked`.
+    """Make the model (`Service`) of a service whose parties compute a net that was converted with protocol "gmw".
+
+    Each request is a slice of `shape` (B, ...). The arguments and errors are those of `masked`, which makes such models
+    for nets of the other protocol.
 
     >>> private = hummingbird.convert_model(net, BitWindow(20, 12), protocol="gmw")
     >>> service = capacity.gmw(private, (1, 4), capacity.load_profile("profile.json"))

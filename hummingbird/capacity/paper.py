@@ -40,9 +40,10 @@ BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
 
 
 class Threads(NamedTuple):
-    """How many threads each kind of work has.
+    """Numbers of threads in a service of Garimella et al.
 
-    client: of the client. he, gc: of the server, for homomorphic evaluation and for garbled circuits.
+    client: all threads of the client. he: the server's threads for homomorphic evaluation. gc: the server's threads for
+    garbled circuits.
     """
 
     client: int = 4
@@ -63,12 +64,14 @@ def service(
     store: float = 0,
     profile: PublishedProfile | None = None,
 ) -> Service:
-    """Make the service of the paper for a net: one client, one server, one refill and one request at a time.
+    """Make the model (`Service`) of the service that Garimella et al. describe: one client, one server, garbled ReLUs.
 
-    kind: "sg": the server garbles; "cg": the client garbles (module head). threads: of client and server. up, down:
-    bits per second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by
-    default `asplos23`. Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic
-    evaluation than the net's table has, and no bandwidth.
+    It runs one refill, the work in advance, and one request at a time. kind: "sg" if the server garbles, "cg" if the
+    client garbles. net: has the seconds and bytes of the steps. threads: of client and server. up, down: bits per
+    second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by default
+    `asplos23`.
+    Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic evaluation than the net's
+    table has, and no bandwidth.
     """
     profile = profile or asplos23()
     if kind not in KINDS:
@@ -94,17 +97,18 @@ def service(
 
 
 def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
-    """Return the bytes that the client stores for one token; a token is the material of one request.
+    """Return the bytes that the client stores for one token, the material of one request.
 
-    kind: "sg": the server garbles; "cg": the client garbles. profile: has the bytes for each ReLU.
+    kind: "sg" if the server garbles, "cg" if the client garbles. profile: has the bytes for each ReLU.
     """
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:
-    """Make the two phases of the paper's service: first the refill (work in advance), then the request.
+    """Make the two phases of a service of Garimella et al.: first the refill (work in advance), then the request.
 
-    kind: "sg" for server garbling, "cg" for client garbling.
+    kind: "sg" if the server garbles, "cg" if the client garbles. net: has the seconds and bytes of the steps. profile:
+    has the seconds of garbled circuits, by number of ReLUs.
     """
     garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
     width = {"client": threads.client, "server": threads.gc}
@@ -142,29 +146,30 @@ def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) ->
 
 
 def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
-    """Make the service that the paper calls its baseline: the server garbles, and evaluates ciphertexts on one thread.
+    """Make the model of the service that Garimella et al. call their baseline: the server garbles.
 
-    Half of the link's bandwidth is for each direction. store: bytes that the client can store. gc: number of the
-    server's threads for garbled circuits.
+    The server evaluates ciphertexts on one thread. Half of the link's bandwidth is for each direction. net: has the
+    seconds and bytes of the steps. store: bytes that the client can store. gc: number of the server's threads for
+    garbled circuits.
     """
     return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
 
 
 def proposed(net: Net, store: float = 0) -> Service:
-    """Make the service that the paper proposes: the client garbles, and the server evaluates all layers in parallel.
+    """Make the model of the service that Garimella et al. propose: the client garbles.
 
-    The link's bandwidth is divided as suits the bytes up and down. store: bytes that the client can store.
+    The server evaluates the ciphertexts of all layers in parallel. More of the link's bandwidth is for the way up, by
+    which the circuits go. net: has the seconds and bytes of the steps. store: bytes that the client can store.
     """
     return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
 
 
 def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
-    """Return the service `at`, changed so that it runs several refills at a time; each has one core of client and
-    server.
+    """Return a copy of the service `at` that runs several refills at a time, each on one core of client and server.
 
-    kind, net: those of the service, as for `service`. workers: how many refills run at a time. The paper calls this
-    RLP, and gives each refill all of the link, which is too optimistic for more than a few refills; the event engine
-    shares the link.
+    kind: "sg" or "cg", and net: those with which `service` made `at`. workers: how many refills run at a time.
+    Garimella et al. call this RLP, and give each refill all of the link, which is too optimistic for more than a few
+    refills; the event engine shares the link.
     """
     client = at.hosts["client"]
     alone = service(kind, net, Threads(1, 1, 1), up=client.up, down=client.down)
@@ -172,9 +177,9 @@ def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
 
 
 def faster(at: Service, times: Mapping[str, float]) -> Service:
-    """Return a service some of whose steps take fewer core-seconds, or send fewer bytes.
+    """Return a copy of the service `at` in which some steps take fewer core-seconds, or send fewer bytes.
 
-    times: maps the name of such a step to the factor by which its amount is divided.
+    times: maps the name of each of these steps to the factor by which its core-seconds or bytes are divided.
     """
 
     def step(one: WorkStep) -> WorkStep:
@@ -192,8 +197,9 @@ def faster(at: Service, times: Mapping[str, float]) -> Service:
 
 
 def sent(at: Service) -> tuple[float, float]:
-    """Return the bytes up, and the bytes down, of the client's link for one refill (work in advance) and one request
-    together.
+    """Return how many bytes the client's link carries up, and how many down, in one refill and one request together.
+
+    at: the model of the service. A refill is the work in advance for one request.
     """
     works = [step.work for phase in at.phases().values() for step in phase.steps]
     sends = [work for work in works if isinstance(work, Send)]
@@ -201,12 +207,12 @@ def sent(at: Service) -> tuple[float, float]:
 
 
 def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
-    """Return the best division of a bandwidth, in bits per second, into a part up and a part down.
+    """Return how to divide the bandwidth of the client's link best: bits per second up, and bits per second down.
 
-    With this division a refill and a request together spend the fewest seconds on the client's link (in the paper:
-    WSA). bandwidth: of both directions together. Let U bits go up and D bits down. If b of the bandwidth B is for the
-    way up, the seconds are U/b + D/(B - b). They are least at b = B sqrt U / (sqrt U + sqrt D), where their derivative
-    by b is 0.
+    With this division a refill and a request of the service `at` together spend the fewest seconds on the link.
+    bandwidth: bits per second of both directions together. Let U bits go up and D bits down. If b of the bandwidth B is
+    for the way up, the seconds are U/b + D/(B - b). They are least at b = B sqrt U / (sqrt U + sqrt D), where their
+    derivative by b is 0. Garimella et al. call this WSA.
     """
     up, down = map(math.sqrt, sent(at))
     return bandwidth * up / (up + down), bandwidth * down / (up + down)

@@ -38,9 +38,10 @@ STEADY = 0.25  # largest spread of a valid measurement: beyond it the machine wa
 class Measurement:
     """One measured piece of work, a row of a profile.
 
-    kind: rows of one kind are fitted together. name: of the work. digest: a hash that identifies this work. amounts:
-    how much of each kind of work it has, by name. seconds: maps each part of the work, such as "compute", "expand" or
-    "deal", to the measured seconds of several runs.
+    kind: the kind of service that does the work, such as "mpc masked"; seconds of work that was not measured are fitted
+    to all rows of its kind. name: of the work. digest: a hash that identifies this work. amounts: how many units of
+    each kind of work, such as products or bits, it has, by name. seconds: maps each part of the work, such as
+    "compute", "expand" or "deal", to the measured seconds of several runs.
     """
 
     kind: str = field(records.text(1024))
@@ -69,10 +70,10 @@ def spread(samples: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seconds:
-    """The seconds of one part of some work, measured or composed from other measurements.
+    """The seconds that one part of a piece of work takes, measured or composed from measurements of other work.
 
-    mean: their mean. factors: measured seconds of several runs, divided by their mean. error: the relative error of
-    composed seconds; 0 for measured ones.
+    mean: the mean over runs. factors: the measured seconds of several runs, divided by their mean. error: the relative
+    error of composed seconds; 0 for measured ones.
     """
 
     mean: float
@@ -96,11 +97,12 @@ class Profile:
         check_count(self.threads, "threads", 1, "threads")
 
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
-        """Return the seconds of one part of some work.
+        """Return the seconds that one part of a piece of work takes.
 
-        If a row has the work's digest, they are the row's measured seconds; else they are composed from the work's
-        amounts, by a fit to all rows of this kind. part: such as "compute". amounts: how much of each kind of work
-        there is. digest: identifies the work. Raises ConfigError if no such work was measured.
+        kind: of the service that does the work, such as "mpc masked". part: such as "compute". amounts: how many units
+        of each kind of work there are, by name. digest: identifies the work. If a row of this profile has this digest,
+        the result is the row's measured seconds; else the seconds are composed from `amounts`, by a fit to all rows of
+        this kind. Raises ConfigError if no such work was measured.
         """
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
@@ -122,10 +124,10 @@ class Profile:
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """Return a note for users that says whether some seconds were measured or composed, and on which machine.
+        """Return a note for users: whether the seconds of some work were measured or composed, and on which machine.
 
-        parts: the seconds of each part of some work. For composed seconds the note has the relative error of the sum of
-        all parts, as if all parts erred in the same direction.
+        parts: the seconds of each part of the work. For composed seconds the note has the relative error of the sum of
+        all parts, as if all parts erred in the same direction. A note on measurements that vary too much is added.
         """
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
@@ -154,19 +156,19 @@ class ProfileFile:
 
 
 def command(kind: str) -> str:
-    """Return a sentence that names the command by which rows of a profile are measured, for an error's hint.
+    """Return a sentence for an error's hint: which command measures rows of this kind for a profile.
 
-    kind: of these rows; its first word is a section of the program `calibrate`.
+    kind: such as "mpc masked"; its first word is a section of the program `calibrate`.
     """
     return f"python -m scripts.tools.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, float]) -> float:
-    """Compute the seconds of one part of some work: the sum of each kind of work's amount times its seconds for one
-    unit.
+    """Compute the seconds of one part of a piece of work from other work that was measured.
 
-    The seconds for one unit are fitted to the rows. part: such as "compute". amounts: how many units of each kind of
-    work there are.
+    They are a sum: for each kind of work, the amount times the seconds of one unit, which are fitted to the rows. rows:
+    the measurements. part: such as "compute". amounts: how many units of each kind of work there are, by name. Raises
+    ConfigError for a kind of work that no row has.
     """
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
@@ -177,9 +179,10 @@ def _composed(rows: Sequence[Measurement], part: str, amounts: Mapping[str, floa
 
 
 def _error(rows: Sequence[Measurement], part: str) -> float:
-    """Compute the mean relative error of the seconds that `_composed` returns for one part of the rows' work.
+    """Return how wrong composed seconds are: the mean relative error over these rows, for one part of their work.
 
-    For each row they are computed from all other rows, and compared with the row's measured seconds.
+    For each row the part's seconds are composed from all other rows, and compared with the median of the measured
+    seconds. part: such as "compute".
     """
     errors = []
     for row in rows:
@@ -210,7 +213,11 @@ def load(path: str | PathLike[str]) -> Profile:
 
 
 def from_text(text: str, where: str) -> Profile:
-    """Parse the text of `Profile.to_text`. Raises InputError, naming `where`, as `load` does."""
+    """Parse the text that `Profile.to_text` returned; return the profile.
+
+    where: the file, for errors. Raises InputError for a damaged text, another release, or other kernels than are
+    active.
+    """
     hint = "python -m scripts.tools.calibrate --json profile.json writes one"
     how: Any = {"name": "profile", "where": where, "hint": hint}
     data = records.parse(text, most=_MOST_TEXT, **how)

@@ -30,10 +30,11 @@ from hummingbird.errors import ConfigError
 
 
 class LayerUnits(NamedTuple):
-    """Sizes of a convolution or linear layer; a linear layer's input counts as an image of one pixel.
+    """Sizes of a convolution or linear layer, from which its costs are computed.
 
-    source: index of the step whose result it reads. inputs, outputs: numbers of values. channels: number of output
-    channels. pixels: of the input. area: positions of the kernel. groups: of a grouped convolution, else 1.
+    A linear layer's input counts as an image of one pixel. source: index of the step whose result the layer reads.
+    inputs, outputs: numbers of values for one image. channels: number of output channels. pixels: of the input, in one
+    channel. area: number of positions of the kernel. groups: of a grouped convolution, else 1.
     """
 
     name: str
@@ -53,16 +54,16 @@ class LayerUnits(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """Costs of one unit of each kind of work in the protocol: bytes for the fields that end in _bytes, otherwise
-    seconds.
+    """Costs of one unit of each kind of work in the protocol of Garimella et al.
 
-    slots: number of values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
+    Fields that end in _bytes are bytes, `slots` is a number of values, `thread` a fraction, and all others are seconds.
+    slots: values in a ciphertext. ciphertext_bytes, value_bytes: size of a ciphertext and of a plain value.
     message_bytes: a message's own bytes beside its values. key_bytes, base_ot_bytes, keygen: once for each refill.
     garbled_relu_bytes, ot_setup_bytes, ot_send_bytes, label_bytes, offline_encode, encode: for each ReLU. encrypt,
     decrypt: for each ciphertext.
-    product: for a product of a ciphertext in a convolution. rotation: seconds that are added to such a product for each
-    doubling of the number of channels in a ciphertext. row: for a product of a ciphertext in a linear layer. thread:
-    the fraction by which each further thread slows the others down. multiply: for a multiplication of plain values.
+    product: for a product of a ciphertext in a convolution. rotation: added to `product` for each doubling of the
+    number of channels in a ciphertext. row: for a product of a ciphertext in a linear layer. thread: the fraction by
+    which each further thread slows the others down. multiply: for a multiplication of plain values.
     """
 
     slots: int
@@ -116,7 +117,7 @@ FORMAT, VERSION = "hummingbird-asplos", 1
 
 
 class Garbler(NamedTuple):
-    """The constants of a net that depend on whether client or server garbles: bytes, and seconds on one thread.
+    """The seconds and bytes of a net that depend on who garbles, the client or the server; seconds are on one thread.
 
     offline_encode: seconds of encoding in advance. garbled: bytes of the circuits. base_ot, ot_setup, ot_send: bytes of
     the oblivious transfers' messages. input: bytes of the client's share of the image and, where the server garbles, of
@@ -138,13 +139,13 @@ class Garbler(NamedTuple):
 
 @dataclass(frozen=True)
 class Net:
-    """The constants of a net for server and for client garbling: measured by the paper's authors, or composed from its
+    """The seconds and bytes of a net in the services of Garimella et al.: measured by the authors, or composed from its
     layers.
 
     relus: number of ReLUs for one image. linear_values: number of values that the client stores for linear layers.
     keygen, encrypt, decrypt: seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server.
-    he: seconds of the homomorphic evaluation; he[t - 1] on t threads. sg, cg: further constants if the server garbles,
-    and if the client garbles.
+    he: seconds of the homomorphic evaluation; he[t - 1] on t threads. sg: further figures if the server garbles; cg: if
+    the client garbles.
     """
 
     name: str
@@ -176,10 +177,11 @@ class LinearFit(NamedTuple):
 class PublishedProfile:
     """Published measurements of a client and a server.
 
-    lines: the seconds for a number of ReLUs, by work and side: "garble_client", "garble_server", "eval_client",
-    "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store for each ReLU. nets: the measured
-    nets by name. units: costs of one unit of each kind of work, for other nets. error: net -> "refill" or "request" ->
-    the largest relative error if its seconds are computed from its layers (compose.py).
+    source: where they were published. lines: the seconds for a number of ReLUs, by work and side: "garble_client",
+    "garble_server", "eval_client", "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store
+    for each ReLU. nets: the measured nets by name. units: costs of one ciphertext, one ReLU and so on, from which those
+    of other nets are computed. error: by name of a measured net, then by "refill" or "request": the largest relative
+    error of seconds that are computed from the net's layers.
     """
 
     name: str
@@ -202,7 +204,7 @@ class PublishedProfile:
 
 @cache
 def asplos23() -> PublishedProfile:
-    """Load the measurements of the paper's authors, which are shipped with the package.
+    """Load the measurements of Garimella et al. (ASPLOS 2023), which are shipped with the package.
 
     The client is an Atom of 4 cores, the server has 32 cores.
     """
@@ -211,7 +213,10 @@ def asplos23() -> PublishedProfile:
 
 
 def parse(data: Mapping[str, Any]) -> PublishedProfile:
-    """Make a profile from the parsed JSON of its file. Raises ConfigError for another format or version."""
+    """Make a profile from the parsed JSON of a file of published measurements, such as profiles/asplos23.json.
+
+    Raises ConfigError for another format or version.
+    """
     if (data["format"], data["version"]) != (FORMAT, VERSION):
         raise ConfigError("no such profile", where="format", hint=f"this release reads {FORMAT} {VERSION}")
     return PublishedProfile(

@@ -45,10 +45,10 @@ def seconds(text: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    """Parse a number with a unit, and multiply it by the unit's factor.
+    """Parse a number with a unit, such as "20ms", and return it times the unit's factor.
 
-    units: the factor of each unit. what: a word for the quantity, and example: a valid text, both for the error. Raises
-    ArgumentTypeError unless the number is finite and above 0.
+    units: the factor of each unit, by its name in the text. what: a word for the quantity, for errors. example: a valid
+    text, for errors. Raises ArgumentTypeError unless the number is finite and above 0.
     """
     found = _WORDS.fullmatch(text.strip())
     known = {name.lower(): factor for name, factor in units.items()}

@@ -30,13 +30,12 @@ T = TypeVar("T", bound=np.generic)
 
 
 def simulate(system: System, load: Load, seconds: Draws) -> LoadOutcome:
-    """Follow every request of `load` through a service with the rules `system`, by a recurrence; returns the outcome.
+    """Follow every request of `load` through a service with the rules `system`, by a recurrence; return the outcome.
 
-    seconds: for each run of a phase its seconds; those of online phases are already multiplied by the number of
-    requests that an arrival brings. 10^6 requests take about 0.5 s of one core, in one run or in many; they take half a
-    minute in one run whose queue never empties, with users, or where requests are turned away or join the shortest of
-    several queues. Raises ConfigError for rules that this recurrence does not follow exactly, and for a store too small
-    for a request.
+    seconds: for each run of a phase its seconds; an online phase counts once for each request that the arrival brings.
+    Raises ConfigError for rules that this recurrence does not follow exactly, and for a store too small for a request.
+    10^6 requests take about 0.5 s of one core, in one run or in many. They take half a minute in one run whose queue
+    never empties, with users, or where requests are turned away or join the shortest of several queues.
     """
     need = system.per_request * load.sizes()
     system.check_tokens(need)
@@ -61,11 +60,11 @@ def _check(system: System, load: Load, seconds: Draws) -> None:
 
 
 class Replay:
-    """Base class that follows the requests of all runs at once, through slots and tokens, and stores when each step
-    happened.
+    """Base class of the recurrence engine: it follows the requests of all runs at once, through slots and tokens.
 
-    Its arrays have a row for each replica (copy of the service) of a run: row number run * replicas + replica. need:
-    tokens that each request takes. start: the state to begin with; None: idle.
+    It stores when each request arrived, began, had its tokens, and left. Its arrays have a row for each replica (copy
+    of the service) of a run: row number run * replicas + replica. need: tokens that each request takes, (runs,
+    requests). start: the state to begin with; None: idle.
     """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
@@ -199,7 +198,7 @@ class BatchReplay(Replay):
 
 
 class _Open:
-    """Arrivals at the times `Load.due`, which do not depend on when earlier requests were answered."""
+    """Arrivals in the recurrence engine at the times `Load.due`, which do not depend on when requests were answered."""
 
     def __init__(self, load: Load) -> None:
         assert load.due is not None
@@ -211,7 +210,7 @@ class _Open:
         return self.due[i]
 
     def first(self, i: int) -> NDArray[np.bool_] | bool:
-        """Return for each run whether request i begins a session; True if `Load.first` is None."""
+        """Return for each run whether request i begins a session: a bool array (runs,), or True if all requests do."""
         return True if self.marks is None else self.marks[i]
 
     def told(self, i: int, left: Floats, fate: Fates) -> None:
@@ -222,7 +221,7 @@ class _Open:
 
 
 class _Users(_Open):
-    """Arrivals of users, who wait for each answer, and think before they ask again.
+    """Arrivals in the recurrence engine of users, who wait for each answer, and think before they ask again.
 
     The next request of each run comes from the user who asks first.
     """
@@ -246,10 +245,10 @@ class _Users(_Open):
 
 
 class _Present:
-    """The times at which requests leave, for each run and replica, from which it finds the replica with fewest
-    requests.
+    """Knows how many requests each replica (copy of a service) of each run has, to send new ones where fewest are.
 
-    The times are an array (runs, replicas, n) with room for the n requests that a replica has at one time, at most.
+    It stores the times at which requests leave: an array (runs, replicas, n) with room for the n requests that a
+    replica has at one time, at most.
     """
 
     def __init__(self, runs: int, replicas: int) -> None:
@@ -257,16 +256,17 @@ class _Present:
         self.leaves = np.full((runs, replicas, 1), -math.inf)
 
     def join(self, at: Floats) -> Ints:
-        """Return, for each run, the array row of the replica with the fewest requests at time `at`.
+        """Return for each run the array row of the replica (copy of the service) with the fewest requests at time `at`.
 
         If several have equally few, it is the first.
         """
         return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
-        """Add one request of each run, which arrives at time `at` and leaves at time `left`.
+        """Note for each run one more request at a replica, from the time `at` to the time `left`, in seconds.
 
-        rows: for each run, the array row of the replica that the request joins.
+        rows: for each run, the array row of the replica that the request has joined. A request that has left by `at`
+        makes room for this one.
         """
         flat = self.leaves.reshape(-1, self.leaves.shape[2])
         place = flat[rows].argmin(1)
@@ -311,19 +311,19 @@ def pieces_of(system: System, load: Load) -> int:
 
 
 def _window(system: System) -> int:
-    """Return how many ends of refills must be known at the beginning of a piece of a run, so that the piece can be
-    simulated.
+    """Return how many ends of refills must be known at the beginning of a piece of a run.
 
-    They are those of the last refills that began: as many as fill the store, and one for each worker.
+    They are those of the last refills that began: as many as fill the store, and one for each worker. From them the
+    piece can be simulated.
     """
     return system.store // system.per_refill + 1 + system.workers
 
 
 def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOutcome | None:
-    """Simulate long runs by cutting each into pieces that are simulated all at once; returns the outcome.
+    """Simulate long runs by cutting each into pieces that are simulated all at once; return the outcome.
 
-    Returns None if after `_ROUNDS` repetitions some piece does not begin in the state in which the piece before it
-    ended. need: tokens that each request takes.
+    seconds: those of every run of a phase. need: tokens that each request takes, (runs, requests). Returns None if
+    after `_ROUNDS` repetitions some piece does not begin in the state in which the piece before it ended.
     """
     return _Pieces(system, load, seconds, need).run()
 
@@ -331,7 +331,8 @@ def _in_pieces(system: System, load: Load, seconds: Draws, need: Ints) -> LoadOu
 class _Pieces:
     """A simulation of long runs. It cuts each run into pieces, and simulates all pieces at once.
 
-    Its arrays have a row for each piece: row run * pieces + piece, where `pieces` is the number of pieces in a run.
+    Its arrays have a row for each piece: row number run * pieces + piece, where `pieces` is the number of pieces in a
+    run. need: tokens that each request takes, (runs, requests).
     """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints) -> None:
@@ -395,11 +396,11 @@ class _Pieces:
         return None
 
     def _simulate(self, rows: Ints, state: Floats) -> Floats:
-        """Simulate some pieces of runs, each from its own state; returns their states at the end, in the form of
+        """Simulate some pieces of runs, each from its own state; return their states at the end, in the form of
         `state`.
 
-        rows: numbers of the pieces. state: for each of these pieces, the times at which slots become free, and then the
-        last ends of refills, (pieces, slots + ends).
+        rows: numbers of the pieces. state: float64 (pieces, slots + ends), a row for each of these pieces: the times at
+        which slots become free, and then the last ends of refills.
         """
         slots, system = self.system.slots, self.system
         start = Start(state[:, :slots], state[:, slots:], self.begun[rows], self.taken[rows], rows // self.each)

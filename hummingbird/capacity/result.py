@@ -116,10 +116,7 @@ def mean(values: Floats) -> Interval:
 
 
 def least_requests(q: float) -> int:
-    """Return how many requests must have been served so that the quantile q of their latency can be estimated.
-
-    q: above 0, below 1.
-    """
+    """Return how many requests must be served to estimate the quantile q of their latency. q: above 0, below 1."""
     return math.ceil(math.log(1 - LIKELY) / math.log(q))
 
 
@@ -203,11 +200,10 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals that the service can serve, from a formula and not from the simulation, and its
-        cause.
+        """The largest rate of arrivals that the service can serve, and its cause; from a formula, not from the
+        simulation.
 
-        If the recurrence was used, limits of cores and links are left out, because it computes as if no phases shared
-        them.
+        After a run of the recurrence, limits of cores and links are left out: that engine does not model them.
         """
         least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
@@ -255,7 +251,7 @@ class Result:
 
     @cached_property
     def _came(self) -> Floats:
-        """Times at which the requests reached the service, after their transit, (runs, requests)."""
+        """Times at which the requests reached the service: arrival plus transit, in seconds, (runs, requests)."""
         return self.outcome.arrived + transits(self.service, self.load)
 
     @cached_property
@@ -273,17 +269,18 @@ class Result:
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """The times, in seconds, at which the first and the last counted request of every run reached the service, and
-        the time between them: three arrays (runs, 1).
+        """When the first and the last counted request of each run reached the service, and the time between (or NaN).
+
+        Three arrays (runs, 1), in seconds.
         """
         low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
-        """Compute how many of some intervals contain a moment, on average over the time that is counted.
+        """Compute how many of some intervals are open at a moment, on average over the counted time of each run.
 
-        This time goes from the first to the last counted arrival of each run. begin, end: where each interval begins
-        and ends, in seconds, (runs, n); an interval with NaN is left out. weights: how much each interval counts.
+        This time goes from the first to the last counted arrival. begin, end: where each interval begins and ends, in
+        seconds, (runs, n); intervals with NaN are left out. weights: how much each interval counts.
         """
         low, high, length = self._window
         total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
@@ -314,7 +311,9 @@ class Result:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """The fractions of the counted requests that were served, were rejected, or gave up."""
+        """The fractions of the counted requests that were "served", "rejected" because the queue was full, or "gave
+        up".
+        """
         fate = self.outcome.fate[:, self.cut :]
         names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
         return {name: float((fate == number).mean()) for name, number in names.items()}
@@ -447,7 +446,7 @@ class Result:
 
 
 def _known(value: Any) -> Any:
-    """Return `value`, with None in place of every number that is not finite, also inside dicts: JSON has no such
+    """Return `value` with None in place of every number that is not finite, also inside dicts; JSON has no such
     numbers.
     """
     if isinstance(value, dict):
@@ -463,8 +462,8 @@ HOURS_PER_MONTH = 730.0
 class HostCost(NamedTuple):
     """The money that a service costs.
 
-    cores, sent, stored: per hour, for cores, for bytes sent, and for bytes stored. per_thousand_images: all of it, for
-    1,000 images.
+    cores, sent, stored: money per hour for cores, bytes sent, and bytes stored. per_thousand_images: the money for
+    1,000 images, all three together.
     """
 
     cores: float

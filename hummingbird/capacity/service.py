@@ -32,7 +32,7 @@ Resource = tuple[str, str]  # "cores", "up" or "down", and the host's role
 class Flow(NamedTuple):
     """The cores or links that one step uses while it runs: it uses all of them at one rate.
 
-    resources: the cores or links. cap: the largest rate. Rates are in cores, or in bits per second.
+    resources: each as "cores", "up" or "down", and the host's role. cap: the largest rate, in cores or bits per second.
     """
 
     resources: tuple[Resource, ...]
@@ -43,8 +43,7 @@ def shares(flows: Sequence[Flow], capacity: Mapping[Resource, float]) -> list[fl
     """Compute the rates of all flows while they share cores and links, by max-min fairness.
 
     So no flow could have a higher rate without taking from a flow whose rate is not higher than its own. capacity: of
-    each resource, in cores or in bits per second. Returns one rate for each flow, in the same units; inf for a flow
-    that nothing limits.
+    each resource, in cores or bits per second. Returns a rate for each flow; inf if nothing limits it.
     """
     rates = [0.0] * len(flows)
     left = dict(capacity)
@@ -242,10 +241,10 @@ class WorkStep:
 class Phase:
     """The steps of one kind of work: of a refill, a request, a session or a transit.
 
-    steps: in any order; they are sorted so that a step comes after those that it waits for. factors: measured
-    core-seconds of several runs, divided by those that the steps name; each simulated run of the phase draws one
-    factor, and multiplies all its core-seconds by it; if there are none, the factor is 1. Raises ConfigError for two
-    steps of one name, a step that waits for an unknown one, and steps that wait for each other.
+    steps: in any order; they are sorted so that a step comes after those that it waits for. factors: the measured
+    core-seconds of several runs, each divided by the core-seconds of the steps; each simulated run of the phase draws
+    one factor, and multiplies all its core-seconds by it. Without factors it is 1. Raises ConfigError for two steps of
+    one name, a step that waits for an unknown one, and steps that wait for each other.
 
     >>> steps = (capacity.WorkStep(f"send to {host}", capacity.Send("dealer", host, 3e6)) for host in ("a", "b"))
     >>> phase = capacity.Phase(tuple(steps))  # at the same time: neither waits for the other
@@ -283,7 +282,7 @@ class Phase:
     def times(self, count: int) -> Phase:
         """Return the phase for `count` requests that run at once.
 
-        It has `count` times the core-seconds and bytes of each step, and as many rounds as for one request.
+        Each step has `count` times the core-seconds or bytes of one request; the number of rounds stays.
         """
 
         def more(work: Work) -> Work:
@@ -298,7 +297,7 @@ class Phase:
 def _ordered(steps: Iterable[WorkStep]) -> list[WorkStep]:
     """Sort steps so that each comes after the steps that it waits for; otherwise their order stays.
 
-    Raises ConfigError if steps wait for each other in a cycle.
+    Raises ConfigError for a cycle of steps that wait for each other.
     """
     left, done, out = list(steps), set[str](), list[WorkStep]()
     while left:
@@ -400,7 +399,7 @@ class Service:
 
     @property
     def clients(self) -> frozenset[str]:
-        """Names of the hosts that only the transit uses; every client has such hosts of its own."""
+        """Names of the hosts that only the transit, a request's way there and back, uses: every client has its own."""
         named = {name: {role for step in phase.steps for role in step.roles} for name, phase in self.phases().items()}
         return frozenset(named.pop("transit", set()).difference(*named.values()))
 
@@ -443,9 +442,9 @@ class Service:
         return work.rounds * self.rtt / 2
 
     def transit_seconds(self, requests: int = 1) -> float:
-        """Compute the seconds of the way there and back for `requests` requests that are sent together.
+        """Compute the seconds of the transit, the way there and back, of `requests` requests that are sent together.
 
-        Nothing else uses their links meanwhile. The result is 0 for a service without transit.
+        Nothing else uses their links meanwhile. The result is 0 if this service has no transit phase.
         """
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 

@@ -82,7 +82,7 @@ def _seconds() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceFile:
-    """A service as a record, for its file; the fields are in the file's order."""
+    """A service as a record, for its file; the fields of the record are in the file's order."""
 
     format: str = records.constant(FORMAT)
     version: int = records.constant(VERSION)

@@ -29,10 +29,11 @@ _FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatt
 
 
 def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
-    """Compute the price of a batch through the net's layers: the rounds, and the bits that each party sends.
+    """Compute the price of a batch through the net's layers in CrypTen as shipped: the rounds, and each party's sent
+    bits.
 
-    The opening of the result is not included. Raises ModelError for layers other than convolutions, linear layers,
-    ReLUs, average pools and sums, naming all of them; ConfigError for private weights.
+    shape: of the batch. The opening of the result is not included. Raises ModelError for layers other than
+    convolutions, linear layers, ReLUs, average pools and sums, naming all of them; ConfigError for private weights.
     """
     if private.facts["weights"] != "public":
         raise ConfigError("private weights", where="capacity.crypten", hint="a net of public weights")
@@ -48,9 +49,10 @@ def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
 
 
 def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
-    """Count each kind of work in a batch of `shape`; returns the counts by name.
+    """Count each kind of work in a batch of `shape`, as CrypTen would run it; return the counts by name.
 
-    The kinds are products of linear layers, compared values, all values, layers, and slices, of which there is 1.
+    The names are "products" (of linear layers), "compared" (values), "values" (of all layers), "layers", and "slices",
+    which is 1.
     """
     planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
     with FlopCounterMode(display=False) as flops:
@@ -65,15 +67,19 @@ def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
 
 
 def digest(private: PrivateNet, shape: Sequence[int]) -> str:
-    """Return the SHA-256 of all facts that determine a batch's work: the net's architecture, and the shape."""
+    """Return the SHA-256 of all facts that determine a batch's work, by which a profile finds its measured seconds.
+
+    They are the net's architecture, and the shape of the batch.
+    """
     return hashlib.sha256(json.dumps([KIND, private.facts["architecture"], list(shape)]).encode()).hexdigest()
 
 
 def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
-    """Make the service of a converted net as CrypTen would run it, without windows; each request is a batch of `shape`.
+    """Make the model (`Service`) of a service whose parties compute a net by CrypTen as shipped, without windows.
 
-    profile: the measured seconds. Multiplication triples are drawn before the computing; the result is opened to party
-    0. Raises ConfigError for a profile without rows "crypten", and errors of `cost`.
+    Each request is a batch of `shape`. private: the converted net, whose weights are public. profile: the measured
+    seconds. Multiplication triples are drawn before the computing; the result is opened to party 0. Raises ConfigError
+    for a profile without rows "crypten" and for private weights, ModelError for layers without a price.
 
     >>> private = hummingbird.convert_model(net)
     >>> service = capacity.crypten(private, (1, 4), capacity.load_profile("profile.json"))

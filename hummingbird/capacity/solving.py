@@ -40,16 +40,15 @@ _MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer of `solve`.
+    """The answer of `solve`: the value of one input with which a service meets a goal.
 
-    varied, value: the input that was varied, and its value that meets the goal: requests/s, bytes, bits/s, cores or
-    replicas; for "split" the bits/s up. goal, most: the goal, such as "p99", and the largest seconds that meet it.
-    figure: the latency in seconds that was reached, of the kind that the goal limits, such as the p99. run: the
-    simulation with this value. load: the rate of requests over the largest rate that the service can serve. heaviest:
-    the largest load that a trial may have. at_limit: whether a rate above `value` might also meet the goal, with longer
-    simulations. trials: number of simulations. elasticities: for each input, by how many percent `figure` changes for 1
-    % more of the input. next_token: bytes of a store that has room for one more token; 0 without tokens. cost: by the
-    hosts' prices.
+    varied: the input that was varied. value: its value, in requests/s, bytes, bits/s, cores or replicas; for "split"
+    the bits/s up. goal: the limited latency, such as "p99". most: the largest seconds that meet the goal. figure: the
+    seconds that this latency has with the value. run: the simulation with the value. load: the rate of requests over
+    the largest rate that the service can serve. heaviest: the largest load that a trial may have. at_limit: whether a
+    higher rate might also meet the goal, which only longer simulations could show. trials: number of simulations.
+    elasticities: for each input, by how many percent `figure` changes for 1 % more of the input. next_token: bytes of a
+    store that has room for one more token; 0 without tokens. cost: by the hosts' prices.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
     >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
@@ -89,8 +88,8 @@ class Trial(NamedTuple):
 class _Search:
     """A search for the value of an input, such as the rate, that meets a goal; it runs and counts the trials.
 
-    All trials use the same random numbers. goal, most: a key of `GOALS`, and the largest seconds that meet it. options:
-    further arguments of `engines.run`. told: called before each simulation.
+    All trials use the same random numbers. goal: the limited latency, "mean", "p50", "p95" or "p99". most: the largest
+    seconds that meet it. options: further arguments of `engines.run`. told: called before each simulation.
     """
 
     service: Service
@@ -134,8 +133,8 @@ def figure(run: Result, goal: str) -> float:
 def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
     """Compute the load: the rate at which requests reach the service, over the largest rate that the service can serve.
 
-    It is 0 for `Users`, whose rate falls when answers are late. engine: if it is "recurrence", the limits of cores and
-    links are ignored, because the recurrence computes as if no phases shared them.
+    It is 0 for arrivals of `Users`, who ask more slowly when answers are late. engine: if it is "recurrence", the
+    limits of cores and links are ignored, because that engine computes as if no phases shared them.
     """
     if isinstance(arrivals, Users):
         return 0.0
@@ -172,11 +171,12 @@ def solve(
     """Find the largest rate, or the least store, bandwidth, cores or replicas, with which a service meets a goal.
 
     at: machines and link to use in place of the service's own, or None. vary: the input to vary, "rate", "store",
-    "bandwidth", "cores" or "replicas"; or "split" for the best division of a link's bandwidth into up and down. p99,
-    p95, p50, mean: the goal, exactly one of them: the largest latency in seconds at this quantile, or on average.
-    arrivals: required unless `vary` is "rate"; then their own rate is ignored. requests, runs: of each simulation; a
-    load needs 10 / (1 - load)^2 requests to show its steady state. engine: as for `engines.run`. told: called before
-    each simulation. Raises ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
+    "bandwidth", "cores" or "replicas"; or "split" for the best division of a link's bandwidth into up and down.
+    p99, p95, p50, mean: the goal, exactly one of them: the largest latency in seconds at this quantile, or on average.
+    arrivals: required unless `vary` is "rate", which ignores their own rate. requests, runs: of each simulation; a load
+    needs 10 / (1 - load)^2 requests to show its steady state. engine: "recurrence", "events" or None, as for `run`.
+    told: called before each simulation. Returns a `Solution`.
+    Raises ConfigError for a goal below an idle service's latency, and for a goal that no value meets.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
     >>> service = capacity.Service("one server", {"server": capacity.Host()}, request=phase)
@@ -280,10 +280,10 @@ def _bandwidth(search: _Search) -> Solved:
 
 
 def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
-    """Find the value of the varied input that just meets the goal, by bisection.
+    """Find the value of the varied input that just meets the goal, by bisection; return its simulation and the value.
 
-    at: simulates the service with a value. first: the value tried first. up: whether larger values make the latency
-    smaller. Returns the simulation and the value. Raises ConfigError if no value meets the goal.
+    at: simulates the service with a value of the input. first: the value tried first. up: whether larger values make
+    the latency smaller. Raises ConfigError if no value meets the goal.
     """
     towards = 2.0 if up else 0.5  # the direction that helps
     good, bad, trial = first, math.nan, at(first)
@@ -364,9 +364,10 @@ def _replicas(search: _Search) -> Solved:
 
 
 def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -> Solved:
-    """Find the least integer from `first` to `most` that meets the goal; returns its simulation and the integer.
+    """Find the least integer from `first` to `most` that meets the goal; return its simulation and the integer.
 
-    at: simulates the service with an integer. Raises ConfigError if no integer meets the goal.
+    at: simulates the service with the varied input, such as its cores, at an integer. Raises ConfigError if no integer
+    meets the goal.
     """
     low, high, trial = first - 1, first, at(first)
     while not search.meets(trial):
@@ -385,10 +386,11 @@ def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -
 
 
 def _split(search: _Search) -> Solved:
-    """Find the division of a link's bandwidth into up and down that gives the least latency, by golden-section search.
+    """Find the division of a link's bandwidth into up and down with the least latency; return the simulation and the
+    bits/s up.
 
-    Returns the simulation and the bits per second up. The search finds the least latency because there is one minimum,
-    as of U/u + D/d for U bits up at rate u and D bits down at rate d. Raises ConfigError if it does not meet the goal.
+    A golden-section search finds it, because the latency has one minimum: the time on the link is U/u + D/d if U bits
+    go up at rate u, and D bits down at rate d. Raises ConfigError if this latency does not meet the goal.
     """
     service = search.service
     limited = [host for host in service.hosts.values() if host.up < math.inf and host.down < math.inf]
@@ -432,11 +434,11 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Compute, for each input that the run uses, the elasticity of the latency that the goal names; by input name.
+    """Compute for each input, by its name, how strongly the latency that the goal limits depends on this input.
 
-    The elasticity is (change of the latency in percent) / (change of the input in percent), from a trial with 10 % more
-    of the input; the rate is made smaller instead, because a higher rate may be above the limit. It is NaN if the trial
-    has no finite latency.
+    The elasticity is (change of the latency in percent) / (change of the input in percent). It comes from a trial with
+    10 % more of the input; a trial of the rate has less, because a higher rate may be above the limit. The elasticity
+    is NaN if the trial has no finite latency. Only inputs that the run uses are in the result.
     """
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
@@ -465,9 +467,9 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
 
 
 def _wider(service: Service, role: str, kind: str) -> Service:
-    """Return the service with `_STEP` times the bandwidth at the link of host `role`, in one direction.
+    """Return the service with `_STEP` (1.1) times the bandwidth in one direction of one host's link.
 
-    kind: the direction, "up" or "down".
+    role: the host's. kind: the direction, "up" or "down".
     """
     host = service.hosts[role]
     more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
@@ -475,7 +477,7 @@ def _wider(service: Service, role: str, kind: str) -> Service:
 
 
 def _faster(service: Service, role: str) -> Service:
-    """Return the service with faster cores at host `role`: they compute `_STEP` times as fast."""
+    """Return the service with faster cores at one host: they compute `_STEP` (1.1) times as fast. role: the host's."""
     changed = {}
     for name, phase in service.phases().items():
         steps = []

@@ -25,17 +25,17 @@ SERVED, REJECTED, GAVE_UP = 0, 1, 2  # the fates of a request
 
 @dataclass(frozen=True)
 class System:
-    """The rules of a service: slots, workers, a store of tokens, a queue, replicas and batches.
+    """The rules of a service in a simulation: slots, workers, a store of tokens, a queue, replicas and batches.
 
     slots: how many requests are served at a time. workers: how many refills run at a time. tokens: for how many tokens
     the store has room; None: requests need no tokens; 0: tokens are made on demand. stored: tokens in the store at time
-    0. per_refill: tokens that a refill makes. per_request: tokens that a request takes. kept: if true, a token's place
-    in the store becomes free when its request is done, else when the request takes the token. queue: how many requests
-    may wait for a slot; further requests are rejected; None: no limit. replicas: copies of all this, with stores of
-    their own; a request joins the one with the fewest requests.
-    batch: requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it is
-    full or its first request has waited `hold` seconds, holds the requests that wait by then, and takes `each` seconds
-    more for every request but the first.
+    0. per_refill: tokens that a refill makes. per_request: tokens that a request takes. kept: whether a token keeps its
+    place in the store until its request is done; if not, the place becomes free when the request takes the token.
+    queue: how many requests may wait for a slot; further requests are rejected; None: no limit. replicas: equal copies
+    of the service, each with slots, workers and a store of its own; a request joins the one with the fewest requests.
+    batch: most requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it
+    is full or its first request has waited `hold` seconds. It holds the requests that wait by then, and takes `each`
+    seconds more for every request but the first.
     """
 
     slots: int = 1
@@ -104,10 +104,10 @@ class System:
 
 
 def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
-    """Return the rules by which a service is simulated.
+    """Return the rules by which a simulation runs a service.
 
-    full: whether its stores are full at first, else empty. rules: values of fields of `System` that replace the
-    service's own.
+    full: whether the service's stores are full at first, else empty. rules: values of fields of `System`, such as
+    `queue` or `replicas`, in place of those that follow from the service.
     """
     tokens = service.most_tokens if service.refill is not None else None
     fields = {
@@ -129,12 +129,14 @@ class Load:
     """The requests of several runs of a simulation: arrays (runs, requests), or of shapes that broadcast to it.
 
     due: arrival times in seconds, ascending; None: the requests come from users, who ask, wait until their request is
-    done, rejected or given up, think, and ask again. think: thinking times in seconds, (runs, users + requests): first
-    of each user before the user's first request, then after each request, in order of arrival. users: number of users.
-    size: how many requests of the service one arrival brings; they are served one after another in one slot. patience:
-    seconds after which a request leaves if it has not begun its online phase (with tokens on demand: its first refill).
-    first: whether each request begins a session; None: all do. Of users it only tells whether there are sessions: if it
-    is None or true for some request, each request of a user begins a session until one of them is served.
+    done, rejected or given up, think, and ask again. think: the users' thinking times in seconds, (runs, users +
+    requests): first one for each user before the user's first request, then one after each request, in order of
+    arrival. users: number of users. size: how many requests of the service one arrival brings; they are served one
+    after another in one slot. patience: seconds after which a request leaves if it has not begun its online phase (with
+    tokens on demand: its first refill).
+    first: whether each request begins a session; None: all do. With users, it tells only whether there are sessions at
+    all, which None and any true entry mean: then each request of a user begins a session, until one of this user's has
+    been served.
     """
 
     due: Floats | None = None
@@ -169,14 +171,14 @@ class Load:
         return self.think.shape[0], self.think.shape[1] - self.users
 
     def sizes(self) -> Ints:
-        """Return the number of the service's requests that each arrival brings, (runs, requests)."""
+        """Return how many requests of the service each arrival brings, int64 (runs, requests)."""
         return np.broadcast_to(np.asarray(1 if self.size is None else self.size, dtype=np.int64), self.shape)
 
 
 def transits(service: Service, load: Load) -> Floats:
-    """Compute the seconds that each arrival's requests spend on their way there and back: (runs, requests).
+    """Compute the seconds of each arrival's transit, its way to the service and back: float64 (runs, requests).
 
-    All requests that one arrival brings are sent together.
+    All requests of the service that one arrival brings are sent together.
     """
     found, places = np.unique(load.sizes(), return_inverse=True)
     return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
@@ -184,12 +186,13 @@ def transits(service: Service, load: Load) -> Floats:
 
 @dataclass(frozen=True)
 class Draws:
-    """Numbers for every run of a phase: its seconds for the recurrence, or for the event engine its factor.
+    """Random numbers for a simulation: for every run of a phase its seconds, or a factor for its core-seconds.
 
-    A factor multiplies core-seconds. request: for online phases in order of the requests' arrival, (runs, requests); a
-    batch uses the number of its first request. refill: for refills in order of their start, (runs * replicas, refills);
-    after the last number the first is used again. session: (runs, requests), or None. A dimension of size 1 stands for
-    equal numbers along it.
+    The recurrence engine takes seconds, the event engine takes factors. request: of the online phases, (runs,
+    requests), in order of arrival; a batch uses the number of its first request. refill: of the refills, (runs *
+    replicas, refills), in order of their start; after the last number the first is used again; None: no refills.
+    session: of the session phases, (runs, requests); None: no request begins a session. A dimension of size 1 stands
+    for equal numbers along it.
     """
 
     request: Floats
@@ -205,12 +208,13 @@ class Draws:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """The times and fates of the requests of a load: seconds, float64 (runs, requests), in order of arrival.
+    """The times and fates of the requests of a load: arrays (runs, requests), in order of arrival; times are in
+    seconds.
 
     A time is NaN if its event did not happen. arrived: when the request arrived. began: when it got a slot. went: when
     it had all tokens. left: when it was done, was rejected or gave up. fate: SERVED, REJECTED or GAVE_UP. tokens:
     number of tokens that the request took. refilled: the times at which refills ended, (runs * replicas, refills),
-    ascending; inf for none.
+    ascending; inf fills the rest of a row.
     """
 
     arrived: Floats

@@ -19,10 +19,10 @@ _MOST_BYTES = 4 << 30  # of the array of all refills' ends
 class Start(NamedTuple):
     """The state with which a simulation begins; its arrays have a row for each replica of each run.
 
-    slots: (rows, slots), the times at which slots become free. ends: (rows, any number), the ends of the refills that
-    began last, ascending. Of times before the first arrival it does not matter how early they are. begun: number of
-    refills that have begun. taken: number of tokens that were taken. run: for each row, the row in the array of
-    refills' seconds that it uses.
+    slots: (rows, slots), the times at which slots become free. ends: (rows, n), the ends of the n refills that began
+    last, ascending. A time before the first arrival may be any such time, also -inf. begun: number of refills that have
+    begun. taken: number of tokens that were taken. run: for each row, the row that it uses in the array of refills'
+    seconds.
     """
 
     slots: Floats
@@ -33,14 +33,14 @@ class Start(NamedTuple):
 
     @classmethod
     def idle(cls, system: System, rows: int) -> Start:
-        """Return the idle state: no requests, and `System.stored` tokens in store."""
+        """Return the idle state of `rows` replicas: no requests, and `System.stored` tokens in each store."""
         slots, ends = (np.full((rows, places), -math.inf) for places in (system.slots, system.workers))
         nothing = np.zeros(rows, dtype=np.int64)
         return cls(slots, ends, nothing, nothing, np.arange(rows))
 
 
 class Workers:
-    """Places of one kind, such as slots, of all runs at once, with the time from which each place is free.
+    """Places of one kind, such as slots or workers, of all runs at once: when each place becomes free.
 
     The times are an array (rows, places), with a row for each run and replica.
     """
@@ -49,7 +49,10 @@ class Workers:
         self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
-        """Find in each of these rows the place that becomes free first; returns the places' indices, and the times."""
+        """Find in each of these rows the place that becomes free first; return the places' indices, and the times.
+
+        rows: array rows, one for each replica of each run. Both results are arrays (rows,).
+        """
         place = self.free[rows].argmin(1) if self.free.shape[1] > 1 else np.zeros_like(rows)
         return place, self.free[rows, place]
 
@@ -61,7 +64,8 @@ class Workers:
 
 
 class NoTokens:
-    """Tokens of a service whose requests need none; also the base class of the other ways to get tokens.
+    """Gives requests their tokens in the recurrence, if they need none; also the base class of the other ways to get
+    tokens.
 
     Its arrays have a row for each replica (copy of the service) of each run.
     """
@@ -78,32 +82,32 @@ class NoTokens:
         return begin
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
-        """Take tokens of one request in each of these rows out of the row's store; here nothing is done.
+        """Take one request's tokens out of the store of each of these rows; here nothing is done, as there is no store.
 
         rows: array rows, one for each replica of each run. need: how many tokens each request takes. at: the times, in
         seconds, from which the places of these tokens in the stores are free again.
         """
 
     def ends(self, before: int = 0) -> Floats:
-        """Return the times at which refills (runs that make tokens) ended, (rows, before + refills), ascending; inf for
-        none.
+        """Return when refills (runs that make tokens) ended: (rows, before + refills), ascending; inf fills the rest of
+        a row.
 
-        before: how many refills that began before the simulation to include; their ends come first.
+        A row stands for one replica of one run. before: how many refills that began before the simulation to include;
+        their ends come first. Here the result is empty, as there are no refills.
         """
         return np.empty((0, 0))
 
     def last(self, count: int) -> Floats:
         """Return the times at which the last `count` refills that began end: (rows, count), ascending.
 
-        A refill is a run that makes tokens; a row stands for one replica in one run.
+        A refill is a run that makes tokens; a row stands for one replica of one run. Here the result is empty, as there
+        are no refills.
         """
         return np.empty((0, 0))
 
 
 class OnDemandRefill(NoTokens):
-    """Tokens that are made on demand: the refills for a request's tokens run one after another in the
-    request's slot.
-    """
+    """Makes each request's tokens on demand: the refills for them run one after another in the request's slot."""
 
     def __init__(self, system: System, seconds: Floats, start: Start) -> None:
         self.per_refill = system.per_refill
@@ -125,18 +129,20 @@ class OnDemandRefill(NoTokens):
 
 
 class SimulatedStore(NoTokens):
-    """Tokens from a store of each replica; workers run refills, which make tokens, as soon as a store has room.
+    """Gives requests tokens from a store; workers run refills, which make tokens, as soon as the store has room for
+    them.
 
-    Tokens are counted as integers, without rounding.
+    Each replica has a store of its own. Tokens are counted as integers, without rounding.
     """
 
     ahead = True
 
     def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
-        """Begin the first refills.
+        """Begin the first refills of all stores.
 
-        seconds: of every refill, in order of start. most: how many tokens each row (a replica of a run) may take in
-        all. start: the state to begin with. Raises ConfigError if the times of all refills would take too much memory.
+        seconds: how long every refill takes, in order of start. most: how many tokens each row (a replica of a run) may
+        take in all. start: the state to begin with. Raises ConfigError if the times of all refills would take too much
+        memory.
         """
         self.system, self.seconds, self.run = system, seconds, start.run
         rows, self.lead = start.ends.shape
@@ -193,9 +199,11 @@ class SimulatedStore(NoTokens):
 
 
 def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
-    """Make the object that gives tokens to requests by these rules: `NoTokens`, `OnDemandRefill` or `SimulatedStore`.
+    """Make the object that gives tokens to requests by the rules `system`.
 
-    seconds: has the seconds of every refill. need: how many tokens each request takes. start: the state to begin with.
+    It is a `NoTokens` (requests need none), an `OnDemandRefill` (made when a request needs them) or a `SimulatedStore`.
+    seconds: has the seconds of every refill. need: how many tokens each request takes, (runs, requests). start: the
+    state to begin with.
     """
     if system.tokens is None or seconds.refill is None:
         return NoTokens()

@@ -29,7 +29,9 @@ def net() -> nn.Module:
 
 
 def party(session: hummingbird.Session) -> tuple[str, bool]:
-    """Run the net as one party; return a line about the run, and whether it failed. `hummingbird.launch` calls this."""
+    """Run the self-test's small net as one party, by `hummingbird.launch`; return a line of text, and whether it
+    failed.
+    """
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:
@@ -55,7 +57,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a small net between two parties and a dealer on this host, and compare with plain PyTorch."""
+    """Run a small net between two parties and a dealer on this host, and compare its result with plain PyTorch's.
+
+    Returns the exit code: 1 if a result or the count of bits is wrong, or if a process fails; else 0.
+    """
     started, failed = time.perf_counter(), False
     print("two parties and a dealer start; each imports torch ...", flush=True)
     try:

@@ -77,7 +77,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Deal material for a number of images into one folder per party, once, or with --keep repeatedly."""
+    """Deal material for a number of images into one folder per party: once, or with --keep again and again.
+
+    Returns the exit code: 0, or 128 plus the number of the signal that stopped the dealing.
+    """
     if args.keep is None and (args.metrics is not None or args.log is not None):
         hint = "add --keep K, or leave them out"
         raise InputError("--metrics and --log need --keep", where="deal", hint=hint)

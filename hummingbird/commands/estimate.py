@@ -69,10 +69,11 @@ Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 
 
 def planned(args: argparse.Namespace) -> Planned:
-    """Return the net that the options describe, and the further arguments of `convert_model`.
+    """Return the net that the options describe, and the arguments with which `convert_model` converts it.
 
-    Private weights are not read, since no price depends on them. With --example, sets `args.input` to its shape. Raises
-    errors of `net_of` and of `BitConfig.load`.
+    The arguments are the windows (None: exact comparisons), the owner of the weights ("public", or a rank) and the
+    protocol. Private weights are not read, since no price depends on them. With --example, sets `args.input` to the
+    shape of the example. Raises errors of `net_of` and of `BitConfig.load`.
     """
     example = example_of(args)
     if folder := saved_of(args):

@@ -122,7 +122,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Sequence[int]) -> str:
-    """Return, as text, what an image of this shape costs on the wire with these windows."""
+    """Return, as text, how many bytes one image through the whole net costs on the wire.
+
+    config: the windows. shape: of one image. With --cut, the bytes are those of two parties without a dealer, offline
+    and online; otherwise those that a party sends online, with and without windows.
+    """
     if args.cut:
         plan = make_plan(net, shape, config).plan
         offline, online_ = (sum(found(plan).values()) / 1e6 for found in (prices.offline, prices.online))
@@ -133,7 +137,7 @@ def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Seq
 
 
 def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
-    """Return the lines of text on the result: accuracies, budget and cost, price on the wire, effort of the search.
+    """Return the result of a search as lines of text: accuracies, budget and cost, price on the wire, effort.
 
     config: the windows found. objective: what the search counts as cost. wire: the price on the wire, as text. source:
     the origin of the images.
@@ -249,5 +253,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the command `find-bits`; return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+
+    load: returns net and images, after the options are checked. command: the command line, for the provenance.
+    """
     return end_ranked(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))

@@ -64,9 +64,9 @@ class Judge:
         self._net, self._args, self._example = copy.deepcopy(net), args, example
 
     def accuracy(self, weights: bytes, bits: BitConfig | None, images: Tensor, labels: Tensor) -> float:
-        """Return the accuracy of weights on images (N, C, H, W) with labels (N,).
+        """Return the accuracy, 0 to 1, of the net with these weights on images (N, C, H, W) with labels (N,).
 
-        weights: the content of a file. bits: the windows, None for exact comparisons.
+        weights: the content of a file that `weights_file` made. bits: the windows, None for exact comparisons.
         """
         args = self._args
         self._load(weights)
@@ -78,7 +78,11 @@ class Judge:
         return evaluate(twin, images, labels)
 
     def fingerprint(self, weights: bytes) -> str:
-        """Return the fingerprint of the net with these weights, as `BitConfig.check_use` compares it."""
+        """Return the fingerprint of the net with these weights, for the provenance of its windows.
+
+        Windows with a fingerprint are refused for any other net. weights: the content of a file that `weights_file`
+        made.
+        """
         self._load(weights)
         return graph.fingerprint(traced(self._net, self._example))
 
@@ -89,8 +93,8 @@ class Judge:
 class Tuning:
     """A net that is fine-tuned while a simulation applies its windows, with the first and the best epoch.
 
-    first: epoch 0, the net before training. best: the epoch so far with the highest accuracy on validation images,
-    which are measured with the windows.
+    first: epoch 0, the net before training. best: the epoch so far with the highest accuracy on the validation images;
+    this accuracy is that of a simulation with the windows.
     """
 
     def __init__(self, subject: Subject, config: BitConfig, args: argparse.Namespace) -> None:
@@ -104,7 +108,7 @@ class Tuning:
         return Epoch(number, self.judge.accuracy(weights, self.config, *self.held), weights)
 
     def run(self, training: Training) -> None:
-        """Train for the recipe's epochs, and print a line for each.
+        """Train for the epochs of the training's recipe, and print a line with loss and accuracy for each.
 
         Stops earlier if --patience epochs in a row were no better than the best.
         """
@@ -120,7 +124,12 @@ class Tuning:
                     _row(epoch, loss)
 
     def save(self, recipe: Recipe, dataset: str, command: str) -> str:
-        """Write the best epoch's weights and their windows; return a line of text that says so."""
+        """Write the best epoch's weights to the file of --out, and their windows beside it; return a line of text that
+        says so.
+
+        recipe: the settings of the training. dataset: the origin of the training images. command: the command line. All
+        three go into the provenance of the windows.
+        """
         args, best = self.args, self.best
         digest = _digest(best.weights)
         finetuning: dict[str, Any] = {
@@ -260,7 +269,8 @@ def run(
     """Fine-tune the net, and save its weights and windows.
 
     load: returns the net, and validation images and labels, after the options are checked. teach: returns the training
-    data. command: the command line, for the provenance. said: gets the line to print after an interrupt.
+    data. command: the command line, for the provenance. said: a list, whose last line is printed after an interrupt;
+    lines are added as soon as something is saved.
     """
     recipe = Recipe(args.epochs, args.batch, rate=args.rate, seed=args.seed, schedule="cosine", label_smoothing=0.0)
     if args.patience < 1:
@@ -302,6 +312,10 @@ def run(
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], teach: Callable[[], Lesson], command: str) -> int:
-    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the command `finetune`; return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+
+    load: returns the net, and validation images and labels. teach: returns the training data. command: the command
+    line, for the provenance.
+    """
     said = ["interrupted: nothing was saved, no epoch was better than the net given"]
     return end_ranked(lambda: run(args, load, teach, command, said), lambda: said[-1])

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def uniform_window(study: Study, budget: Fraction) -> BitWindow:
     """Return the best window that all layers may share within a budget. Raises errors of `Study.search`.
 
-    budget: mean bits of a comparison as a part of 64.
+    budget: the mean number of bits that a comparison keeps, divided by 64.
     """
     return next(iter(study.search(budget, uniform=True).layers.values()))
 
@@ -118,10 +118,10 @@ class Frontier:
         }
 
     def row(self, how: str, budget: str) -> Row:
-        """Search windows for a budget and write them to a file; return the row of their figures.
+        """Search windows for a budget, and write them to a file; return a row of the table: figures by name.
 
-        how: "searched", or "uniform" for one window for all layers. budget: mean bits of a comparison, as in "6/64". If
-        no windows meet the budget, the row says why.
+        how: "searched", or "uniform" for one window for all layers. budget: mean bits of a comparison, as in "6/64", or
+        "exact" or "eco". If no windows meet the budget, the row says why.
         """
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
@@ -178,15 +178,18 @@ class Frontier:
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
-    """Return the file in `folder` for the windows of a row, such as 6-64.json, or uniform-6-64.json.
+    """Return the file in `folder` for the windows of one search, such as 6-64.json, or uniform-6-64.json.
 
-    how, budget: as for `Frontier.row`.
+    how: "searched", or "uniform" for one window for all layers. budget: as the option names it, such as "6/64".
     """
     return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows as a text table."""
+    """Return the rows as a text table: a line for each search, then the reasons of searches that found no windows.
+
+    rows: those of `Frontier.row`, figures by name.
+    """
     sizes = {
         "bits_per_comparison": "bits each",
         "online_kilobytes_per_image": "online kB",
@@ -216,7 +219,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
     """Search windows at every budget; write the windows, the rows and the picture, and print the rows.
 
     load: returns net, images and labels, after the options are checked. command: the command line, for the provenance.
-    states: gets the paths of the searches' state files.
+    states: a list, to which the paths of the searches' state files are added.
     """
     agree_on(args)
     if ranks.first():
@@ -247,9 +250,10 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the searches to make, each "searched" or "uniform" (one window for all layers) with a budget of --budgets.
+    """Return the searches that the command makes, each as a pair (how, budget).
 
-    Raises ConfigError for an invalid budget.
+    how: "searched", or "uniform" for one window for all layers. budget: one of --budgets, such as "6/64", "exact" or
+    "eco". Raises ConfigError for an invalid budget.
     """
     budgets = list(dict.fromkeys(args.budgets))
     numbers = [budget for budget in budgets if budget not in _WORDS]
@@ -259,7 +263,10 @@ def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def states_of(args: argparse.Namespace) -> list[Path]:
-    """Return the state files of all searches. Raises errors of `planned`, and InputError for a missing folder."""
+    """Return the state files of all searches, from which --resume continues.
+
+    Raises ConfigError for an invalid budget, and InputError if the folder of --out-folder is missing.
+    """
     files = [file_of(args.out_folder, *pair) for pair in planned(args)]
     for file in files:
         check_writable(file, "--out-folder")
@@ -267,6 +274,9 @@ def states_of(args: argparse.Namespace) -> list[Path]:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
-    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    """Run the command `frontier`; return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+
+    load: returns net, images and labels, after the options are checked. command: the command line, for the provenance.
+    """
     states: list[Path] = []
     return end_ranked(lambda: run(args, load, command, states), lambda: interrupted(states))

@@ -61,7 +61,10 @@ class RunFigures(NamedTuple):
 
 
 def figures(args: argparse.Namespace, run: RunFigures) -> dict[str, object]:
-    """Return the figures of a run as a flat dict. args: options of `infer`."""
+    """Return the figures of a run of `infer` by name, with units in the names.
+
+    args: the command's options. run: its results and costs.
+    """
     count, total = len(run.outputs), run.meter.total
     out: dict[str, object] = {
         "model": " ".join(without_folders(args.model)),
@@ -115,7 +118,7 @@ def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, f
 
 
 def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
-    """Return an `Answers` object, which judges outputs for the same images against `outputs` and the labels, if any."""
+    """Return an object that compares other outputs for the same images with `outputs`, and with the labels, if any."""
     return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)
 
 
@@ -220,7 +223,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _advance(bar: Any, done: int) -> None:
-    """Advance a progress bar to `done` units in all."""
+    """Advance a progress bar until it shows `done` units in all; it never goes back."""
     if done > bar.n:
         bar.update(done - bar.n)
 

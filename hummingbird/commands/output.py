@@ -61,9 +61,10 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 
 def write_json(path: Path, figures: Any) -> None:
-    """Write figures to the file of the option --json. figures: a flat object, or a list of flat rows.
+    """Write figures to the file of the option --json.
 
-    Raises the errors of `write_together`.
+    figures: a flat object, or a list of flat rows. The file is written completely or not at all. Raises InputError for
+    a path that cannot be written.
     """
     write_together({path: (json.dumps(figures, indent=2) + "\n").encode()})
 
@@ -71,7 +72,7 @@ def write_json(path: Path, figures: Any) -> None:
 def check_writable(path: Path, where: str) -> None:
     """Raise InputError if no file can be written at `path`; called before hours of work.
 
-    where: the option that names it.
+    where: the option that names the file, for the error.
     """
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}", where=where, hint="make it first")
@@ -100,7 +101,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def check(path: Path, where: str) -> None:
-    """Raise an error, before hours of search, if the picture of its result could not be written.
+    """Raise an error if no picture can be written at `path`; a search calls this before its hours of work.
 
     where: the option that names the picture. Raises EnvironmentProblem without matplotlib, InputError for a path or a
     format that cannot be written.
@@ -140,7 +141,8 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
 def draw_frontier(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw accuracy against kB sent online per image: one line for the windows found, one for uniform windows.
 
-    Windows are uniform if all layers have the same. rows: figures, one for each budget and line. path: the picture.
+    Windows are uniform if all layers have the same. rows: those of `Frontier.row`, figures by name, one for each
+    search. path: the picture.
     """
     with picture(6.5, 4.5) as figure:
         axes = figure.subplots()

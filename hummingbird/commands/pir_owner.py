@@ -205,11 +205,11 @@ def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:
-    """Return the facts (rows, dimension, type ...) of the owner's whole table, from the facts that the servers report.
+    """Return the facts of the owner's whole table (rows, dimension, type ...) from those that the servers report.
 
-    plan: a plan by which tables are divided into buckets; None: the servers hold the whole table, and `facts` are its
-    facts. With a plan, `facts` are those of one bucket of the plan's full table, the one that holds all rows. Raises
-    AgreementError if they are those of another table.
+    facts: what the servers report of their table. plan: the plan by which the servers' tables are divided into buckets;
+    then `facts` must be those of the plan's full table, the bucket that holds all rows, or else AgreementError is
+    raised. None: the servers hold the whole table, and `facts` is the result.
     """
     if plan is None:
         return facts

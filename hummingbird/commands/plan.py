@@ -75,10 +75,10 @@ def values_of(args: argparse.Namespace) -> list[Any]:
 
 
 def sweep_rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one simulation for each of the values that --values lists.
+    """Yield the figures of one simulation for each of the values that --values lists, as a dict.
 
-    In each simulation the input that --vary names, such as a rate, has the value. All simulations draw the same random
-    numbers. service, arrivals: the service and its requests before this input is changed.
+    In each simulation the input that --vary names, such as a rate, has one of these values. All simulations draw the
+    same random numbers. service, arrivals: the service and its requests before this input is changed.
     """
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
@@ -90,7 +90,10 @@ def sweep_rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -
 
 
 def sweep_table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
-    """Return the figures for all values as a text table. found: the figures that `sweep_rows` yielded."""
+    """Return the figures for all values of the varied input as a text table, a line for each value.
+
+    found: the figures that `sweep_rows` yielded, one dict for each value.
+    """
     _, shown, _ = INPUTS[args.vary]
     cells = [
         (
@@ -106,10 +109,10 @@ def sweep_table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
 
 
 def sweep_plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
-    """Draw latencies (vertical, logarithmic) against the varied input, --vary (horizontal), into a file.
+    """Draw latencies (vertical, logarithmic) against the input that --vary names (horizontal), into the file `path`.
 
-    Values for which the service is overloaded are left out. found: the figures that `sweep_rows` yielded. path: the
-    file.
+    found: the figures that `sweep_rows` yielded, one dict for each value of the input. Values for which the service is
+    overloaded are left out.
     """
     stable = [row for row in found if not row["overloaded"]]
     with picture(6.0, 4.0) as figure:
@@ -252,9 +255,10 @@ def _action(actions: Any, name: str, line: str, description: str, run: Run) -> a
 
 
 def _checked(args: argparse.Namespace, run: Run) -> int:
-    """Run `run`, an action of the command `plan`, and return its exit code.
+    """Run an action of the command `plan`, such as `solve`, and return its exit code.
 
-    Before that, raises InputError if a file that the options name cannot be written, and errors of `output.check`.
+    run: the action, which takes the options and returns the exit code. Raises InputError first if a file that the
+    options name cannot be written, and EnvironmentProblem for a picture without matplotlib.
     """
     for option in ("json", "save", "plot"):
         path = getattr(args, option, None)
@@ -266,7 +270,7 @@ def _checked(args: argparse.Namespace, run: Run) -> int:
 
 
 def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
-    """Print tables (`text`), or with `--json -` only the figures; write the figures to the file of --json."""
+    """Print the tables in `text`, or with `--json -` only the figures; write the figures to the file of --json."""
     if args.json == "-":
         print(json.dumps(figures, indent=2))
         return
@@ -315,10 +319,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _warnings(found: Result) -> list[str]:
-    """Return the warnings on a simulation: that its load is too high, or that its run is too short.
+    """Return the warnings on a simulation as texts: that its load is too high, or that its runs are too short.
 
-    The load is too high if it is above the largest rate that the service sustains. Just below that rate figures depend
-    on many requests, and the warning on a short run names a number for --requests. found: the result of the simulation.
+    found: the result of the simulation. The load is too high if it is above the largest rate that the service sustains.
+    Close to this rate a latency depends on many earlier requests; if a run has too few, the warning names a number for
+    --requests.
     """
     bounded = found.system.queue is not None or found.load.patience is not None
     load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate

@@ -86,10 +86,10 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
 
 
 def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
-    """Return the arrivals in the file of --trace, which lists times.
+    """Return the arrivals that the file of --trace lists: a line for each request, with its time.
 
-    Sets --requests to the number of times if it is larger or not set.
-    other: further arguments of `capacity.arrivals.trace`. Raises InputError for a file that cannot be read.
+    If --requests is not set, or larger than the number of lines, sets it to this number. other: further arguments of
+    `capacity.arrivals.trace`. Raises InputError for a file that cannot be read.
     """
     try:
         found = trace(args.trace, **other)
@@ -100,9 +100,9 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
 
 
 def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
-    """Return the same arrivals at another rate, in requests per second.
+    """Return a copy of `arrivals` with another rate, in requests per second.
 
-    Raises InputError for arrivals without a rate.
+    Raises InputError for arrivals that have no rate, such as those of users.
     """
     if not isinstance(arrivals, Gaps):
         raise InputError("these requests have no rate to vary", where="--vary", hint="give --rate")
@@ -110,7 +110,10 @@ def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `capacity.run` and `capacity.solve` that control the simulation."""
+    """Return the arguments of `capacity.run` and `capacity.solve` that control the simulation, by name.
+
+    They are the seed, the number of requests in a run, the number of runs, and the engine.
+    """
     return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine}
 
 
@@ -126,7 +129,10 @@ def needed(arrivals: Arrivals | None) -> Arrivals:
 
 
 def goal_of(text: str) -> tuple[str, float]:
-    """Read a goal such as p99=2s; return the name of the figure, and its seconds."""
+    """Read a goal such as p99=2s; return the name of the limited latency, "p99", and the most seconds.
+
+    Raises ArgumentTypeError for other texts.
+    """
     name, _, value = text.partition("=")
     if name not in ("mean", "p50", "p95", "p99") or not value:
         raise argparse.ArgumentTypeError(f"{text!r} is no goal such as p99=2s (of mean, p50, p95, p99)")

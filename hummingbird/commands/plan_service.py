@@ -33,7 +33,10 @@ from hummingbird.table import text_table
 
 
 def figures(service: Service) -> dict[str, Any]:
-    """Return all figures of the model of a service as a dict, flat but for the steps."""
+    """Return the figures of a service's model by name: seconds, tokens, the largest rate and so on.
+
+    Values are numbers and texts, but for the lists of limits, steps and notes.
+    """
     bounds = limits(service)
     return {
         "service": service.name,
@@ -70,7 +73,7 @@ def _work(step: WorkStep) -> dict[str, Any]:
 
 
 def tables(service: Service) -> str:
-    """Return the figures of the model of a service as tables and sentences, for people."""
+    """Return a service's model as tables and sentences for people: hosts, steps, tokens and the largest rate."""
     found = figures(service)
     parts = [service.name, _hosts(service), _steps(service)]
     if service.refill is not None:
@@ -145,7 +148,7 @@ _HINTS = {
 def _need(args: argparse.Namespace, *options: str) -> None:
     """Raise InputError if one of `options` is not set: this kind of service (--service) needs them all.
 
-    options: names of options without "--". --saved may stand in for "model".
+    options: names of options without "--". A net may also be given by --saved in place of --model.
     """
     for option in options:
         if getattr(args, option) is None and (option != "model" or args.saved is None):
@@ -219,9 +222,9 @@ def _lookups(args: argparse.Namespace) -> Service:
 
 
 def measured(kind: str, args: argparse.Namespace) -> Service:
-    """Return the model of a service with one of the nets that Garimella et al. measured (capacity/paper.py).
+    """Return the model of a service with a net that Garimella et al. measured, the net of --net.
 
-    kind: "sg" or "cg", garbling by the server or by the client.
+    kind: "sg" if the server garbles, "cg" if the client does.
     """
     refuse(args, *_NET, *_LOOKUPS, "profile")
     _need(args, "net", *_links(args))
@@ -254,10 +257,11 @@ def _links(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _garbled(kind: str, net: Net, args: argparse.Namespace, published: Published | None = None) -> Service:
-    """Return the model of a service that computes a net by garbled circuits; threads, store and links are the options'.
+    """Return the model of a service that computes a net by garbled circuits, with the threads, store and links of the
+    options.
 
-    kind: "sg" if the server garbles, "cg" if the client does (capacity/paper.py). published: the measured seconds and
-    bytes of layers; None: those of the paper.
+    kind: "sg" if the server garbles, "cg" if the client does. net: has the seconds and bytes of the net's steps.
+    published: has the seconds of garbling, and the bytes that a ReLU takes; None: those of Garimella et al.
     """
     up, down = args.up or args.bandwidth, args.down or args.bandwidth
     threads = paper.Threads(*args.threads) if args.threads else paper.ONE
@@ -338,7 +342,7 @@ def add_service(parser: argparse.ArgumentParser) -> None:
 
 
 def table(text: str) -> tuple[int, ...]:
-    """Read the rows of a table and the bytes of a row, written as in 1048576x256."""
+    """Read the size of a table, written as in 1048576x256; return its rows, and the bytes of a row."""
     sizes = shape(text)
     if len(sizes) != 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no table such as 1048576x256")

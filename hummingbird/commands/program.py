@@ -26,9 +26,10 @@ from hummingbird.version import VERSION
 
 
 def add_command(commands: Any, name: str, line: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    """Add a command, and return its parser.
+    """Add a command to the command line, and return its parser.
 
-    commands: argparse's object for commands. line: the text in the list of commands. Texts are printed as written.
+    commands: argparse's object for commands. name: the command. line: the text in the list of commands. description,
+    epilog: the texts above and below the options in the command's help, printed as written.
     """
     raw = argparse.RawDescriptionHelpFormatter
     made: argparse.ArgumentParser = commands.add_parser(
@@ -40,7 +41,7 @@ def add_command(commands: Any, name: str, line: str, description: str | None, ep
 def command_of(program: str, words: Sequence[str]) -> str:
     """Return a command line as text for provenance: `python -m PROGRAM WORDS`.
 
-    Of WORDS, --resume is left out, which changes no result, and absolute paths are reduced to file names.
+    Among the words, --resume is left out, as it changes no result. Absolute paths are reduced to file names.
     """
     return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
 
@@ -74,7 +75,11 @@ def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Return versions and the CPU of this machine, which rows of figures contain."""
+    """Return a description of this machine, for rows of figures: its CPU, the versions of torch and this package, the
+    kernels.
+
+    The keys are "cpu", "torch", "hummingbird" and "kernels".
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
@@ -103,9 +108,11 @@ for process i. They split the images, with the same result as one process (docs/
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """Call `run` on several ranks (hummingbird/ranks.py), and return the exit code, as `end` does for one process.
+    """Call `run` on several ranks (hummingbird/ranks.py); return the exit code: 0, 1 after an error, or 130 after
+    Ctrl-C.
 
-    timeout: seconds for which ranks wait for each other.
+    Only the first rank prints, but for another rank's error that the first does not know. interrupted: returns the line
+    to print after Ctrl-C. timeout: seconds for which ranks wait for each other.
     """
 
     def joined() -> None:

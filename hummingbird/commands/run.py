@@ -45,7 +45,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program as all parties; return the exit status of the first that failed, or 0."""
+    """Run a program on this host as all parties, one process each; return the exit code of the first that failed, or 0.
+
+    The words of the program, a script or -m and a module, are in `args`. After a failure all parties start again, up to
+    --max-restarts times.
+    """
     words = ["-m", *args.module] if args.module is not None else args.script[args.script[:1] == ["--"] :]
     if not words or words == ["-m"]:
         hint = "python -m hummingbird run --parties 2 -- SCRIPT.py, or -- -m MODULE, with arguments of its own"

@@ -97,7 +97,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options from --margin to --knobs as arguments of `Study.search`."""
+    """Return the options from --margin to --knobs as arguments of `Study.search`, by name."""
     names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty", "knobs")
     return {key: getattr(args, key) for key in names}
 
@@ -133,7 +133,10 @@ def state_of(out: Path) -> Path:
 
 
 def check_states(states: Sequence[Path], resume: bool) -> None:
-    """Raise ConfigError if a state file exists without --resume, or if none exists with --resume."""
+    """Raise ConfigError if searches were interrupted and --resume is not set, or if it is set without such a search.
+
+    states: the paths of the state files that searches keep until they end. resume: whether --resume is set.
+    """
     there = [state for state in states if state.exists()]
     if there and not resume:
         hint = "go on with it by --resume, or remove it"
@@ -170,6 +173,9 @@ def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -
 
 
 def online(net: nn.Module, config: BitConfig, args: argparse.Namespace, shape: Sequence[int]) -> Cost:
-    """Return the price, for a party, of one image of `shape` through the whole net with these windows."""
+    """Return what one image through the whole net costs a party online: rounds and bits.
+
+    config: the windows. shape: of one image.
+    """
     private = hummingbird.convert_model(net, config, protocol=args.protocol)
     return sum((planned.cost for planned in private.costs((1, *shape), args.parties)), FREE)

@@ -46,7 +46,7 @@ def add_pir_server(commands: Any) -> None:
 
 
 def add_he_server(commands: Any) -> None:
-    """Add the command `he-server`, a net on ciphertexts for clients, to the command line."""
+    """Add the command `he-server` to the command line: it computes a net on the ciphertexts that clients send."""
     from hummingbird.commands.sources import add_model_arguments, net_of
     from hummingbird.he.service import command
 
@@ -61,7 +61,7 @@ def add_he_client(commands: Any) -> None:
 
 
 def add_gc_server(commands: Any) -> None:
-    """Add the command `gc-server`, a private net for clients that have the images, to the command line."""
+    """Add the command `gc-server` to the command line: it serves a private net to clients that have the images."""
     from hummingbird.commands.sources import add_model_arguments, net_of
     from hummingbird.hybrid import command
 
@@ -69,21 +69,25 @@ def add_gc_server(commands: Any) -> None:
 
 
 def add_gc_prepare(commands: Any) -> None:
-    """Add the command `gc-prepare`, the data's side of two-party inference in advance, to the command line."""
+    """Add the command `gc-prepare` to the command line: the data's side of two-party inference makes material in
+    advance.
+    """
     from hummingbird.hybrid import command
 
     command.add_prepare(commands)
 
 
 def add_gc_client(commands: Any) -> None:
-    """Add the command `gc-client`, the data's side of two-party inference online, to the command line."""
+    """Add the command `gc-client` to the command line: the data's side of two-party inference, online, for given
+    images.
+    """
     from hummingbird.hybrid import command
 
     command.add_client(commands)
 
 
 def add_gc_proxy(commands: Any) -> None:
-    """Add the command `gc-proxy`, a service of the data's side of two-party inference, to the command line."""
+    """Add the command `gc-proxy` to the command line: the data's side of two-party inference as a service for users."""
     from hummingbird.hybrid import command
 
     command.add_proxy(commands)
@@ -115,7 +119,7 @@ def add_health(commands: Any) -> None:
 
 
 def _ask_health(args: argparse.Namespace) -> int:
-    """Ask the service's health once, and print the answer."""
+    """Ask a service once whether it is ready, and print the answer; return the exit code, 0 if it is and 1 if not."""
     authority_alone = args.tls_ca is not None and args.tls_cert is None and args.tls_key is None
     tls = Tls(ca=args.tls_ca) if authority_alone else tls_of(args)
     status = telemetry.ask(args.address, tls, args.timeout, telemetry.LIVE if args.live else telemetry.READY)
@@ -146,7 +150,10 @@ def add_token(commands: Any) -> None:
 
 
 def _make_token(args: argparse.Namespace) -> int:
-    """Make a token; write it to a file for the caller, and its line to the service's token file."""
+    """Make a token; write it to a file for the caller, and its line to the service's token file.
+
+    Returns the exit code 0. Raises InputError if one of the files cannot be written.
+    """
     check_name(args.name)
     token = new_token()
     try:

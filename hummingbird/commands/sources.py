@@ -97,10 +97,10 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
 
 
 def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> None:
-    """Load a checkpoint into a net, as `load_checkpoint` does, with errors for users of the command line.
+    """Load a checkpoint, the state dict in the file `path`, into a net.
 
-    Raises InputError for a missing file, or one that does not fit the net. where: the option that names the file. hint:
-    the error's hint for a missing file.
+    The errors are made for users of the command line: InputError for a missing file, or one that does not fit the net.
+    where: the option that names the file. hint: the error's hint for a missing file.
     """
     try:
         load_checkpoint(path, net)
@@ -120,7 +120,7 @@ def load_weights(content: bytes, model: nn.Module) -> None:
 
 
 def weights_file(model: nn.Module, *, half: bool) -> bytes:
-    """Return the content of a file with the state dict of `model`.
+    """Return a state dict of `model` as the content of a file, which `load_weights` reads.
 
     half: whether floating-point numbers are stored as float16, else as float32. Raises InputError for a value that the
     type cannot hold.
@@ -208,9 +208,9 @@ def add_example_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def example_of(args: argparse.Namespace) -> Any:
-    """Return the inputs that the function of --example returns; None without the option.
+    """Return the batch of inputs that the function of --example returns: a tensor, a tuple or a dict.
 
-    Raises HummingbirdError for a missing function.
+    Returns None without the option. Raises HummingbirdError for a missing function.
     """
     return None if args.example is None else call(args.example, "--example", "an example")
 

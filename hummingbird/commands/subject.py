@@ -63,11 +63,10 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
 @torch.inference_mode()
 def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
-    """Return a function that ranks call with a batch's number before they run the batch, so that random numbers agree.
+    """Return a function that a rank calls with a batch's number before it runs this batch.
 
-    Ranks divide the batches among them. If the model is a fast simulation, the function makes it draw for the batch
-    what a single process would draw (`FastSimulator.passes`); for any other model it does nothing. image: any image,
-    (1, ...).
+    Ranks divide the batches among them. If the model is a fast simulation, the function makes it draw for the batch the
+    random numbers that a single process would draw; for any other model it does nothing. image: any image, (1, ...).
     """
     return model.passes(image) if isinstance(model, FastSimulator) else lambda number: None
 
@@ -100,8 +99,8 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
 class Subject:
     """A net in eval mode, and the images on which a command measures it.
 
-    images: float32 (N, ...). labels: (N, ...) or None. names: names of net and data set, for figures and provenance.
-    source: the origin of the images, for sentences.
+    images: float32 (N, ...). labels: (N, ...) or None. names: the words of the command line that name the net ("model")
+    and the images ("dataset"), for figures and provenance. source: the origin of the images, for sentences.
     """
 
     net: nn.Module
@@ -153,7 +152,7 @@ def labels_of(labels: Tensor | None, where: str) -> Tensor:
 def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str) -> None:
     """Add the options from --model to --seed, which `subject_of` reads.
 
-    data: the option of the images. what: a description of the images.
+    data: the name of the option for the images, such as "--data". what: a description of the images, for the help.
     """
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
@@ -181,9 +180,10 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def subject_of(args: argparse.Namespace, data: str = "--data") -> Subject:
-    """Return the net, on the device of --device, with the first --samples images. data: the option of the images.
+    """Return the net, on the device of --device, with the first --samples images and their labels.
 
-    Raises errors of `net_of`, `images_of`, `check_numbers`.
+    data: the name of the option for the images. Raises errors of `net_of` and `images_of`, and InputError for numbers
+    out of range.
     """
     check_numbers(args)
     net = place(net_of(args), args.device)

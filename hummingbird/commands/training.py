@@ -51,7 +51,11 @@ these normalise by a process's own part, and average their statistics over proce
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """Return a module whose backward pass averages gradients over the ranks; with one rank the model itself."""
+    """Return a module that computes what the model computes, and averages gradients over the ranks in its backward
+    pass.
+
+    With one rank it is the model itself.
+    """
     if ranks.size() == 1:
         return model
     device = next(model.parameters()).device
@@ -243,7 +247,7 @@ class Training:
             share_statistics(self.model)
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield this rank's parts of the batches of an epoch: images in a new order and augmented, with labels.
+        """Yield for each batch of an epoch this rank's part: images in a new order and augmented, and their labels.
 
         Every image occurs once, but the last ones in the order are left out if they fill no batch.
         """
@@ -253,7 +257,11 @@ class Training:
             yield x.contiguous(memory_format=self.layout), self.labels[chosen[self.own]]
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the training, without data and recipe: tensors, numbers and text."""
+        """Return all that `restore` needs to continue this training, without data and recipe: by name, for torch.save.
+
+        It has the number of epochs, the states of the net, optimizer, schedule and mean weights, and of the random
+        generators.
+        """
         return {
             "images": len(self.labels),
             "epoch": self.epoch,
@@ -267,9 +275,9 @@ class Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a training of the same net, data and recipe.
+        """Continue from a state that `state` returned, of a training of the same net, data and recipe.
 
-        Raises InputError for other data.
+        Raises InputError if that training had another number of images.
         """
         if state["images"] != len(self.labels):
             what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"

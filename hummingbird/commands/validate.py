@@ -81,9 +81,9 @@ def standard_error(accuracy: float, n: int) -> float:
 
 
 def paired_error(lost: float, won: float, n: int) -> float:
-    """Return the standard error of the change (won - lost) / n of an accuracy on the same n images.
+    """Return the standard error of a change of accuracy, measured twice on the same n images: of (won - lost) / n.
 
-    lost, won: predictions that changed from right to wrong, and from wrong to right.
+    lost: number of predictions that changed from right to wrong. won: number that changed from wrong to right.
     """
     return math.sqrt(max(0.0, lost + won - (won - lost) ** 2 / n)) / n
 
@@ -97,8 +97,10 @@ def mean_error(values: Sequence[float]) -> float:
 class Validation:
     """The result of `validate`: the accuracy without and with windows, and how many predictions the windows change.
 
-    images: their number. runs: the number of simulated runs with windows; figures with windows are means over these
-    runs.
+    images: their number. runs: number of simulated runs with windows, over which all figures with windows are means.
+    accuracy_plain, accuracy: without and with windows, 0 to 1. accuracy_error_of_runs: standard error of that mean.
+    changed: predictions that the windows change; right_to_wrong, wrong_to_right: those that change an answer's
+    correctness.
     """
 
     images: int
@@ -115,7 +117,9 @@ class Validation:
 class WindowRange:
     """A layer's window, and how far the values that it compares are from leaving the window.
 
-    largest: the largest |x| compared, a real number.
+    k, m, q: of the window. largest: the largest |x| that the layer compares, a real number. limit: the |x| from which
+    signs are wrong, 2^(k-1) in ring units, as a real number. margin_bits: log2(limit / largest). warning: a text, or
+    "".
     """
 
     layer: str
@@ -131,7 +135,7 @@ class WindowRange:
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
     """Run the net, and `args.repeat` simulations of it with windows and different seeds; return how predictions differ.
 
-    Raises the errors of `simulate`.
+    subject: the net, images and labels. config: the windows. Returns a `Validation`. Raises the errors of `simulate`.
     """
     net, images, labels = subject.net, subject.images, subject.labelled
     hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
@@ -158,9 +162,10 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Va
 
 
 def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
-    """Return the largest |x| that each layer compares on the subject's images, in ring units.
+    """Return the largest |x| that each layer compares on the subject's images, by name, in ring units.
 
-    With --cut, only layers with a window are in the result.
+    config: the windows, which are applied during the measurement. With --cut they are not, and only layers with a
+    window are in the result.
     """
     options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
     with progress_line(total=len(subject.images), desc="magnitudes", unit="image") as bar:
@@ -176,11 +181,11 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[WindowRange]:
-    """Return a `WindowRange` for each layer: its window, and how far the values that it compares are from leaving it.
+    """Return for each layer how far the values that it compares are from leaving its window, as a `WindowRange`.
 
-    largest: the largest |x| by layer, in ring units. margin: in bits. A layer gets a warning if its largest |x| is
-    beyond the window's limit, and, if its window is to change no decision (m = q = 0), also if log2(limit / |x|) <
-    margin.
+    largest: the largest |x| that each layer compares, by name, in ring units. config: the windows. margin: bits. A
+    layer gets a warning if its largest |x| is beyond the window's limit 2^(k-1). A window that is to change no decision
+    (m = q = 0) also gets one if log2(limit / largest |x|) is below `margin`.
     """
     found = []
     for name, most in largest.items():
@@ -209,7 +214,7 @@ def beyond(images: Tensor, config: BitConfig) -> str:
 def show(result: Validation, found: Sequence[WindowRange], images: str) -> None:
     """Print the accuracies, how many predictions changed, the layers' windows and the warnings.
 
-    images: their origin.
+    result: the accuracies. found: each layer's window and how much room it leaves. images: the origin of the images.
     """
     n, lost, won = result.images, result.right_to_wrong, result.wrong_to_right
     plain, spread = result.accuracy_plain, result.accuracy_error_of_runs
@@ -264,8 +269,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject]) -> int:
-    """Call `run`, and return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
+    """Run the command `validate`; return the exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C.
 
-    Warnings do not change it.
+    load: returns net, images and labels, after the options are checked. Warnings do not change the exit code.
     """
     return end_ranked(lambda: run(args, load), lambda: "interrupted: nothing was written")

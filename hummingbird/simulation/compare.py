@@ -40,7 +40,7 @@ class Compare:
         self.seed, self.drawn = seed, 0
 
     def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
-        """Return a function for ranks that divide the passes over a net: it sets the random numbers of one pass.
+        """Return a function that sets the random numbers of one pass over a net, for ranks that divide the passes.
 
         A rank calls it before each pass with the number of the pass, 0, 1, ..., and so draws the keys that a single
         process would draw. run_one: runs any pass; with several ranks it is called once, to count the keys of a pass.
@@ -57,7 +57,7 @@ class Compare:
         return go_to
 
     def draw(self) -> int:
-        """Draw the key of the next comparison: 64 bits."""
+        """Draw the key of the next comparison, 64 bits, from which all its random numbers follow."""
         if self.seed is None:
             return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
         self.drawn += 1
@@ -66,16 +66,17 @@ class Compare:
     def relu(self, v: Tensor, law: Law) -> Tensor:
         """Compute the ReLU of v as the protocol decides its sign, in v's type and memory format.
 
-        v: real, of any shape.
+        v: real, of any shape. law: the rule by which the protocol decides and rounds.
         """
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None, rounding: int | None = None) -> tuple[Tensor, Tensor]:
-        """Compare v with 0; return bit * z, which is the ReLU, and z, which is v as the protocol rounds and wraps it.
+        """Compare v with 0 as the protocol does; return the ReLU, which is bit * z, and z.
 
-        The bit is 1 where the protocol decides that v is not negative. law: the rule of the comparison. u: the key of
-        the random number u, for comparisons that share it; None: draw a new key. rounding: the key of the rounding
-        errors that shares of more than two parties have, for comparisons of the same opened value.
+        The bit is 1 where the protocol decides that v is not negative; z is v as the protocol rounds and wraps it. v:
+        real, of any shape. law: the rule of the comparison. u, rounding: keys of random numbers, for several
+        comparisons of one opened value: they share the number u that decides, and the rounding errors that shares of
+        more than two parties have. None: draw new keys.
         """
         y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True, rounding)
         assert z is not None
@@ -100,7 +101,9 @@ class Compare:
         return self.moved(v, *law.range)
 
     def moved(self, v: Tensor, low: float, high: float) -> Tensor:
-        """Clamp values to the range from `low` to `high` in training with `clamp`; else return them unchanged."""
+        """Clamp values to the range from `low` to `high`, in training mode and if `clamp` is set; else return them
+        unchanged.
+        """
         if not (self.clamp and self.training):
             return v
         return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))
@@ -115,9 +118,11 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
 
 
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
-    """Return v's elements as a contiguous tensor, and whether they are in the order of channels_last, as v's memory is.
+    """Return v's elements as a contiguous tensor in the order in which v's memory has them, without a copy where
+    possible.
 
-    In that case the tensor has the shape (B, H, W, C).
+    The result is (B, H, W, C) and True if v is (B, C, H, W) in the memory format channels_last; otherwise it has v's
+    shape, and False.
     """
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
         return v.permute(0, 2, 3, 1), True
@@ -125,23 +130,30 @@ def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
 
 
 def _disturbed(v: Tensor, law: Law, key: int) -> Tensor:
-    """Add to v the rounding errors that shares of more than two parties have. key: of the random numbers."""
+    """Add to real v the rounding errors that shares of more than two parties have; return the sum.
+
+    law: says how many errors there are, and how large. key: of the random numbers.
+    """
     noise = drawn(v.numel(), key, law.q, law.disturbances, v.device).double()
     middle = law.disturbances * ((1 << law.q) - 1) / 2
     return (v.double() + (noise - middle) * UNIT).to(v.dtype)
 
 
 def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
-    """Round real x as `Law.rounded` does; values that are not finite stay as they are. key: of the random numbers."""
+    """Round real x up or down at random to a multiple of 2^q ring units, so that the result is x on average.
+
+    Values that are not finite stay as they are. law: has q. key: of the random numbers.
+    """
     e = drawn(x.numel(), key, law.q, 1, x.device)
     return (((x.double() / UNIT).round() + e).mul(2.0**-law.q).floor() * (UNIT * 2.0**law.q)).to(x.dtype)
 
 
 def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
-    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded.
+    """Return by how much the protocol's arithmetic has wrapped v around: v - z, rounded to a multiple of 2^k ring
+    units.
 
-    The result is a multiple of 2^k ring units, and 0 where v is not finite, or too large to tell. z: v as the protocol
-    rounds and wraps it.
+    z: v as the protocol rounds and wraps it. k: upper end of the window. The result is 0 where v is not finite, or too
+    large to tell.
     """
     step = 2.0**k * UNIT
     turned = ((v.detach() - z.detach()) / step).round() * step
@@ -149,9 +161,9 @@ def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
 
 
 class _Compare(torch.autograd.Function):
-    """Autograd function of a simulated comparison: it returns the ReLU, bit * z of `Compare`, and with `both` also z.
+    """Autograd function of a simulated comparison of v with 0: it returns the ReLU, and with `both` also z.
 
-    The gradient passes where the value passed, as if nothing were rounded.
+    z is v as the protocol rounds and wraps it. The gradient passes where the value passed, as if nothing were rounded.
     """
 
     @staticmethod

@@ -43,7 +43,7 @@ class CutSimulator(nn.Module):
         return "plaintext twin of hummingbird.hybrid"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
-        """Change the windows. Raises ConfigError as the constructor; the old windows then stay."""
+        """Change the windows. Raises ConfigError for windows of layers that the net lacks; then the old ones stay."""
         config = BitConfig.of(bits)
         check_windows(graph.trace(self.net), config)
         self._bits = config
@@ -54,8 +54,10 @@ class CutSimulator(nn.Module):
         self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:
-        """Return the plan for images of this shape, with the current weights and windows;
-        made only if one of them changed.
+        """Return the net on plain integers (`Plain`), planned for images of this shape with the current weights and
+        windows.
+
+        shape: of one image, (C, H, W). The plan is made again only if the shape, a weight or the windows have changed.
         """
         state = [shape, *((id(t), t._version) for t in (*self.net.parameters(), *self.net.buffers()))]
         if self._traced is None or state != self._traced_of:
@@ -65,10 +67,10 @@ class CutSimulator(nn.Module):
         return self._plain
 
     def forward(self, x: Tensor, low: Mapping[int, Tensor] | None = None) -> Any:
-        """Run the net on real images; returns its result, float32.
+        """Run the net on real images; return its result, float32.
 
-        low: maps the number of a step that cuts low bits off to these bits, int64 (B, *shape); None: random ones.
-        Raises InputError for images beyond the windows' `input_range`.
+        low: the low bits that each cut drops from the data side's share: for the number of each step that cuts, int64
+        (B, *shape). None: random ones. Raises InputError for images beyond the windows' `input_range`.
         """
         plain = self.planned(tuple(x.shape[1:]))
         images = plain.plan.encode(x.detach().float().cpu())
@@ -87,9 +89,11 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
-    """Draw uniform shares for every step that cuts low bits off; return their low bits, by the number of the step.
+    """Draw for each step that cuts low bits off the bits that it drops from the data side's share, by the step's
+    number.
 
-    Each entry is int64 (images, *shape). images: how many. generator: of the random numbers; None: torch's own.
+    They are the low bits of uniform shares: int64 (images, *shape). images: how many. generator: of the random numbers;
+    None: torch's own.
     """
 
     def share(number: int, step: Step) -> Tensor:

@@ -48,10 +48,10 @@ def rounded(x: Tensor, bits: int) -> Tensor:
 
 
 def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
-    """Return a step with the weights, or the factor, of its layer rounded as in private inference; or the step itself.
+    """Return a step whose weights, or whose factor, are rounded as in private inference.
 
-    scales: name of a step -> fraction bits of its weights, if a window reduces them (`Linear.coarser`). A step without
-    weights is returned unchanged.
+    A step without weights is returned unchanged. scales: name of a step -> fraction bits of its weights, if a window
+    reduces them; other weights keep the bits that their layer gives them.
     """
     name = WEIGHTS.get(step.op)
     if name is None or name not in step.attrs or "halved" in step.attrs:
@@ -68,16 +68,16 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
 
 def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
-    """Return the number of fraction bits of the weights of each linear layer of a plan, by name."""
+    """Return how many bits of fraction the weights of each linear layer in a plan have, by the layer's name."""
     return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 
 def after(step: Step) -> After | None:
-    """Return a function that corrects a step's exact result, as private inference rounds the step's constants.
+    """Return a function that corrects a step's exact result where private inference rounds the step's constants.
 
-    The function takes the step's input and its exact result. For a mean it multiplies by the rounded reciprocal over
-    the exact one; for a resizing it computes the result with rounded weights. Returns None if the step has no rounded
-    constants.
+    The function takes the step's input and its exact result. For a mean it multiplies the result by (rounded
+    reciprocal) / (exact reciprocal) of the count; for a resizing it computes the result with rounded weights. Returns
+    None if the step has no rounded constants.
     """
     if step.op not in (*_MEANS, "resize"):
         return None
@@ -117,11 +117,11 @@ class FoldedState(NamedTuple):
 
 
 class FoldedNet:
-    """A copy of a net as steps, with folded batch norms and in the order in which a protocol's parties compute them.
+    """A copy of a net as a list of steps, with folded batch norms, which can run from any step to any later one.
 
-    It can run from any step to any later one. `traced`: the net's steps as `graph.trace` returns them. scales: name of
-    a step -> fraction bits of its weights, if windows reduce them (`weight_scales`). Raises ModelError for a net that
-    cannot be converted.
+    Simulations and searches of windows use it. The steps are in the order in which a protocol's parties compute them.
+    `traced`: the net's steps as `graph.trace` returns them. scales: name of a step -> fraction bits of its weights, if
+    windows reduce them (`weight_scales`). Raises ModelError for a net that cannot be converted.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class FoldedNet:
 
     @property
     def steps(self) -> dict[str, Step]:
-        """All steps by their names."""
+        """All steps of the net, by their names."""
         return {step.name: step for step in self._steps}
 
     def start(self, x: Tensor, *public: Tensor) -> FoldedState:
@@ -179,7 +179,11 @@ class FoldedNet:
         return FoldedState(end, values)
 
     def finish(self, state: FoldedState, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run the net from a state to the end; return its output, a tensor. instead: as for `advance`."""
+        """Run the net from a state to the end; return its output, a tensor.
+
+        instead: functions that replace comparing steps, by name of the step; each takes what its step takes, and for a
+        PReLU also its weight.
+        """
         return self.advance(state, instead).values[len(self._steps) - 1]
 
     def result(self, out: Tensor, shape: Sequence[int]) -> Any:

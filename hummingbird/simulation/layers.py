@@ -44,9 +44,11 @@ Twin = Callable[..., Tensor]  # a simulated layer: (value, the slopes of a PReLU
 
 
 class Simulated(Reals):
-    """Arithmetic for the formulas of private layers on real tensors; comparisons decide as the protocol does on shares.
+    """The operations of private layers' formulas on real tensors, with comparisons that decide as the protocol does on
+    shares.
 
-    scale: bits of fraction of the compared values. decide: simulates the comparisons.
+    A layer's formula calls them in place of those on shares. comparison: the layer's, with its window. scale: bits of
+    fraction of the compared values. decide: simulates the comparisons.
     """
 
     def __init__(self, comparison: Comparison, scale: int, parties: int, decide: Compare) -> None:
@@ -89,9 +91,10 @@ class Simulated(Reals):
 
 
 class RingUnits(Reals):
-    """Arithmetic for the formulas of private layers on plain integers: int64, in units of 2^-16.
+    """The operations of private layers' formulas on plain integers: int64, in units of 2^-16.
 
-    Comparisons decide by the rule of the protocol, without random numbers: all windows must have m = 0.
+    A layer's formula calls them in place of those on shares. Comparisons decide by the rule of the protocol, without
+    random numbers, so that all windows must have m = 0.
     """
 
     def __init__(self, comparison: Comparison, parties: int) -> None:
@@ -112,10 +115,10 @@ class RingUnits(Reals):
 
 
 def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
-    """Return a function that simulates one private layer on real tensors.
+    """Return a function that simulates one private layer on real tensors: it takes what the layer takes.
 
     step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
-        bits of fraction of the layer's input. decide: simulates the comparisons.
+    bits of fraction of the layer's input. decide: simulates the comparisons.
     """
     if isinstance(layer, Norm):
         norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
@@ -137,9 +140,11 @@ def on_live(
 ) -> dict[str, Twin]:
     """Adapt simulated layers, made for the private form of a net, to the plain net's own modules; return them by name.
 
+    twins: the simulated layers, by name. plan: that of the private form. passed: for each max pooling, by name, the
+    ReLUs in front of it that the private form computes behind it.
     The two nets differ in values: the private form's weights take means away before norms, which in the plain net are
-    still there. They differ in order, too: a ReLU that was exchanged with max poolings (passed: pooling -> ReLUs) is
-    computed behind the last of these poolings. twins: the simulated layers, by name. plan: of the private form.
+    still there. They differ in order, too: a ReLU that was exchanged with max poolings is computed behind the last of
+    these poolings.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}
@@ -209,7 +214,8 @@ def traced(net: nn.Module, example: Any = None) -> list[Step]:
 class Windows:
     """Makes plans of one net with changing windows, without weights, in milliseconds.
 
-    steps: of `graph.trace`. The attributes `steps` and `names` are in the order in which parties compute them.
+    steps: the net's, as `graph.trace` returns them. The attribute `steps` has them in the order in which parties
+    compute them, `names` the names of the comparing layers in this order.
     """
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
@@ -229,7 +235,11 @@ class Windows:
         ]
 
     def plan(self, config: BitConfig, aim: TableChoice = LATENCY) -> list[PlanStep]:
-        """Make the plan with these windows and this aim; ConfigError, naming the layer, for windows that do not fit."""
+        """Make the plan of the net with these windows; return its steps.
+
+        aim: for fewest rounds or fewest bytes, where a table can be cut in two ways. Raises ConfigError, naming the
+        layer, for windows that do not fit.
+        """
         builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
@@ -251,7 +261,7 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Return simulated layers for a plan's comparing layers and norms, by name.
+    """Return simulated layers, functions on real tensors, for a plan's comparing layers and norms, by name.
 
     steps: the net's steps, by name. compare: simulates the comparisons.
     """

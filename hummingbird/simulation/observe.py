@@ -39,7 +39,9 @@ class _Watched(Compare):
         self.largest = -1.0  # none so far
 
     def see(self, v: Tensor) -> None:
-        """Note compared values: `largest` becomes the largest |v| of these and all before. NaN is the largest."""
+        """Note compared values: `largest` becomes the largest |v| of all values so far. A NaN counts as larger than all
+        numbers.
+        """
         if v.numel():
             seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
             self.largest = seen if math.isnan(seen) else max(self.largest, seen)
@@ -68,12 +70,14 @@ def magnitudes(
     """Find the largest |x| that each comparing layer of a net compares over `images` (N, ...), by name, in ring units.
 
     bits: windows during the run; None: exact comparisons. public: the net's public inputs, each a single tensor for all
-    images, or one with a row for each image. progress: called with (images done, of all) after every batch. The largest
-    |x| is rounded up; for a layer whose window has no bits it is 0. A max pooling whose result neither randomness nor
-    the window can change is computed by torch; its differences are then bounded by an image's largest value less the
-    smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks share it
-    (hummingbird/ranks.py). Raises InputError for no images, or values that are not finite; ModelError and ConfigError
-    as `simulate` does.
+    images, or one with a row for each image. batch: images at a time. progress: called with (images done, of all) after
+    every batch.
+    The largest |x| is rounded up; for a layer whose window has no bits it is 0. A max pooling whose result neither
+    randomness nor the window can change is computed by torch; its differences are then bounded by an image's largest
+    value less the smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks
+    share it (hummingbird/ranks.py).
+    Raises InputError for no images, or values that are not finite; ModelError for a net that cannot be converted, and
+    ConfigError for windows that do not fit the net.
     """
     check_protocol(protocol, parties)
     check_images(images, batch)
@@ -130,9 +134,10 @@ def slices(count: int, batch: int) -> list[slice]:
 
 
 def public_rows(steps: Sequence[Step], public: Sequence[Tensor], rows: slice | Tensor) -> list[Tensor]:
-    """Return a net's public inputs for some of the images, selected by `rows`.
+    """Return the rows of a net's public inputs that belong to some of the images.
 
-    An input that has a row for each image is cut to these rows; an input for all images is returned unchanged.
+    steps: the net's. public: the public inputs, in order. rows: the numbers of these images. An input that has a row
+    for each image is cut to these rows; an input for all images is returned unchanged.
     """
     each = [step.attrs["shape"][:1] == (None,) for step in steps if step.op == "public"]
     return [x[rows] if own else x for x, own in zip(public, each, strict=True)]
@@ -194,12 +199,12 @@ def find_rows(
     batch: int = 128,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Rows]:
-    """Find the ranges of the rows of all softmaxes and norms of a net on these inputs (N, ...).
+    """Find for each softmax and norm of a net the range in which its rows lie, on these inputs (N, ...).
 
-    Returns them by the layers' names, for `BitConfig.rows`. headroom: by which fraction values may exceed the range
-    seen, 0 or more; 0.25 is a quarter. batch: inputs that run at a time. progress: called with (inputs done, of all)
-    after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are
-    not finite, ModelError as `simulate` does, ConfigError for the other arguments.
+    Returns a `Rows` for each layer, by its name, for `BitConfig.rows`. headroom: by which fraction values may exceed
+    the range seen, 0 or more; 0.25 is a quarter. batch: inputs that run at a time. progress: called with (inputs done,
+    of all) after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values
+    that are not finite, ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)

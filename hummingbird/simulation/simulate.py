@@ -109,9 +109,10 @@ class ExactNet(nn.Module):
 
 
 class Parties:
-    """All parties of a private inference in this process, on a device.
+    """All parties of a private inference in this process: each runs the private net on shares, in a thread of its own.
 
-    seed: the dealer's seeds and the input's shares follow from it; None: they are drawn at random.
+    `ExactSimulator` uses it. parties: how many. seed: the dealer's seeds and the input's shares follow from it; None:
+    they are drawn at random. device: of the shares.
     """
 
     def __init__(self, parties: int, seed: int | None, device: torch.device) -> None:
@@ -139,9 +140,9 @@ class Parties:
         self._turns = interleave.Interleave()
 
     def run(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Run the private net on a real batch on this device; returns the opened result as real numbers, float32.
+        """Run the private net on a real batch on this device; return the opened result as real numbers, float32.
 
-        Raises InputError as `cryptensor` does.
+        Raises InputError for values that are not finite, or beyond the fixed-point range.
         """
         shares = input_shares(ring.encode(x, where="simulate"), self.secret, self.calls, len(self._sessions))
         self.calls += 1
@@ -177,9 +178,10 @@ def dealer_seeds(secret: bytes, parties: int) -> list[bytes]:
 
 
 def input_shares(x: Tensor, secret: bytes, call: int, parties: int) -> list[Tensor]:
-    """Return every party's share of ring elements x, by rank; all shares but party 0's are uniform.
+    """Return every party's share of x, by rank: all shares but party 0's are uniform, and their sum is x.
 
-    secret, call: a secret and the number of the call, from which the uniform shares are derived.
+    x: int64 ring elements, of any shape. secret: bytes, and call: the number of the call; the uniform shares are
+    derived from both.
     """
     drawn = [Stream(derive(secret, "input", call, rank), x.device).words(*x.shape) for rank in range(1, parties)]
     return [x - sum(drawn, torch.zeros_like(x)), *drawn]
@@ -206,7 +208,7 @@ def simulate(
     The module begins in eval mode, like private inference, and does not change the net: batch norms keep their
     statistics. Its `train()` and `eval()` set its own mode and the net's.
 
-    bits, protocol: as for `convert_model`. parties: 2 or more.
+    bits: the windows, or their file; None: exact comparisons. protocol: "masked" or "gmw". parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
         parameters are the net's, and gradients pass where values passed. Comparisons follow the protocol. Without
         gradients, in eval mode and float32, inputs and constants are rounded as in private inference; the rounding of
@@ -217,10 +219,12 @@ def simulate(
         would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
     cut: simulate `hummingbird.hybrid`, two parties without a dealer, in its integers (simulation/cut.py); leave
         protocol, parties, mode and clamp at their defaults, as they are for inference with a dealer.
-    example: as for `convert_model`; the module then takes the net's arguments, and returns forward()'s result.
+    example: a batch of the net's inputs, for a net with several inputs or flags; the module then takes the net's
+        arguments, and returns forward()'s result.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
-    Warns as it does, of batch norms and dropout in training mode, and once of inputs beyond the bits' `input_range`.
+    Warns as `convert_model` does, of batch norms and dropout in training mode, and once of inputs beyond the bits'
+    `input_range`.
 
     >>> twin = hummingbird.simulate(net, BitWindow(20, 12))
     >>> bool((twin(images).argmax(1) == net(images).argmax(1)).all())
@@ -273,17 +277,19 @@ def _in_eval(net: nn.Module) -> Iterator[None]:
 
 
 class InputRange:
-    """Warns, once, of inputs beyond the largest |x| in the inputs for which windows were found.
+    """Warns, once, of inputs beyond the range for which windows were found.
 
-    most: that largest |x|; None: it is not known, and there is no warning.
+    most: the largest |x| in the inputs with which they were found; None: it is not known, and there is no warning.
     """
 
     def __init__(self, most: float | None) -> None:
         self.most, self.warned = most, False
 
     def see(self, x: Tensor) -> None:
-        """Warn if a value of these inputs is beyond the largest |x|, unless a warning was given before. The bound is
-        rounded to x's type, so that in half precision too x may reach it.
+        """Warn if a value of the inputs x is beyond the range for which windows were found, unless that was said
+        before.
+
+        The bound is rounded to x's type, so that in half precision too x may reach it.
         """
         if self.most is None or self.warned or not x.numel():
             return
@@ -327,8 +333,8 @@ class FastSimulator(nn.Module):
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
         """Make simulated layers for all comparing layers and norms of a plan; return them by name.
 
-        Also keeps the plan's fraction bits of weights, and the same layers as the plain net's modules take them
-        (`on_live`).
+        Two more things are stored: the number of fraction bits of the plan's weights, and the same layers in a form
+        that fits the plain net's own modules (`on_live`).
         """
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
@@ -344,9 +350,9 @@ class FastSimulator(nn.Module):
         return f"{twin}, {len(self._layers)} layers with a window"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
-        """Change the windows, in milliseconds after the first time: for a search that tries many.
+        """Change the windows; after the first call this takes milliseconds, so that a search can try many.
 
-        Raises ConfigError as `simulate` does; the old windows then stay.
+        Raises ConfigError for windows that do not fit the net, or are another net's; the old windows then stay.
         """
         config = BitConfig.of(bits)
         config.check_names(self.comparing_layers)
@@ -361,14 +367,14 @@ class FastSimulator(nn.Module):
 
     @property
     def comparing_layers(self) -> list[str]:
-        """Names of the layers with a window, as in `PrivateNet`."""
+        """Names of the layers with a window, in the order in which parties compute them."""
         return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
-        """Return a function that ranks, which divide the batches, call with a batch's number before they run the batch.
+        """Return a function that a rank calls with a batch's number before it runs this batch.
 
-        It makes the module draw the random numbers that a single process would draw for that batch (`Compare.passes`).
-        image: any one image, (1, ...).
+        Ranks divide the batches among them. The function makes the module draw for the batch the random numbers that a
+        single process would draw. image: any one image, (1, ...).
         """
         return self._compare.passes(lambda: self(image))
 
@@ -434,7 +440,7 @@ class ExactSimulator(nn.Module):
         return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Run the net on its own arguments, real, |x| <= 2^20; returns float32 results.
+        """Run the net on its own arguments, real tensors with |x| <= 2^20; return its results, float32.
 
         Raises InputError for other values, and for shapes that the net cannot take.
         """

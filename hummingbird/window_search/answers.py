@@ -40,7 +40,7 @@ class Judged(NamedTuple):
     """How well each input of a batch is answered with windows: two tensors float64 (B,).
 
     kept: the proportion of an input's decisions that are right, or the same as the exact net's. moved: by how much the
-        input's finer score has changed; that score changes before any decision does.
+    input's finer score has changed; that score changes before any decision does.
     """
 
     kept: Tensor
@@ -48,7 +48,7 @@ class Judged(NamedTuple):
 
 
 class Values:
-    """Judges real numbers: they must be within `NEAR` of the exact net's or, with `accurate`, of the labels."""
+    """Judges real numbers: an input's may have a distance of 0.1 at most from the exact net's, or from its label."""
 
     kind = "values"
     decides = False
@@ -64,24 +64,22 @@ class Values:
         return f"values, kept within {NEAR:g} of their spread"
 
     def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
-        """Judge a batch: return for each input 1 if it is within `NEAR` of the right values, else 0, and its distance.
+        """Judge a batch: return whether each input is near the right values (1 or 0), and its distance d as d / (1 +
+        d).
 
-        The distance is mapped to [0, 1]. expected: the batch's rows of `references`, the right values.
+        expected: the right values of the batch. Near is a distance of 0.1 (`NEAR`) at most.
         """
         distance = self.distance(outputs, expected)
         return Judged((distance <= NEAR).double(), _bounded(distance))
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return 1 for each input whose distance from its label is at most `NEAR`, else 0, float64 (N,).
-
-        None without labels. outputs: for all inputs.
-        """
+        """Return 1 for each input with a distance of 0.1 at most from its label, else 0: (N,). None without labels."""
         return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
 
     def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Return the distance of each input's outputs from the expected outputs, float64 (B,).
+        """Return how far each input's outputs are from the expected ones, float64 (B,), as a root mean square.
 
-        It is infinite if outputs are not finite.
+        The unit is the exact outputs' standard deviation over all inputs. Outputs that are not finite: infinity.
         """
         off = (self._seen(outputs) - expected).double() / self.spread
         return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
@@ -110,9 +108,8 @@ class Direction(Values):
 class Classes:
     """Judges classes: the index of the largest value along dimension `dim`, 1 or -1, must be the exact net's.
 
-    With `accurate` it must equal the label. The finer score changes by the mean over positions of |p - q|: p is the
-    exact net's certainty of its answer (`certainty`), q the certainty of the same answer with windows. With `accurate`
-    p is 1, and q is the certainty of the label.
+    With `accurate` it must be the label. The finer score changes by |p - q|, averaged over positions: p and q are the
+    certainties of the right class, in the exact net and with windows. With `accurate`, p is 1.
     """
 
     kind = "classes"
@@ -134,7 +131,7 @@ class Classes:
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
         """Judge a batch: return for each input the proportion of right classes, and the mean change of certainty.
 
-        target, expected: the batch's rows of `references`: right classes, and certainties p (see the class).
+        target: the right classes. expected: how certain the exact net is of them, 0 to 1; 1 if they are labels.
         """
         moved = (certainty(outputs, target, self.dim) - expected).abs()
         return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
@@ -145,7 +142,10 @@ class Classes:
 
 
 class ThresholdScore:
-    """Judges scores: values that must stay on their side of a threshold, and within `NEAR` of the exact net's."""
+    """Judges scores: each must stay on its side of a threshold, and an input's scores near the exact net's.
+
+    Near is a distance of 0.1 (`NEAR`) at most. The threshold is 0.5 if all values are from 0 to 1, else 0.
+    """
 
     kind = "score"
 
@@ -167,10 +167,9 @@ class ThresholdScore:
     def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
         """Judge a batch: return for each input the proportion of right scores, and the change of the finer score.
 
-        A score is right on its side of the threshold; all scores of an input are wrong if the input is not near the
-        exact net's. The finer score changes as the certainty does, or by the distance if that is more.
-        target, expected, exact: the batch's rows of `references`: the right sides of the threshold, the exact net's
-            certainties of them, and its outputs.
+        All scores of an input are wrong if it is not near the exact net's outputs. The finer score changes as the
+        certainty of the right side does, or by the distance if that is more. target: the right sides of the threshold,
+        true for above. expected: the exact net's certainties of these sides. exact: its outputs.
         """
         near = self.values.judge(outputs, exact)
         moved = _each((self._certainty(outputs, target) - expected).abs())
@@ -181,7 +180,7 @@ class ThresholdScore:
         return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
 
     def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
-        """Return how certain it is, from 0 to 1, that values are on these sides of the threshold.
+        """Return how certain it is, from 0 to 1, that the values `outputs` are on the given sides of the threshold.
 
         sides: true for above. The certainty at the threshold is 1/2; that of a value that is not finite is 0.
         """
@@ -206,7 +205,7 @@ class Numbers:
     def judge(self, outputs: Tensor, target: Tensor) -> Judged:
         """Judge a batch: return for each input the proportion of right numbers, and 1 less this proportion.
 
-        target: the batch's rows of `references`, the right numbers.
+        The latter stands for the change of a finer score. target: the right numbers of the batch.
         """
         kept = _each(outputs == target)
         return Judged(kept, 1 - kept)
@@ -231,7 +230,7 @@ class Alike(Values):
         return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
 
     def right(self, outputs: Tensor) -> Tensor | None:
-        """Return for each input the proportion of answers that equal the labels (`decided`); None without labels."""
+        """Return the proportion of each input's answers that equal the labels, float64 (N,); None without labels."""
         return self.decided.right(outputs)
 
 
@@ -242,9 +241,9 @@ class Answers:
     """Judges the outputs that a net gives with windows, by the outputs of the exact net or by labels.
 
     outputs: the exact net's, (N, ...); several results are packed side by side, (N, values). results: the name of each
-        result, and its shape for one input. labels: (N, ...), for the first result whose shape they fit; None: no
-        labels. accurate: compare answers with the labels, not with the exact net's. kind: one of `KINDS` (module head);
-        None: determined by labels and outputs.
+    result, and its shape for one input. labels: (N, ...), for the first result whose shape they fit. accurate: compare
+    answers with the labels, not with the exact net's. kind: one of `KINDS`, such as "classes"; None: determined by
+    labels and outputs.
     Raises InputError for labels that fit no result, and with `accurate` if all answers are the same.
     """
 
@@ -276,14 +275,14 @@ class Answers:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each result, one of `KINDS`."""
+        """The kind of each result: "classes", "score", "numbers", "values" or "embedding"."""
         return [part.kind for part in self.parts]
 
     def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
         """Judge a batch: return for each input the proportion of decisions kept, and the change of the finer score.
 
-        If the net has several results, the worst of each input's results counts. references: the batch's rows of
-        `self.references`.
+        The finer score changes before any decision does. references: the batch's rows of `self.references`. If the net
+        has several results, each input's worst counts.
         """
         left, found = list(references), []
         for part, values in zip(self.parts, self._parted(outputs), strict=True):
@@ -296,7 +295,7 @@ class Answers:
         )
 
     def kept(self, outputs: Tensor) -> float:
-        """Return the mean over inputs of the proportion of decisions that are kept, from the outputs for all inputs."""
+        """Return which proportion of decisions is kept, the mean over inputs. outputs: the net's, for all inputs."""
         return float(self.judge(outputs, self.references).kept.mean())
 
     def accuracy(self, outputs: Tensor) -> float | None:
@@ -306,10 +305,10 @@ class Answers:
         return float(found[0].mean()) if found else None
 
     def distance(self, outputs: Tensor) -> float:
-        """Return how far a net's outputs for all inputs are from the exact net's, as a root mean square over inputs.
+        """Return the root mean square of all inputs' distances from the exact net's outputs.
 
-        A distance is in units of the outputs' spread (module head). If the net has several results, the largest of
-        their distances counts.
+        outputs: the net's, for all inputs. The unit is the standard deviation of the exact outputs over all inputs. If
+        the net has several results, the largest of their distances counts.
         """
         trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
         return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
@@ -365,9 +364,10 @@ def fitting(
 
 
 def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
-    """Return the kind of a result of this shape that has these labels, and the labels in the form for this kind.
+    """Return the kind of a result that has these labels, and the labels in the form for this kind.
 
-    Raises InputError for labels that do not fit.
+    Kinds: "classes", "classes last" (along the last dimension), "score" or "values". shape: of the result for one
+    input. Raises InputError for labels that do not fit.
     """
     count, whole = len(labels), not labels.is_floating_point()
     form = tuple(labels.shape)
@@ -400,8 +400,8 @@ def _classes(labels: Tensor, count: int) -> Tensor:
 def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
     """Make the object that judges one result of the net: by classes, a threshold, numbers, values or directions.
 
-    outputs: the exact net's, for all inputs. fit: the result's kind and labels from `_fit`, None without labels. kind:
-        the kind that the user asks for, or None. alone: whether the net has no other result.
+    outputs: the exact net's, for all inputs. fit: the kind and labels from `_fit`, None without labels. kind: the kind
+    that the user asks for, or None. accurate: compare with the labels. alone: whether the net has no other result.
     """
     labels, made = (None, kind or _kind(outputs, alone)) if fit is None else (fit[1], kind or fit[0])
     numbers = kind is None and not outputs.is_floating_point() and (labels is None or not labels.is_floating_point())
@@ -468,11 +468,11 @@ def _spread(values: Tensor) -> Tensor:
 
 
 def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
-    """Return the certainty, from 0 to 1, of each label by these logits: float64 in the labels' shape.
+    """Return how certain a net is of each label, from 0 to 1: float64 in the labels' shape.
 
-    It is sigmoid(margin / 0.4): the margin is the label's logit less the largest other one, in standard deviations of
-    the logits of the image (or position); 0 if logits are not finite. It does not change if windows make all logits
-    smaller, as pruning does; softmax's probabilities would change, although no answer does.
+    The certainty is sigmoid(margin / 0.4): the margin is the label's logit less the largest other one, in standard
+    deviations of the logits of the image (or position); 0 if logits are not finite. It does not change if windows make
+    all logits smaller, as pruning does. dim: that of the classes in `logits`.
     """
     logits, chosen = logits.double(), labels.unsqueeze(dim)
     margin = logits.gather(dim, chosen) - logits.scatter(dim, chosen, -float("inf")).amax(dim, keepdim=True)

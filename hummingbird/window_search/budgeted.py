@@ -61,11 +61,12 @@ def least_sums(
     count: int,
     accepts: Callable[[tuple[int, ...]], bool] = lambda places: True,
 ) -> list[tuple[int, ...]]:
-    """Find the assignments with the least sums of losses whose prices are within the budget, the least first.
+    """Find the assignments with the least sums of losses whose prices are within the budget; return them, the least
+    first.
 
-    tables: for each group a table of choices. An assignment is a tuple with an index into every table. count: how many
-    to find; there may be fewer. Of assignments with equal sums any may be returned. accepts: whether an assignment is
-    allowed.
+    tables: for each group a table of choices, with price and loss. An assignment is a tuple with an index into every
+    table. count: how many to find; there may be fewer. accepts: whether an assignment is allowed. Of assignments with
+    equal sums any may be returned.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]
@@ -101,8 +102,8 @@ def least_sums(
 class _Relaxed:
     """Computes a lower bound on the sum of losses that some groups must have within a budget.
 
-    tables: the choices of each group. The bound is the least sum if a group could mix two of its choices. The budget
-    must pay the cheapest choice of every group.
+    tables: the choices of each group. `least(budget)` returns the least sum of losses if each group could mix two of
+    its choices, which no real assignment can undercut. The budget must pay the cheapest choice of every group.
     """
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
@@ -163,7 +164,10 @@ class Found(NamedTuple):
 
 
 def holds(score: Score, other: Score) -> bool:
-    """Return whether `score` is at least as good as `other` in right answers, and in `fine` but for `_ALIKE`."""
+    """Return whether `score` is at least as good as `other`.
+
+    It is, if its proportion of right answers is not lower, and its finer score lower by 0.001 at most (`_ALIKE`).
+    """
     return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
 
 
@@ -172,9 +176,9 @@ class Budgeted:
     """One search for the windows with the best score within a budget.
 
     First it measures how much score each group's windows lose alone. For every assignment of windows to groups it adds
-    up the squares of these losses, and runs the assignments with the smallest sums on all images (module head).
-    choices: for each group, the windows that are worth a trial. exact: the score without windows. accepts: whether the
-    net can run windows. The other fields are arguments of `search_bits`.
+    up the squares of these losses. The assignments with the smallest sums then run on all images, and the best of them
+    is the result. choices: for each group, the windows that are worth a trial. exact: the score without windows.
+    accepts: whether the net can run windows. The other fields are arguments of `search_bits`.
     """
 
     groups: Sequence[Group]
@@ -283,11 +287,12 @@ class Budgeted:
     # --------------------------
 
     def _losses(self, group: Group, choices: Sequence[GroupWindows]) -> list[float]:
-        """Return, for each of a group's choices of windows [k:m), the square of the score that it alone loses.
+        """Return for each choice of windows [k:m) of a group the square of its loss: the score lost if only this group
+        has windows.
 
         The square is the sum of two: of the loss by the lower end m, measured with all upper bits, and of the loss by
-        the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run an end alone,
-        the loss by the whole choice is measured.
+        the upper end k, measured with all lower bits. For windows without bits, or if the net cannot run with one end
+        alone, the loss by the whole choice is measured.
         """
         ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
         lower = self._lower(group, sorted({choice.m for choice in ranked}))
@@ -304,12 +309,12 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """Return, for each m in `all_m`, how much score a group's windows [k:m) lose; k holds all values seen.
+        """Return for each m in `all_m` how much score a group loses by dropping the bits below m; k holds all values
+        seen.
 
         Measuring begins at the middle m. A window that drops one bit less has at most half the loss, as it prunes
         values half as often, and half as large ones. So once a loss is small, smaller m are not measured: each gets
-        half the loss of the next larger m. Once a loss is large, larger m get the same loss without a measurement.
-        k is the upper end at level 0.
+        half the loss of the next larger m. Once a loss is large, larger m get this loss without a measurement.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]
@@ -339,9 +344,10 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """Return the assignments of windows to layers, by name, that are worth a run on all images, each once.
+        """Return the assignments that are worth a run on all images, the windows of each by the layers' names.
 
-        losses: for each group, the losses of its choices. level: only choices of this level or a lower one are used.
+        losses: for each group, the losses of its choices. level: only choices of this level or a lower one are used. No
+        assignment occurs twice, and there are at most `trials`.
         """
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
@@ -374,7 +380,8 @@ class Budgeted:
     def _widened(self, chosen: Sequence[GroupWindows]) -> list[GroupWindows]:
         """Return the chosen windows, widened as far as the rest of the budget allows.
 
-        Groups take turns, a bit at a time: first upwards, then downwards. chosen: the choice of every group.
+        chosen: the choice of every group. Groups take turns, a bit at a time: each is widened upwards if that is
+        possible, otherwise downwards.
         """
         found, turns = list(chosen), list(range(len(chosen)))
         while turns:

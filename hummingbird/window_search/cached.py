@@ -50,15 +50,16 @@ class _Kept(NamedTuple):
 class CachedEvaluator:
     """An `Evaluator` of a net on images (N, ...) and labels (N, ...), on the net's device, in float32 and eval mode.
 
-    It keeps values of layers, so that a score computes only what changed. The net is copied. Answers are compared with
-    the labels; without labels, or if not `accurate`, with the exact net's. `answers`: the object that judges. public:
-    the net's public inputs, each one tensor for all images or one with a row for each. kind: a kind of answers.py;
-    None: determined by labels and outputs. seed: seed of the protocol's random numbers. runs: number of seeds over
-    which a full score is the mean. rank: number of images of a coarse score. memory: bytes for kept values, beside the
-    images; with less memory more is computed again. Cost: the exact net once; for a coarse score the layers behind the
-    first window that is not exact, on `rank` images; for a full score these layers on all images for every run. Raises
-    InputError for images and labels that do not fit each other or the net, and for a net without a comparing layer;
-    ModelError and ConfigError as `simulate` does.
+    A search asks it for scores of windows. It keeps values of layers, so that a score computes only what changed. The
+    net is copied. `answers`: the object that judges.
+    public: the net's public inputs, each one tensor for all images or one with a row for each. accurate: compare
+    answers with the labels, if there are any, not with the exact net's. kind: how to judge: "classes", "score",
+    "numbers", "values" or "embedding"; None: determined by labels and outputs. seed: of the protocol's random numbers.
+    runs: number of seeds over which a full score is the mean. rank: number of images of a coarse score. batch: images
+    at a time. memory: bytes for kept values, beside the images; with less memory more is computed again.
+    Cost: the exact net once; for a coarse score the layers behind the first window that is not exact, on `rank` images;
+    for a full score these layers on all images for every run. Raises InputError for images and labels that do not fit
+    each other or the net, and for a net without a comparing layer; ModelError and ConfigError as `simulate` does.
 
         evaluator = CachedEvaluator(net, images, labels)
         search_bits(groups, evaluator, 8 / 64)
@@ -124,8 +125,8 @@ class CachedEvaluator:
     def coarse(self, config: BitConfig) -> float:
         """Return the mean finer score (`Score.fine`) with these windows, from one run on about `rank` images.
 
-        They fill whole batches, and are those that windows are likely to change first. Raises ConfigError for windows
-        that the net cannot run.
+        These images fill whole batches, and are those that windows are likely to change first. Raises ConfigError for
+        windows that the net cannot run.
         """
         windows = self._assignment(config)
         if windows not in self._coarse:
@@ -139,10 +140,11 @@ class CachedEvaluator:
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
-        """Return the score with these windows, the mean over all images and runs. Raises ConfigError as `coarse` does.
+        """Return the score with these windows, the mean over all images and runs.
 
         floor: if the proportion of right answers is certain to be below it, the computation may stop early; the
-        `answers` of the score is then only an upper bound, which is below `floor`.
+        `answers` of the score is then only an upper bound, which is below `floor`. Raises ConfigError for windows that
+        the net cannot run.
         """
         windows = self._assignment(config)
         if windows in self._full:
@@ -168,9 +170,10 @@ class CachedEvaluator:
         return found
 
     def outputs(self, config: BitConfig) -> Tensor:
-        """Return the net's outputs for every image in the first run, (N, ...) on the CPU. Raises as `coarse`.
+        """Return the net's outputs with these windows for every image, (N, ...) on the CPU, in the first run.
 
-        Several results are packed side by side, one row for each image.
+        Several results are packed side by side, one row for each image. Raises ConfigError for windows that the net
+        cannot run.
         """
         windows = self._assignment(config)
         self._begin(windows, f"outputs of {windows}")
@@ -178,9 +181,10 @@ class CachedEvaluator:
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Run a batch once per seed; return the number of wrong answers, and the sum of changes of finer scores.
+        """Run a batch once per seed; return for each run the number of wrong answers, and the sum of changes of finer
+        scores.
 
-        The result is float64 (runs, 2), a row for each seed. number: the number of the batch.
+        number: the number of the batch. The result is float64 (runs, 2). Both columns are sums over the batch's images.
         """
         judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
         wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
@@ -199,10 +203,10 @@ class CachedEvaluator:
         return tuple(config.window(name) for name in self._windows.names)
 
     def _begin(self, windows: Assignment, question: str) -> None:
-        """Make the simulated layers with these windows, for the runs of one score (`_ran`).
+        """Make the simulated layers with these windows, for all runs that one score needs (`_ran`).
 
-        question: the score that is asked for, as text. If several ranks compute, all must have the same; otherwise
-        raises AgreementError.
+        windows: one for each comparing layer, in the order of execution. question: the score that is asked for, as
+        text. If several ranks compute, all must have the same question; otherwise AgreementError is raised.
         """
         ranks.agree(lambda: {"question": question})
         self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
@@ -217,7 +221,11 @@ class CachedEvaluator:
         return self._tail(number, self._cut, self._twins).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
-        """Make the simulated comparing layers, each with its own random numbers for each batch."""
+        """Make the simulated comparing layers with these windows, each with random numbers of its own for each batch.
+
+        windows: one for each comparing layer, in the order of execution. Returns functions on tensors, by the layers'
+        names.
+        """
         config = BitConfig(EXACT, dict(zip(self._windows.names, windows, strict=True)))
         found = twins(self._windows.plan(config), self._net.steps, self._parties, self._compare)
 

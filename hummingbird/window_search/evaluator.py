@@ -44,9 +44,9 @@ class Journal:
 
     A resumed search asks the same questions in the same order: it gets the answers in the file first; after that each
     answer is computed, and appended to the file.
-    path: the file; None: nothing is kept. fingerprint: identifies the problem. before: seconds spent on the search
-        before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to another
-        problem.
+    path: the file; None: nothing is kept. fingerprint: a hash of all that determines the search. before: seconds spent
+    on the search before the journal was opened. Raises ConfigError for a file that is no journal, or that belongs to
+    another search.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
@@ -99,8 +99,9 @@ class Journal:
     def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
         """Return the answer to a search's next question: from the file if it has one more, else from `evaluate`.
 
-        question: what is asked, for comparison. An answer from `evaluate` is appended to the file, with the question.
-        Raises ConfigError if the file's answer is to another question.
+        question: what is asked: the kind of score, the windows and the floor. evaluate: computes the answer, one number
+        or two. Such an answer is appended to the file, with the question. Raises ConfigError if the file's answer is to
+        another question.
         """
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]
@@ -151,7 +152,7 @@ class Score(NamedTuple):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """Interface of an object that scores windows.
+    """Interface of an object that scores windows, which a search asks.
 
     A score depends on the windows alone: randomness comes from a seed.
     """
@@ -165,13 +166,16 @@ class Evaluator(Protocol):
     def full(self, config: BitConfig, floor: float) -> Score:
         """Return the score of windows on all images, by which a search decides between windows.
 
-        A search need not know how far the proportion of right answers is below `floor`: any number below may be
-        returned.
+        floor: the lowest proportion of right answers that matters to the search. If the score's is lower, any number
+        below `floor` may be returned in its place.
         """
 
 
 class FunctionEvaluator:
-    """An evaluator that calls a function `evaluate(config) -> accuracy`; it caches nothing."""
+    """An evaluator made of a function: evaluate(config) returns the accuracy, 0 to 1, with these windows.
+
+    The accuracy is the coarse and the full score. Nothing is cached.
+    """
 
     def __init__(self, evaluate: Callable[[BitConfig], float]) -> None:
         self.evaluate = evaluate
@@ -196,7 +200,11 @@ def checked(value: Any, where: str) -> float:
 
 
 class Progress(NamedTuple):
-    """The progress of a search: the number of configs tried; the best one's proportion of right answers and price."""
+    """The progress of a search, for a progress bar.
+
+    evaluations: number of answers so far. accuracy: the proportion of right answers of the best windows so far. price:
+    that of these windows, in units of the objective. accuracy and price are None until windows have been scored.
+    """
 
     evaluations: int
     accuracy: float | None
@@ -204,10 +212,10 @@ class Progress(NamedTuple):
 
 
 class Questions:
-    """Asks an evaluator for the scores that a search needs; checks and counts the answers, and keeps a journal.
+    """Asks an evaluator for the scores that a search needs; checks and counts the answers, and keeps a journal of them.
 
-    names: names of all layers, in order; layers without a window in a question are exact. `watch` is called after
-    every answer.
+    names: names of all layers, in order; a layer without a window in a question compares exactly. `watch`: a function
+    without arguments, which is called after every answer.
     """
 
     def __init__(self, names: Sequence[str], evaluator: Evaluator, journal: Journal) -> None:
@@ -233,7 +241,8 @@ class Questions:
     def full(self, windows: Mapping[str, BitWindow], floor: float = 0.0) -> Score:
         """Return the score of these windows on all images, by which a search decides (`Evaluator.full`).
 
-        windows: by the layers' names. floor: as for `Evaluator.full`.
+        windows: by the layers' names. floor: the lowest proportion of right answers that matters; if the score's is
+        certain to be lower, any lower number may come instead.
         """
         config = self.config(windows)
         return Score(*self._ask("full", config, floor, lambda: list(self.evaluator.full(config, floor))))

@@ -170,10 +170,11 @@ def check_margin(margin: object) -> None:
 
 
 def _eco(layer: ComparingLayer, spare: int) -> GroupWindows:
-    """Return the window [k:0) that eco, the mode without a budget, gives a layer: no sign is then wrong.
+    """Return the window [k:0) that a layer gets without a budget (eco): it holds all values seen, so that no sign is
+    wrong.
 
-    The window holds all values |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs.
-    Raises ConfigError for a wrong `spare`, and if the layer's shares are too short for k.
+    It holds |x| < 2^(k-1) - 1. spare: how many bits k has more than the largest |x| seen needs. Raises ConfigError for
+    a wrong `spare`, and if the layer's shares are too short for k.
     """
     if type(spare) is not int or spare < 0:
         raise ConfigError(f"{spare!r} bits to spare", where="spare", hint="an integer from 0")
@@ -191,10 +192,10 @@ def _verified(
     objective: Objective,
     exact: Score,
 ) -> Found:
-    """Return eco's windows, which hold all values seen, with price and score, after a run on all images.
+    """Return eco's windows with price and score, after a run on all images has shown that they change no answer.
 
-    choices: for each group its single choice. exact: the score without windows. Raises ConfigError if the windows
-    change the proportion of right answers.
+    choices: for each group its single choice, which holds all values seen. exact: the score without windows. Raises
+    ConfigError if the windows change the proportion of right answers.
     """
     chosen = [choice for (choice,) in choices]
     windows = named(groups, chosen)
@@ -220,7 +221,10 @@ def _only(found: Found | None, budget: Fraction, objective: Objective) -> Found:
 
 
 def _uniform(found: Found) -> dict[str, int | float]:
-    """Return, for the provenance, the best uniform window, one for all layers, and its score."""
+    """Return what a config's provenance records of the best uniform window, one for all layers.
+
+    It is a dict with k and m, the proportion of right answers ("accuracy") and the finer score ("score").
+    """
     window = next(iter(found.windows.values()))
     return {"k": window.k, "m": window.m, "accuracy": found.score.answers, "score": found.score.fine}
 
@@ -228,11 +232,11 @@ def _uniform(found: Found) -> dict[str, int | float]:
 def _rounding(
     groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
 ) -> dict[str, Any]:
-    """Return a dict for a config's provenance on the search for q, the number of fraction bits that results drop.
+    """Return what a config's provenance records of the search for q, the number of fraction bits that results drop.
 
-    It has the q of every group; the bytes of all parties and the dealer with these q, and with q = 0; and the score
-    with q = 0. plain: the windows with q = 0, and their score. found: the windows with the chosen q. in_all: a function
-    from windows to bits of all parties and the dealer.
+    It is a dict with the q of every group, the bytes that all parties and the dealer send with these q and with q = 0,
+    and the score with q = 0. plain: the windows with q = 0, and their score. found: the windows with the chosen q.
+    in_all: a function from windows, by layer name, to the bits that all parties and the dealer send.
     """
     return {
         "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
@@ -246,9 +250,11 @@ def _rounding(
 def _tried(
     group: Group, widths: Sequence[int] | None, headroom: float, reach: int, objective: Objective
 ) -> list[GroupWindows]:
-    """Return the choices of windows for a group that are worth a trial (`Group.choices`).
+    """Return the choices of windows for a group that are worth a trial; raise ConfigError if there is none.
 
-    Raises ConfigError if there is none.
+    widths: allowed numbers of bits in the widest window; None: any number. headroom: by which fraction values may
+    exceed the largest |x| seen. reach: how many bits k may lie below the range seen. objective: has the least width of
+    a window.
     """
     found = group.choices(widths, headroom, reach, objective.least_width)
     if not found:
@@ -260,9 +266,10 @@ def _tried(
 def _checked_budget(
     budget: float | Fraction, groups: Sequence[Group], choices: Sequence[Sequence[GroupWindows]], objective: Objective
 ) -> Fraction:
-    """Return the budget as a fraction. Raises ConfigError if it is no valid number, or if no assignment is so cheap.
+    """Return the budget as a fraction, after a check.
 
-    The cheapest assignment takes the cheapest of the `choices` of every group, at the prices of `objective`.
+    choices: for each group, the windows that are worth a trial. Raises ConfigError for no valid number, and for a
+    budget below the cheapest assignment: the sum over groups of the lowest price that `objective` gives to a choice.
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, Fraction)) or not 0 <= budget < float("inf"):
         raise ConfigError(f"a budget of {budget!r}", where="budget", hint=f"{objective.unit}, 0 or more")

@@ -20,11 +20,12 @@ _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, l
 def gathered(
     images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the first `most` images (N, ...) as one tensor, and their labels (N, ...), None if there are none.
+    """Return the first `most` images (N, ...) as one tensor, and their labels (N, ...), or None if there are none.
 
-    images: a tensor, a data set, or batches, with labels in them or without. labels: of all images if `images` has
-    none. most: None for all. No batch is read beyond them; a progress bar appears after two seconds. Raises InputError
-    for batches of another form, or of different shapes, and for labels both in the batches and in `labels`.
+    images: a tensor, a data set, or batches: tensors, or pairs of images and labels. labels: the labels of all images,
+    if `images` has none. most: how many images; None: all. No batch is read beyond them; a progress bar appears after
+    two seconds. Raises InputError for batches of another form, or of different shapes, and for labels both in the
+    batches and in `labels`.
     """
     if isinstance(images, Tensor):
         return images[:most], None if labels is None else labels[:most]
@@ -65,8 +66,9 @@ def gathered(
 def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Gather the first `most` images (N, ...) and their labels (N, ...); integer labels become int64.
 
-    source: a DataLoader, a data set, batches, or a pair of tensors. The labels are None if there are none. Raises
-    InputError, naming `where`, as `gathered`, and for labels that are no numbers.
+    source: a DataLoader, a data set, batches, or a pair of tensors. The labels are None if there are none. where: the
+    name of the source, for errors. Raises InputError for batches of another form or of different shapes, and for labels
+    that are no numbers.
     """
     pair = isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], Tensor)
     try:
@@ -97,7 +99,10 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def _batches(images: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches; InputError for images of a data set that differ in shape and so form no batch."""
+    """Yield the batches of a data set, with a progress bar after two seconds.
+
+    Raises InputError if images of the data set differ in shape, so that they form no batch.
+    """
     try:
         yield from progress_line(images, desc="images", unit="batch", delay=2)
     except RuntimeError as problem:  # of torch's default_collate, in this process or a worker

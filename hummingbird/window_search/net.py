@@ -26,9 +26,10 @@ from hummingbird.window_search.problem import ComparingLayer
 
 
 class SearchedNet:
-    """A plain net for images of `image_shape`, as a search needs it: its comparing layers, their limits and prices.
+    """A plain net for images of one shape, as a search needs it: its comparing layers, their limits and prices.
 
     image_shape: (C, H, W) without the batch. `results`: the name of each result, and its shape for one image.
+    `fingerprint`: identifies the net and its weights.
     Raises ModelError for a net that cannot be converted, InputError for one without comparing layers or that does not
     take such images, ConfigError for an unknown protocol.
 
@@ -62,10 +63,10 @@ class SearchedNet:
         return self._windows.names
 
     def layers(self, largest: Mapping[str, int]) -> list[ComparingLayer]:
-        """Return the comparing layers, for a search.
+        """Return the net's comparing layers in the form that a search takes, with their limits.
 
-        largest: name -> the largest |x| that the layer compares, in ring units. Raises InputError for a layer without
-        magnitude, or a magnitude without layer.
+        largest: for each layer's name the largest |x| that it compares, in ring units. Raises InputError if its names
+        are not exactly those of the comparing layers.
         """
         if set(largest) != set(self.names):
             wrong = sorted(set(largest) ^ set(self.names))
@@ -82,9 +83,9 @@ class SearchedNet:
         return True
 
     def prices(self, parties: int) -> Prices:
-        """Return the function `prices` that `online_bytes` and `predicted_seconds` take; it prices this net's layers.
+        """Return a function that prices this net's layers, for `online_bytes` and `predicted_seconds`.
 
-        The function takes a layer, its window and the number of images in a batch, and returns a `Cost`.
+        The function takes a layer, its window and the number of images in a batch, and returns the layer's `Cost`.
         """
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
@@ -108,9 +109,9 @@ class SearchedNet:
         return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
-        """Return the price of every comparing layer, by name, in a net whose comparing layers all have the same window.
+        """Return the price of every comparing layer, by name, if all of them have the same window.
 
-        images: how many images the priced batch has. The shares' scales and valid bits are those of a plan with exact
+        images: how many images the priced batch has. All else, such as the scales of shares, is planned as for exact
         comparisons.
         """
         plan = self._windows.plan(BitConfig(EXACT))

@@ -31,9 +31,11 @@ _HINTS = {"bits": "a fraction of 64 bits, such as 8/64", "bytes": "such as 120kB
 
 
 def read_budget(text: str, objective: str, where: str = "budget") -> Fraction:
-    """Parse a budget in the unit of an objective: "8/64", "120kB", "0.05".
+    """Parse a budget, written in the unit of an objective; return it in bits kept of all bits, bytes, or seconds.
 
-    Raises ConfigError for a text that is no number, a number not above 0, and for bits a number above 1.
+    text: "8/64" for "bits", "120kB" for "bytes", "0.05" for "seconds". objective: one of these names. where: the
+    option, for errors. Raises ConfigError for a text that is no number, a number not above 0, and for "bits" a number
+    above 1.
     """
     size, factor = text, 1
     if objective == "bytes" and text[-2:] in _SIZES:
@@ -61,7 +63,9 @@ Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a w
 class Objective:
     """The quantity that a budget limits: a price for every layer and window.
 
-    facts: parameters of the objective, for provenance and for the identity of a search.
+    name: such as "bits", "bytes" or "seconds". unit: in words, for errors. price: a function that takes a layer and its
+    window, and returns the price. facts: parameters of the objective, for provenance and for the identity of a search.
+    least_width: the fewest bits of a window that is not empty.
     """
 
     name: str
@@ -78,7 +82,8 @@ class Objective:
 def relu_prices(protocol: str, parties: int) -> Prices:
     """Return a function that prices ReLUs behind a linear layer.
 
-    Raises ConfigError for an unknown protocol or too few parties.
+    The function takes a layer, its window and the number of images in a batch, and returns the layer's `Cost`. Raises
+    ConfigError for an unknown protocol or too few parties.
     """
     comparison = named(protocol)
     if type(parties) is not int or parties < 2:
@@ -91,9 +96,10 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 
 
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
-    """Return the paper's objective: which fraction of all bits that these layers compare is kept by the windows.
+    """Return HummingBird's objective: which fraction of all compared bits the windows of these layers keep.
 
-    A layer counts with all its comparisons per image, of 64 bits each.
+    A layer counts with all its comparisons per image, of 64 bits each. protocol: the one that decides signs; it has the
+    least width of a window.
     """
     whole = 64 * sum(layer.outputs for layer in layers)
 
@@ -105,9 +111,9 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
-    """Return the objective of bytes: how many bytes a party sends online for an image, by layer and window.
+    """Return the objective of bytes: what a window costs is how many bytes a party sends online for it, per image.
 
-    images: how many images form a batch, which share frame headers. prices: the prices of a net's layers
+    images: how many images form a batch, which share frame headers. prices: a function that prices the net's layers
     (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
     """
     priced = prices or relu_prices(protocol, parties)
@@ -129,10 +135,10 @@ def predicted_seconds(
     images: int = 1,
     prices: Prices | None = None,
 ) -> Objective:
-    """Make the objective of seconds on the network for a batch of images.
+    """Return the objective of seconds: what a window costs is its time on the network, for a batch of images.
 
-    bandwidth: bits per second. rtt: round-trip time in seconds. images: how many form the batch. prices: as for
-        `online_bytes`.
+    bandwidth: bits per second. rtt: round-trip time in seconds. images: how many form the batch. prices: a function
+    that prices the net's layers (`SearchedNet.prices`); None: all layers are ReLUs behind a linear layer.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)

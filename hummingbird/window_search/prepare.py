@@ -54,11 +54,11 @@ _COLOURS = (GREY, AMBER, VIOLET, BLUE)  # of the choices
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the table of `Prepared`: windows, and figures that were measured on images which did not choose them.
+    """One row of the table of `Prepared`: windows, and what they did on images that were not used to choose them.
 
-    accuracy: proportion of right answers; None without labels. changed: proportion of answers that differ from the
-    plain net's. distance: of outputs from the plain net's, in units of their spread (answers.py). costs: of one image
-    through the whole net.
+    bits: the windows. accuracy: proportion of right answers; None without labels. changed: proportion of answers that
+    differ from the plain net's. distance: how far outputs are from the plain net's, as a root mean square, in standard
+    deviations of the plain net's outputs. costs: of one image through the whole net.
     """
 
     name: str
@@ -96,7 +96,10 @@ class Prepared:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy of private inference, by simulation, on images that did not choose the windows."""
+        """The accuracy of private inference with the windows found, by simulation, on images that did not choose them.
+
+        It is None without labels.
+        """
         return self.choices[-1].accuracy
 
     @property
@@ -111,7 +114,9 @@ class Prepared:
 
     @property
     def costs(self) -> Estimate:
-        """Rounds, bytes and seconds on the network of one image with these windows, by layer."""
+        """The costs of private inference of one image with these windows: rounds, bytes and seconds on the network, by
+        layer.
+        """
         return self.choices[-1].costs
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -119,7 +124,7 @@ class Prepared:
         self.bits.save(Path(path))
 
     def bits_kept(self, choice: Candidate) -> float:
-        """Return how many of 64 bits a choice's windows keep of each comparison, on average."""
+        """Return how many of a comparison's 64 bits the windows of a choice keep, on average over comparisons."""
         windows = [choice.bits.window(layer.name) for layer in self.layers]
         return float(64 * bit_budget(self.layers).total(self.layers, windows))
 
@@ -240,7 +245,7 @@ def prepare(
     objective: the quantity that the budget limits: "bits", "bytes" (sent by a party per image, "500kB") or "seconds"
         (on the network).
     margin: the proportion of answers that may change on the images that choose.
-    by: which layers form a group, as for `group_layers`.
+    by: which layers form a group: "layer", "block" or "stage", or patterns by group name, as for `group_layers`.
     protocol, parties, seed: those of the simulated private inference.
     bandwidth, rtt: bits per second and party, and the round-trip time in seconds, for predicted seconds.
 
@@ -293,7 +298,10 @@ def prepare(
 
 @torch.inference_mode()
 def _plain(net: nn.Module, images: Tensor) -> Tensor:
-    """Run the net itself, in float32 and eval mode; returns its outputs on the CPU, several results side by side."""
+    """Run the net itself on images (N, ...), in float32 and eval mode; return its outputs on the CPU, (N, ...).
+
+    Several results are packed side by side, (N, values).
+    """
     copy = plain_copy(net).float()
     device = next((tensor.device for tensor in (*copy.parameters(), *copy.buffers())), torch.device("cpu"))
     given = (copy(part.to(device, torch.float32)) for part in images.split(128))
@@ -301,7 +309,7 @@ def _plain(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _limit(budget: str | None, objective: str) -> Any:
-    """Parse the budget in the objective's unit; None stays None, for eco.
+    """Parse the budget in the objective's unit; return a Fraction of all bits, of bytes or of seconds, or None for eco.
 
     Raises ConfigError for an unknown objective or a wrong budget.
     """
@@ -318,9 +326,9 @@ def _limit(budget: str | None, objective: str) -> Any:
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
     """Return two pairs (images, labels): one to choose the windows, one to measure the chosen windows on.
 
-    Without `test` they alternate in the loader's first 2 x `samples` images, as a data set may be sorted by class. With
-    `test`, the loader's first `samples` images choose, and all of `test` measures. Raises InputError for a single
-    image, and if one pair holds no images but the other's.
+    With `test`, the loader's first `samples` images choose, and all of `test` measures. Without it, the loader's first
+    2 x `samples` images are divided: every second one measures, as a data set may be sorted by class. Raises InputError
+    for a single image, and if all images of one pair are in the other pair too.
     """
     if test is not None:
         chosen, measured = loaded(loader, "loader", samples), loaded(test, "test")
@@ -338,7 +346,11 @@ def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, P
 
 
 def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers: str | None, where: str) -> None:
-    """Raise InputError, naming the argument, for images that the net cannot take, and for labels that do not fit."""
+    """Raise InputError for images that the net cannot take, and for labels that do not fit its results.
+
+    labels: None if there are none. answers: the kind of answers that the user names, or None. where: the name of the
+    argument that has the images, for the error.
+    """
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
@@ -354,8 +366,8 @@ def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, 
     """Yield the name and the windows for each row of the table in `Prepared`.
 
     The rows are: exact; eco (windows that hold all values seen), unless the shares have too few bits for it; the best
-    uniform window; and the windows found. bits: the windows found. budget: the budget as text, which names the last
-    row.
+    uniform window, if there is one; and the windows found. bits: the windows found. budget: the budget as text, which
+    names the last row.
     """
     yield "exact", BitConfig()
     if budget != "eco":

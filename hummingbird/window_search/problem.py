@@ -29,11 +29,11 @@ IDENTITY = BitWindow(0, 0)
 
 @dataclass(frozen=True)
 class ComparingLayer:
-    """A layer that compares, and so needs a window.
+    """A layer that compares, and so needs a window; a search has one such object for each.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| that it compares, in ring units (2^16
-    is one). limit: the highest k that its window may have: as many bits as its shares' valid bits, without the extra
-    fraction bits that a product leaves behind. Raises InputError for numbers out of range.
+    is one). limit: the highest k that its window may have: the valid bits of its shares, less the extra bits of
+    fraction that a product leaves behind. Raises InputError for numbers out of range.
     """
 
     name: str
@@ -64,9 +64,9 @@ class ComparingLayer:
 class GroupWindows(NamedTuple):
     """A choice of windows for a group, one for every layer.
 
-    windows: one for each layer, in the group's order. level: how low the upper ends k are (`ComparingLayer.upper`). m:
-    the common lower end of the windows [k:m). tops: k of every layer, before windows are widened upwards. Windows
-    without bits have level 0 and m = 64.
+    windows: one for each layer, in the group's order. level: how low the upper ends k are: 0 with headroom above all
+    values seen, 2 if some wrap. m: the common lower end of the windows [k:m). tops: k of every layer, before windows
+    are widened upwards. Windows without bits have level 0 and m = 64.
     """
 
     windows: tuple[BitWindow, ...]
@@ -92,8 +92,9 @@ class Group:
     def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return the upper ends k that the group's windows may have: pairs (level, k of every layer), level 0 first.
 
-        A level from 0 to 1 + `reach` says how low k is (`ComparingLayer.upper`); the same k of all layers are listed
-        once, with the lowest level that has them.
+        The level, from 0 to 1 + `reach`, says how low k is. At level 0 the windows hold values larger than those seen
+        by the fraction `headroom`; from level 2 on some values wrap. If several levels have the same k for all layers,
+        only the lowest one is listed.
         """
         levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
         found = {tops: level for level, tops in reversed([*enumerate(levels)])}
@@ -106,9 +107,10 @@ class Group:
         return sorted((level, tops) for tops, level in found.items())
 
     def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
-        """Return a window [k:m) for each layer of the group: k is as in `tops`, or higher for at least `least` bits.
+        """Return a window [k:m) for each layer of the group, widened upwards where it has fewer than `least` bits.
 
-        tops: k of every layer. m: the lower end. Returns None if a layer's shares are too short for its window.
+        tops: k of every layer. m: the lower end of all windows. Returns None if a layer's shares are too short for its
+        window.
         """
         wide = [max(top, m + least) for top in tops]
         if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
@@ -119,8 +121,9 @@ class Group:
         """Return all choices of windows for the group that are worth a trial, each with its lowest level.
 
         They are windows without bits, and windows [k:m) for every m that leaves the widest of them at least `least`
-        bits. widths: if given, only choices whose widest window has one of these numbers of bits. headroom, and levels:
-        see `ComparingLayer.upper`. reach: how many bits k may go below the range seen.
+        bits. widths: if given, only choices whose widest window has one of these numbers of bits. headroom: by which
+        fraction values may exceed the largest |x| seen; k holds them at level 0. reach: how many bits k may go below
+        the range seen.
         """
         found = [GroupWindows((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
@@ -135,20 +138,20 @@ class Group:
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
-        """Map the names of the group's layers to these windows."""
+        """Return these windows, one for each layer of the group in its order, as a dict by the layers' names."""
         return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
 
 
 def named(groups: Sequence[Group], chosen: Sequence[GroupWindows]) -> dict[str, BitWindow]:
-    """Map the names of all layers to the windows chosen for their groups."""
+    """Return the windows chosen for all groups as one dict: the name of each layer -> its window."""
     pairs = zip(groups, chosen, strict=True)
     return {name: window for group, choice in pairs for name, window in group.named(choice.windows).items()}
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """Return the layers of all groups. Raises InputError if there is none, ConfigError for a name that occurs twice.
+    """Return the layers of all groups, in order, after a check of the groups' names.
 
-    The name may be that of a group or of a layer.
+    Raises InputError if there is no group, ConfigError if the name of a group or of a layer occurs twice.
     """
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"

@@ -35,8 +35,8 @@ class Rounding:
     """One search for q of each group: how many fraction bits its layers' results drop, so that fewer bytes are sent.
 
     found: windows without q, with which the search starts; it is replaced by the best windows so far. in_all: a
-    function from windows to bits of all parties and the dealer. accepts: whether the net can run windows. held: the
-    score that windows with q must reach.
+    function from windows, by layer name, to the bits that all parties and the dealer send. accepts: a function that
+    returns whether the net can run windows. held: the score that windows with q must reach.
     """
 
     groups: Sequence[Group]
@@ -83,8 +83,8 @@ class Rounding:
     def _common(self) -> list[int]:
         """Find the largest q that all groups can have in common without losing accuracy.
 
-        A group takes the last value in its list (`_worth_it`) up to that q. Returns the index of this value for each
-        group.
+        Each group has a list of the q that are worth a trial (`_worth_it`), and takes the largest one up to the common
+        q. Returns for each group the index into its list.
         """
         tried = []
         for q in range(max(steps[-1] for steps in self._steps), 0, -1):
@@ -96,17 +96,17 @@ class Rounding:
         return [0] * len(self._steps)
 
     def _open(self, places: Sequence[int]) -> list[int]:
-        """Return the numbers of the groups that can have a larger q, by their lists of q (`_worth_it`).
+        """Return the numbers of the groups that have a larger q left to try.
 
-        places: each group's current index into its list.
+        places: for each group, the index of its current q in its list (`_worth_it`).
         """
         return [number for number, place in enumerate(places) if place + 1 < len(self._steps[number])]
 
     def _gain(self, places: Sequence[int], number: int) -> float:
-        """Return how many bits the next q of a group saves, divided by the score that it loses.
+        """Return how many bits a group's next larger q saves, divided by the score that is lost by it.
 
-        number: of the group. places: each group's current index into its list of q (`_worth_it`). The score is the one
-        that ranks windows (`Questions.coarse`).
+        number: of the group. places: for each group, the index of its current q in its list (`_worth_it`). The score is
+        the coarse one, which ranks windows.
         """
         here, next_ = self._windows(places), self._windows(_raised(places, number))
         lost = self.questions.coarse(here) - self.questions.coarse(next_)
@@ -123,8 +123,8 @@ class Rounding:
     def _try(self, places: Sequence[int]) -> bool:
         """Try values of q on all images, and keep them as the result if they are better; return whether they are kept.
 
-        They are kept if the net can run them, they save bits and they keep the accuracy. places: each group's index
-        into its list of q (`_worth_it`).
+        They are better if the net can run them, they save bits and they keep the accuracy. places: for each group, the
+        index of the tried q in its list (`_worth_it`).
         """
         windows = self._windows(places)
         if not self.accepts(windows) or (bits := self.in_all(windows)) >= self._bits:
@@ -139,15 +139,15 @@ class Rounding:
 
 
 def without_q(config: BitConfig) -> BitConfig:
-    """Return the same windows with q = 0, so that no fraction bits of results are dropped."""
+    """Return the windows of `config` with q = 0, so that no fraction bits of results are dropped."""
     layers = {name: replace(w, q=0) for name, w in config.layers.items()}
     return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
 
 
 def check_knobs(knobs: object) -> None:
-    """Raise ConfigError unless `knobs` is one of `KNOBS`, or None.
+    """Raise ConfigError unless `knobs` is "q" or None.
 
-    It names the part of windows that is searched beside k and m: "q", or None for nothing else.
+    With "q" a search of windows chooses q, the dropped fraction bits, as well; k and m are always chosen.
     """
     if knobs is not None and knobs not in KNOBS:
         hint = 'knobs="q": windows get q as well; k and m are always chosen'

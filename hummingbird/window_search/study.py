@@ -62,8 +62,9 @@ LIMIT = 32  # of k: a share has no more bits, in units of a window or finer ones
 class CutEvaluator(CachedEvaluator):
     """An `Evaluator` that scores windows of `hummingbird.hybrid`, two parties without a dealer, on the net's integers.
 
-    largest: name of a comparing layer -> the largest |x|, in ring units. The other arguments and the errors are those
-    of `CachedEvaluator`; also raises errors of `hybrid.make_plan`. Cost: the whole net on integers for every score.
+    largest: name of a comparing layer -> the largest |x| that it compares, in ring units. The other arguments and the
+    errors are those of `CachedEvaluator`; also raises errors of `hybrid.make_plan`. Cost: the whole net on integers for
+    every score.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class CutEvaluator(CachedEvaluator):
         super().__init__(net.cpu(), images, labels, **options)
 
     def plan(self, config: BitConfig) -> Plain:
-        """Make the net's plan with these windows. Raises ConfigError if there is none."""
+        """Return the net on plain integers (`Plain`), planned with these windows. Raises ConfigError if they allow no
+        plan.
+        """
         windows = {name: config.window(name) for name in self._wide}
         windows = {name: self._wide[name] if window == EXACT else window for name, window in windows.items()}
         return Plain(self._traced.plan(BitConfig(EXACT, windows, input_range=self._range)))
@@ -130,10 +133,11 @@ class Called(NamedTuple):
 
 
 def called(net: nn.Module, images: Any, labels: Tensor | None, example: Any) -> Called:
-    """Pack the inputs of N calls of a net into one tensor, and return them with a net that takes it (`Called`).
+    """Pack the inputs of N calls of a net into one tensor; return it in a `Called`, with a net that takes this tensor.
 
-    images: as for `Study`. example: as for `convert_model`; None: the net takes the images alone. Raises InputError for
-    inputs that differ from the example's in form, ModelError as `settled`.
+    images: the inputs: one tensor (N, ...), a DataLoader, a data set or batches; or a tuple or dict in the form of the
+    example. example: arguments of one call; None: the net takes the images alone. Raises InputError for inputs that
+    differ from the example's in form, ModelError for a net that cannot be traced.
     """
     if alone(example):
         images, labels = gathered(images, labels)
@@ -181,12 +185,12 @@ class Study:
     images: a tensor, or a DataLoader, a data set or batches, with labels or without. They are held in memory, and so
         are the net's outputs. Resume a search with the same images in the same order.
     labels: classes as integers, 0 and 1 for scores, or real numbers in the outputs' shape.
-    example: as for `convert_model`, for a net that takes several inputs or flags; the images are then a tuple or a dict
+    example: arguments of one call, for a net that takes several inputs or flags; the images are then a tuple or a dict
         in the form of the example, (N, ...) each, or one tensor in place of the example's private one.
-    answers: how answers are judged, one of answers.py's `KINDS`; None: determined by labels and outputs, see
-        `str(study.answers)`.
+    answers: how answers are judged: "classes", "score", "numbers", "values" or "embedding"; None: determined by labels
+        and outputs; `str(study.answers)` says how.
     criterion: choose windows by "agreement" with the exact net or by "accuracy", which needs labels.
-    by: how layers are grouped, as for `group_layers`.
+    by: how layers are grouped: "layer", "block" or "stage", or patterns by group name, as for `group_layers`.
     protocol, parties: those of private inference.
     seed, runs: seed of the protocol's random numbers, and number of seeds in a full score.
     batch: images at a time.
@@ -292,8 +296,9 @@ class Study:
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
         """Make the objective that a budget limits, by name.
 
-        "bits": the fraction of bits kept. "bytes": bytes sent online by a party per image. "seconds": time on the
-        network for a batch of `images`, with `bandwidth` bits per second and a round-trip time of `rtt` seconds.
+        "bits": the fraction of bits kept. "bytes": bytes that a party sends online per image, in batches of `images`.
+        "seconds": time on the network for a batch of `images`, with `bandwidth` bits per second and a round-trip time
+        of `rtt` seconds. Raises ConfigError for another name.
         """
         if name == "bits":
             return bit_budget(self.layers, self.protocol)
@@ -405,9 +410,10 @@ def open_study(net: nn.Module, images: Tensor, labels: Tensor | None, **options:
 def find_windows(
     study: Study, budget: Fraction | None, objective: Objective, *, what: str, **options: Any
 ) -> BitConfig:
-    """Run `Study.search` with these options and a progress bar: windows tried, best assignment and its cost.
+    """Search windows of a study, and show a progress bar: answers so far, the best assignment's accuracy and cost.
 
-    what: the bar's title.
+    budget: in units of the objective; None: eco's windows. what: the bar's title. options: further arguments of
+    `Study.search`. Returns the configuration.
     """
     with progress_line(desc=what, unit="window") as bar:
 
