@@ -91,7 +91,10 @@ class StepBuilder:
         return Ref(next(number for number, step in enumerate(self.steps) if step.op == op))
 
     def kind(self, value: Any) -> str:
-        """Return the kind of a step's value, such as "tensor", "size" or "bool" (see TENSOR); "" for a constant."""
+        """Return the kind of a step's value, such as "tensor", "size" or "bool"; "" for a constant.
+
+        value: a reference to a step, or a constant. The kinds are the constants at the top of build.py.
+        """
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
@@ -116,7 +119,7 @@ class StepBuilder:
             return None
 
     def is_integer(self, value: Ref) -> bool:
-        """Whether a value is an integer tensor (int64) in torch."""
+        """Whether the value of a step is an integer tensor (int64) in torch. value: a reference to the step."""
         return value.index in self._integers(self.steps)
 
     def owns(self, value: Any) -> bool:

@@ -40,12 +40,11 @@ FACTS = frozenset(
 class Example:
     """An example call of a net: the inputs with which the net is traced.
 
-    structure: the structure of (arguments, keyword arguments), without the tensors.
+    structure: how (arguments, keyword arguments) are nested, without the tensors.
     leaves: in the order of the arguments, the tensors that every later call of the net replaces by its own: all private
     inputs, and those public inputs that are not taken for constants.
     names: the parameter of forward() that takes each of these tensors.
-    batched: whether a public tensor counts images in its first dimension if that has as many indices as there are
-    images.
+    batched: whether a public tensor whose first dimension is as long as the batch is taken to have an entry per image.
     any_batch: whether the trace may be for any batch size.
     """
 
@@ -153,11 +152,11 @@ def is_public(value: Any) -> bool:
 
 
 class Running:
-    """The values of all nodes of a trace on an example, as fake tensors of torch, which have shapes and types only.
+    """Computes the value of every node of a trace on an example. Values are fake tensors: shapes and types, no numbers.
 
     root: the traced net. call: the example. sizes: the batch sizes for which values are computed, one or two. With two,
-    a size in a shape that grows in proportion to them is taken for a multiple of the batch size (a `BatchSize`); with
-    one, all sizes are plain numbers.
+    a size that grows in proportion to them is taken for a multiple of the batch size (`BatchSize`); with one, all sizes
+    are plain numbers.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
@@ -169,7 +168,7 @@ class Running:
         self._left = [call.of(size) for size in self.sizes]
 
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
-        """Compute and keep a node's value, once for each batch size."""
+        """Compute a node's value for each batch size, keep these values, and return them as a tuple."""
         self.busy = True
         if reads_attribute(node):  # a fake tensor has no numbers
             number = getattr(self._attribute(node.args[0]), str(node.target))()

@@ -46,7 +46,7 @@ def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[A
 
 
 class Interpreter(Generic[S]):
-    """A walk over steps, which keeps their values in a dict of the caller: step number -> value.
+    """Runs steps one after the other; the caller keeps their values in a dict: step number -> value.
 
     order: numbers of the steps in the order in which they run; None: from the first to the last.
     keep: keep every value. Otherwise a value is dropped once the last step in `order` that reads it has run; a value
@@ -130,9 +130,9 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """Return a step's value, computed in plain torch; constants are moved to the device and type of the input `x`.
+    """Return a step's value, computed in plain torch. Constants are moved to the device and type of the net's input x.
 
-    number, step: the step. arguments: the values of its inputs.
+    number: the step's number. step: the step. arguments: the values of its inputs.
     """
     value = OPS[step.op](step.attrs, *arguments)
     return like(value, x) if step.op == "constant" else value

@@ -45,7 +45,8 @@ class LiveCall:
 class LiveNet:
     """All calls that a net's forward() makes, in order; `run` makes them again with the net's present weights.
 
-    wrapped: whether the net is itself a single layer, which the trace then names "0".
+    A simulation that trains a net uses it to replace some of the calls. wrapped: whether the net is itself a single
+    layer, which the trace then names "0".
     """
 
     calls: tuple[LiveCall, ...]
@@ -160,9 +161,9 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
-    """List the calls of a net that `trace` accepts; the net is not changed. Raises ModelError as `trace` does.
+    """Return the `LiveNet` of a net that `trace` accepts: the calls of its forward(). The net is not changed.
 
-    custom: module types to keep whole.
+    custom: module types to keep whole. example: as for `trace`. Raises ModelError as `trace` does.
     """
     if isinstance(saved := unwrapped(net), SavedNet):
         return _saved(saved)

@@ -25,10 +25,10 @@ _MOST = 1 << 16  # elements of a tensor whose tolist() is taken
 
 
 class HiddenNumbers(TorchFunctionMode):
-    """A context in which item() and tolist() of a net's parameters and buffers return tensors, not numbers.
+    """A context in which item() and tolist() of a net's floating-point weights and buffers return tensors, not numbers.
 
-    The same holds for tensors that were computed from parameters and buffers. Code that needs a Python number of such a
-    tensor raises Unsupported.
+    The same holds for tensors that were computed from these. Code that needs a Python number of such a tensor raises
+    Unsupported.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -51,7 +51,7 @@ class HiddenNumbers(TorchFunctionMode):
         return found
 
     def owns(self, value: Any) -> bool:
-        """Whether a tensor is a parameter or buffer of the net, or was computed from one."""
+        """Whether a value is a floating-point parameter or buffer of the net, or a tensor computed from one."""
         return isinstance(value, Tensor) and value in self._own
 
 

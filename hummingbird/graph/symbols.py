@@ -169,7 +169,10 @@ class SymbolTracer(fx.Tracer):
         return Symbol(node, self)
 
     def known(self, obj: Any) -> Any:
-        """Return the value that a symbol has on the example; None without an example."""
+        """Return the value, a fake tensor or a Python value, that a symbol has on the example; None without an example.
+
+        obj: the symbol.
+        """
         return None if self.running is None else self.running.values[obj.node][0]
 
     def own(self, node: fx.Node) -> Tensor | None:
@@ -184,7 +187,7 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call that asks parameters for a shape, a type or the like, which needs no example.
+        """Return the result of a call that asks a parameter for its shape, type or the like, which needs no example.
 
         Returns None for a call that asks anything else or has another tensor among its arguments. kind, target: the
         call as torch.fx records it. name: of the called function or method. args, kwargs: its arguments.

@@ -24,7 +24,10 @@ _RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the sca
 
 
 def arithmetic(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of add, sub or mul to a step; floordiv is accepted for sizes only."""
+    """Return the rule that converts a call of an operator on two values to a step.
+
+    op: "add", "sub", "mul", or "floordiv", which is accepted for sizes only.
+    """
 
     def rule(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
         if alpha != 1:
@@ -99,7 +102,10 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """Return a constant as operand of a sum or product: a number as float, a tensor as `StepBuilder.weight` does."""
+    """Convert a constant operand of a sum or product for a step: a number to a float, a tensor to a copy, detached.
+
+    Integer tensors become float32. Raises Unsupported for other values, and for NaN and infinities.
+    """
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():

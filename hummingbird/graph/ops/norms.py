@@ -258,7 +258,8 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
     """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
 
     Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7; if it equals none of them, it may be learned, and raises Unsupported.
+    numbers such as 1e-5 or 3e-7. If it equals none of them, Unsupported is raised, as it may be a secret that was
+    learned.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         return None

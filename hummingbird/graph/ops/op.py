@@ -108,7 +108,10 @@ class Refused:
 
 
 def like(constant: Any, x: Tensor) -> Any:
-    """Return a tensor constant on the device of x and, if x is floating-point, in its type; others as they are."""
+    """Return a constant of a step in the form in which it meets x; only tensors are changed.
+
+    A tensor is moved to the device of x, and gets the type of x if x is floating-point.
+    """
     if not isinstance(constant, Tensor):
         return constant
     return constant.to(device=x.device, dtype=x.dtype if x.is_floating_point() else constant.dtype)  # argmax: int64
