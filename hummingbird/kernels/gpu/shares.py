@@ -251,7 +251,7 @@ def _contiguous(*tensors: Tensor) -> bool:
 
 @implements(opening.mask_words, "gpu", takes=_contiguous)
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.mask_words` in Triton."""
+    """Implement `kernels.shares.opening.mask_words` in Triton: make a party's message for an opening under a mask."""
     n, size = share.numel(), tile_sizes("mask_words", share.device)
     out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
     if out.numel():
@@ -265,7 +265,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "gpu", takes=_contiguous)
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in Triton."""
+    """Implement `kernels.shares.opening.open_words` in Triton: sum the messages of all parties."""
     device = frames[0].device
     out, size = torch.empty(n, dtype=torch.int64, device=device), tile_sizes("open_words", device)
     if n:
@@ -284,7 +284,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.compare_opened` in Triton."""
+    """Implement `kernels.shares.opening.compare_opened` in Triton: open masked values and compare them."""
     device = frames[0].device
     opened = torch.empty(n, dtype=torch.int64, device=device)
     out = torch.empty((2, bytes_of(n)), dtype=torch.uint8, device=device)
@@ -313,7 +313,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.lift` in Triton."""
+    """Implement `kernels.shares.opening.lift` in Triton: compute shares mod 2^64 at the end of a ReLU."""
     y, size = torch.empty_like(opened), tile_sizes("lift", opened.device)
     z = torch.empty_like(opened) if carry is not None else plain(mask)
     operands = [operand(words) for words in (mask, mask if carry is None else carry, bit, wrap, product)]
@@ -447,7 +447,7 @@ def _deal_masks(
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.opening.deal_masks` in Triton."""
+    """Implement `kernels.shares.opening.deal_masks` in Triton: compute the dealer's corrections for openings."""
     keys = torch.stack([share.key for share in fields[0]])
     blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*opening.widths(k, ring, whole), *[1 << c for c in sizes]]

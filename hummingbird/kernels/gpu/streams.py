@@ -86,7 +86,7 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 @implements(streams.chacha20, "gpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.chacha20` in Triton."""
+    """Implement `kernels.streams.chacha20` in Triton: compute blocks of a key stream."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device

@@ -184,7 +184,7 @@ def _masks(nodes: Tensor) -> Tensor:
 
 @implements(lookups.generate, "reference")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.generate` in plain torch.
+    """Implement `kernels.lookups.generate` in plain torch: generate pairs of look-up keys.
 
     prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
     """

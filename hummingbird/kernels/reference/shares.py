@@ -34,14 +34,14 @@ def low_bits(width: int) -> int:
 
 @implements(packing.pack_bits, "reference")
 def pack_bits(bits: Tensor) -> Tensor:
-    """Implement `kernels.shares.packing.pack_bits` in plain torch."""
+    """Implement `kernels.shares.packing.pack_bits` in plain torch: pack bits, eight to a byte."""
     padded = torch.nn.functional.pad(bits & 1, (0, -bits.numel() % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
 @implements(packing.to_planes, "reference")
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Implement `kernels.shares.packing.to_planes` in plain torch."""
+    """Implement `kernels.shares.packing.to_planes` in plain torch: extract some bits of every element, packed."""
     planes = torch.empty((count, (x.numel() + 7) // 8), dtype=torch.uint8, device=x.device)
     for j in range(count):
         planes[j] = pack_bits(((x >> (low + j)) & 1).to(torch.uint8))
@@ -50,14 +50,14 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 @implements(packing.from_bits, "reference")
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Implement `kernels.shares.packing.from_bits` in plain torch."""
+    """Implement `kernels.shares.packing.from_bits` in plain torch: unpack bits to int64 zeros and ones."""
     weights = torch.arange(8, dtype=torch.uint8, device=plane.device)
     return ((plane[:, None] >> weights) & 1).view(-1)[:n].to(torch.int64)
 
 
 @implements(packing.pack_words, "reference")
 def pack_words(x: Tensor, width: int) -> Tensor:
-    """Implement `kernels.shares.packing.pack_words` in plain torch."""
+    """Implement `kernels.shares.packing.pack_words` in plain torch: pack the low bits of every element."""
     n = x.numel()
     lanes = torch.nn.functional.pad(x & low_bits(width), (0, -n % 8)).view(-1, 8).t().contiguous()
     out = torch.zeros(width, lanes.shape[1], dtype=torch.uint8, device=x.device)
@@ -69,7 +69,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "reference")
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.packing.unpack_words` in plain torch."""
+    """Implement `kernels.shares.packing.unpack_words` in plain torch: unpack words to int64."""
     count = -(-n // 8)
     places = torch.nn.functional.pad(data, (0, count * width - data.numel())).view(count, width).t().contiguous()
     out = torch.zeros(8, count, dtype=torch.int64, device=data.device)
@@ -99,7 +99,7 @@ def _overlaps(width: int) -> list[tuple[int, int, int]]:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.opening.deal_masks` in plain torch."""
+    """Implement `kernels.shares.opening.deal_masks` in plain torch: compute the dealer's corrections for openings."""
     mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
     choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
     values, out = opening.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
@@ -116,7 +116,7 @@ def deal_masks(
 
 @implements(opening.rescale, "reference")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Implement `kernels.shares.opening.rescale` in plain torch."""
+    """Implement `kernels.shares.opening.rescale` in plain torch: compute a party's share of a shifted value."""
     mask = torch.where(opened < 0, mask_high, mask_low)
     return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
 
@@ -134,7 +134,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.select` in plain torch."""
+    """Implement `kernels.shares.opening.select` in plain torch: compute a party's shares at the end of a ReLU."""
     z = rescale(opened, mask_high, mask_low, shift, first, offset)
     value = logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
@@ -143,13 +143,15 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.mask_words` in plain torch."""
+    """Implement `kernels.shares.opening.mask_words` in plain torch: make a party's message for an opening
+    under a mask.
+    """
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in plain torch."""
+    """Implement `kernels.shares.opening.open_words` in plain torch: sum the messages of all parties."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -158,7 +160,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Implement `kernels.shares.opening.step_table` in plain torch."""
+    """Implement `kernels.shares.opening.step_table` in plain torch: compute a step table for each element."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)
@@ -168,7 +170,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Implement `kernels.shares.opening.lookup` in plain torch.
+    """Implement `kernels.shares.opening.lookup` in plain torch: compare numbers by their step tables.
 
     T is the step table of a number L: T[i] = [L <= i]. v is the number in bits low .. low + bits - 1 of an opened word.
     Row 0 is [L < v] = T[v - 1], row 1 is [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
@@ -241,7 +243,7 @@ _COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time
 
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """Implement `kernels.shares.products.matmul` in plain torch."""
+    """Implement `kernels.shares.products.matmul` in plain torch: multiply matrices mod 2^bits."""
     return _product(a, factor.code)
 
 

@@ -14,7 +14,7 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 @implements(simulation.twin_relu, "reference")
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor | None]:
-    """Implement `kernels.simulation.twin_relu` in plain torch."""
+    """Implement `kernels.simulation.twin_relu` in plain torch: simulate private ReLUs."""
     real = v if v.dtype == torch.float64 else v.float()
     turns, size = torch.round(real * 2.0 ** (_SCALE - cut.k)), 2.0 ** (cut.k - _SCALE)
     near = real - turns * size

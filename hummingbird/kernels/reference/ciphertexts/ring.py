@@ -146,7 +146,7 @@ def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slic
 
 @implements(declared.transform, "reference")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Implement `kernels.ciphertexts.ring.transform` in plain torch."""
+    """Implement `kernels.ciphertexts.ring.transform` in plain torch: transform polynomials to NTT values or back."""
     rows = x.view(-1, len(ring.primes), ring.degree)
     out = torch.empty_like(rows)
     for piece, space in pieces(ring.degree, rows.shape[0], x.device):
