@@ -110,8 +110,8 @@ class Circuit:
     def words(self) -> int:
         """Return how many words of `ring` bits the garbled tables of one instance have, beside the gates' blocks.
 
-        They are the rows, which convert labels of bits to numbers (module head), and for the garbler "data" a
-        correction.
+        A row is a word that converts labels of bits to a number (module head). The words are the rows that are sent
+        and, for the garbler "data", a correction.
         """
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")

@@ -183,8 +183,8 @@ class RowStore(ABC):
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
         """Combine, for each key, the rows that it selects; returns uint8 (B, row_bytes).
 
-        keys: uint8 (B, key_bytes). width: bits of the words that are summed; 0: XOR. leaf: the number of the leaf of
-        the keys' tree that begins with row 0 of this store.
+        keys: uint8 (B, key_bytes). width: bits of the words that are summed; 0: XOR. leaf: number of the leaf of a
+        key's tree whose bits select the rows from row 0 of this store on; a leaf has 1024 bits.
         """
 
     @abstractmethod

@@ -30,11 +30,10 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _factors(degree: int, q: int, inverse: bool) -> Tensor:
-    """Compute the factors of a transform modulo q: the numbers w for which X^m - w^2 is (X^{m/2} - w)(X^{m/2} + w):
-    (N,).
+    """Compute the factors by which the steps of a transform modulo the prime q multiply: float64 (N,).
 
-    X^N + 1 is split so until all parts are linear. The numbers have the layout of csrc/ntt.h. degree: N. inverse:
-    return 1/w mod q in place of w.
+    X^N + 1 is split into halves, X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w), until all parts are linear; the factors are
+    the numbers w. They lie in the order of csrc/ntt.h. degree: N. inverse: return 1/w mod q in place of w.
     """
     table = powers(degree, q)
 

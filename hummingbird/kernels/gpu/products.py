@@ -145,7 +145,8 @@ def _cut(
     """Split the integers x into signed bytes (digits), and store the digits in `out`; one program of a Triton kernel.
 
     x: (images, channels, plane), of any strides, with plane = height times width. out: memory for (DIGITS, images,
-    plane, channels).
+    plane, channels). The other arguments are numbers of elements and strides, which comments in the signature explain,
+    and the sizes of a tile (PLACES, CHANNELS).
     """
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
@@ -203,9 +204,10 @@ def _multiply(
 ):
     """Multiply inputs and weights that are split into signed bytes (digits), and store a convolution's result in `out`.
 
-    x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS,
-    groups * outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of
-    positions of an output image.
+    x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS, groups
+    * outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of positions of an
+    output image. The other arguments are numbers of elements and distances, which comments in the signature explain,
+    and the sizes of a tile (PLACES, OUTPUTS, TERMS).
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT

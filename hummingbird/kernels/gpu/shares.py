@@ -89,8 +89,8 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
     """Read two entries, numbers `v` and `other`, of each element's step table of 2^C bits; returns them as two planes.
 
-    The tables are a share that is drawn from the key stream of `key`, from block `first` on. A plane has one bit of
-    each element of a tile: 16 bits of each lane, in uint32 (gpu/tiles.py).
+    The tables are a share that is drawn from the key stream of `key`, from block `first` on. lane: numbers of the
+    tile's lanes. A plane has one bit of each element of a tile: 16 bits of each lane, in uint32 (gpu/tiles.py).
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
@@ -339,7 +339,8 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
     """Store one tile of the dealer's corrections: values, less the shares that all parties but the receiver draw.
 
     value: the values, uint64 (lanes, 16). keys: of all parties' key streams, the receiver's first. first: number of the
-    block in these streams where the shares begin. out: memory for packed words. WIDTH: bits of a correction.
+    block in these streams where the shares begin. lane: numbers of the tile's lanes. n: elements in all tiles. out:
+    memory for packed words. WIDTH: bits of a correction.
     """
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):
@@ -361,10 +362,9 @@ def _others(keys, parties, block):
 
 @triton.jit
 def _steps(place, first):
-    """Compute 32 entries of step tables as one word each: entries `first` to `first + 31`, of which bit i is entry
-    first + i.
+    """Return 32 entries of each step table in one word: bit i is entry number first + i.
 
-    An entry is 1 from number `place` on, and 0 before.
+    An entry is 1 from number `place` on, and 0 before; `place` has a number for each table.
     """
     ahead = place - first
     full = tl.full((), 0xFFFFFFFF, tl.uint32)
@@ -374,11 +374,12 @@ def _steps(place, first):
 
 @triton.jit
 def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
-    """Store one tile of the dealer's corrections for step tables of 2^C bits, whose entries are 1 from number `place`
-    on.
+    """Store one tile of the dealer's corrections for step tables of 2^C bits.
 
-    keys: of all parties' key streams, the receiver's first. first: number of the block in these streams where the
-    shares of the tables begin. out: int32, with memory for full lanes.
+    An entry of a table is 1 from number `place` on, and 0 before. keys: of all parties' key streams, the receiver's
+    first.
+    first: number of the block in these streams where the shares of the tables begin. lane: numbers of the tile's lanes.
+    n: elements in all tiles. out: int32, with memory for full lanes.
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word holds several tables, a block those of several lanes

@@ -90,9 +90,9 @@ def low_bits(WIDTH: tl.constexpr):
 
 @triton.jit
 def _behind(data, size, BYTES: tl.constexpr):
-    """Load the last bytes of a stream: those after its last full word of BYTES bytes; as one number, uint64.
+    """Load the bytes of a stream that come after its last full word of BYTES bytes, as one number, uint64.
 
-    data: the address of the stream. size: its bytes.
+    data: the address of the stream. size: the stream's length in bytes.
     """
     rest = tl.full((), 0, tl.uint64)
     for byte in tl.static_range(BYTES - 1):
@@ -230,8 +230,8 @@ def gathered(bits):
 def drawn_planes(key, first, second, lane):
     """Draw two planes of random bits for a tile, one from block `first` and one from block `second` of a key stream on.
 
-    Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). lane: numbers of the
-    tile's lanes; how many there are must be a multiple of 32.
+    Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). key: address of the
+    stream's key. lane: numbers of the tile's lanes; how many there are must be a multiple of 32.
     """
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32

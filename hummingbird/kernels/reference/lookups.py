@@ -68,7 +68,7 @@ def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
 
 
 def leaf(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute the leaf below each of these nodes of the keys' trees: uint8 (B, n, 128), 1024 bits each.
+    """Compute the leaf below each of n nodes of the keys' trees: uint8 (B, n, 128), 1024 bits each.
 
     The leaves are the blocks H(2) .. H(9) of the PRF, without corrections. The arguments are those of `children`.
     """

@@ -191,9 +191,9 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.compare_opened` in plain torch, by `open_words` and `lookup`.
+    """Implement `kernels.shares.opening.compare_opened` in plain torch: open masked values, and compare them.
 
-    The comparison's result is b = [L < X] xor s xor [X < h], in the letters of mpc/protocols/masked.py.
+    `open_words` opens the values, `lookup` compares them with their mask; mpc/protocols/masked.py has the equations.
     """
     opened = opening.open_words(frames, n, k)
     less, wrap = opening.lookup(opened, plain(table), m, k - m, (0, 3))
@@ -214,7 +214,10 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.lift` in plain torch; mpc/protocols/masked.py has the equations."""
+    """Implement `kernels.shares.opening.lift` in plain torch: compute shares mod 2^64 at the end of a ReLU.
+
+    mpc/protocols/masked.py has the equations.
+    """
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
@@ -306,8 +309,9 @@ def columns(
 ) -> Tensor:
     """Unfold x for a convolution: make a column of the inputs that each output position reads.
 
-    size: height and width of the result. Returns (groups, terms, images * positions), with terms = input channels of a
-    group times positions of the kernel.
+    x: (images, channels, height, width). kernel, stride, dilation: two numbers each. size: height and width of the
+    result. Returns (groups, terms, images * positions), with terms = input channels of a group times positions of the
+    kernel.
     """
     images, channels = x.shape[:2]
     sb, sc, sh, sw = x.stride()

@@ -64,10 +64,10 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
     """Split the linear combinations of `linear` into matrix products that fit the cache.
 
     weights, index: as for `linear`. most: how many places a product may have. Yields for each product the range of
-    groups and the range of places that it computes, its matrices (g, n rows, u), and the numbers of the ciphertexts by
-    which they are multiplied, (g, u, p). Usually the columns are p places, and n is 1. But where a layer has so few
-    rows that reading the columns would take most of the time, n places that read mostly the same u ciphertexts share
-    one larger matrix, and p is 1.
+    groups and the range of places that it computes, its matrices (one for each group), and the numbers of the
+    ciphertexts by which they are multiplied, (groups, ciphertexts, columns). Usually a product has a column for each
+    place. But where a layer has so few rows that reading the columns would take most of the time, a few places that
+    read mostly the same ciphertexts share one larger matrix, and there is one column (`_stacked`).
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -89,9 +89,9 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 def _runs(index: Tensor) -> list[int]:
     """Divide the places of a linear layer, in order, into runs of up to 4 that read mostly the same ciphertexts.
 
-    index: the ciphertexts that each place reads, (places, K). Returns the number of places in each run. At least half
-    of what a place reads, earlier places of its run read too: so a run of 4 reads at most 2.5 K ciphertexts, and
-    computing it as one matrix product takes at most 2.5 times as many multiplications.
+    index: the ciphertexts that each place reads, (places, K). Returns the number of places in each run. A place joins a
+        run if earlier places of the run read at least half of its ciphertexts too. So a run of 4 reads at most 2.5 K
+        ciphertexts, and computing it as one matrix product takes at most 2.5 times as many multiplications.
     """
     runs: list[int] = []
     seen: set[int] = set()

@@ -149,7 +149,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """Compute the inverse of every prime modulo each later prime, centred."""
+    """Compute the inverse of every prime modulo each later prime, centred; returns a tuple of floats for each prime."""
     rows = []
     for k, earlier in enumerate(primes):
         found = [(pow(earlier, -1, q), q) for q in primes[k + 1 :]]

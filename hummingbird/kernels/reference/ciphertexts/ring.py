@@ -32,12 +32,11 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Compute the matrices by which the steps of a transform multiply, in order of use; of the inverse transform if
-    `inverse`.
+    """Compute the matrices by which the steps of a transform modulo the prime q multiply, in the order of their use.
 
-    degree: N. q: the prime. The inverse transform undoes the last step first. Each step has a pair of float64 (G, K,
-    K): the matrix with the entries c_{g,i}^k at [g, i, k] (module head; for the inverse transform the inverse of this
-    matrix mod q), and the matrix divided by q.
+    degree: N. inverse: return the matrices of the inverse transform, which undoes the last step first. device: where
+    the matrices are to be. Returns for each step a pair of float64 (G, K, K): G matrices of size K, and these divided
+    by q. A step splits each of G polynomials into K parts (module head has the entries).
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
