@@ -91,7 +91,7 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: A
 def _steps(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool
 ) -> list[Step]:
-    """Trace a net as `trace` does, without folding; raise ModelError with all problems, and a program's hint."""
+    """Trace a net as `trace` does, without folding batch norms; raise ModelError with all problems."""
     steps, found = _convert(net, custom, elementwise, example, secret)
     if found:
         raise ModelError(found, hint=getattr(unwrapped(net), "program_hint", ""))
@@ -308,7 +308,7 @@ class TraceState:
             return self._elementwise(name, args, kwargs, problem)
 
     def _elementwise(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], problem: Unsupported) -> Ref:
-        """Emit a step "elementwise" for torch's function `name`, and return its Ref; raise `problem` if refused."""
+        """Emit a step "elementwise" of torch's function `name`, and return its Ref; raise `problem` if refused."""
         found = elementwise.known(name) if self.elementwise else None
         if found is None:
             raise problem
@@ -354,10 +354,7 @@ class TraceState:
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """Return the value of a placeholder, which stands for a private or a public input.
-
-        Several private inputs are packed into one tensor (batch, values), of which each is a part.
-        """
+        """Return a placeholder's value: an input, or its part of the tensor that packs all private inputs."""
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
@@ -387,7 +384,10 @@ class TraceState:
         return self.builder.emit("reshape", found, -1, *shapes[place])
 
     def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
-        """Emit the step "input": the one private tensor, or all packed. shapes: of each private input for one image."""
+        """Emit the step "input" of the net. Its value is the one private input, or all private inputs packed.
+
+        call: the example. placeholders: the graph's nodes for all inputs. shapes: of each private input for one image.
+        """
         names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
         batch = call.batch if self.captured.fixed else None
         shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))

@@ -176,7 +176,7 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """Return a reference to `item` as a step's value, where a call may take tensors of the net and constant tensors.
+    """Return a reference to the value of `item`, an argument that may be a tensor of the net or a constant tensor.
 
     A constant tensor first becomes a step "constant". Raises Unsupported for anything else.
     """

@@ -335,25 +335,29 @@ def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension of the channels, 1, or 0 if there is only one dimension.
+    """Return the dimension of the channels along which a step works, as a tuple: 1, or 0 if there is only one
+    dimension.
 
-    Pass this function to `apart` as its `axis`.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes, which are not read.
+    shape: the input's shape.
     """
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension in the attribute `dim`, as a tuple of one. Pass this function to `apart` as its `axis`.
+    """Return the dimension along which a step works, the attribute `dim`, as a tuple of one.
 
-    a: the step's attributes. shape: the input's shape, which is not read.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes. shape: the input's
+    shape, which is not read.
     """
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return all dimensions that the attribute `dims` lists. Pass this function to `apart` as its `axis`.
+    """Return all dimensions that the attribute `dims` lists, along which a step works.
 
-    a: the step's attributes. shape: the input's shape, which is not read.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes. shape: the input's
+    shape, which is not read.
     """
     dims: Collection[int] = a["dims"]
     return dims

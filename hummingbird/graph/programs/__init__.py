@@ -178,8 +178,8 @@ class ProgramNet(nn.Module):
                 raise InputError(what, where="input", hint=hint)
 
     def program_check(self, call: Callable[[Any], Any]) -> list[Problem]:
-        """Compare this net with torch's own run of the program, where torch can run it; return a `Problem` per
-        difference.
+        """Compare this net with torch's own run of the program, where torch can run it; return the differences as
+        problems.
 
         call: a function that takes a net, calls it with the example's arguments, and returns its result.
         """

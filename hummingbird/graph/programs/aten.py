@@ -227,8 +227,8 @@ def _same(x: Any, *args: Any, **kwargs: Any) -> Any:
 def _recurrent(kind: type[nn.RNNBase], op: Any, nonlinearity: str = "tanh") -> Function:
     """Return the function for an operation of ATen that computes all layers of a recurrent net, such as aten::lstm.
 
-    On tensors the function calls the operation. While a net is traced it replaces it by calls for each time step.
-    kind: nn.LSTM, nn.GRU or nn.RNN. op: the operation. nonlinearity: of an RNN, "tanh" or "relu".
+    On tensors the function calls the operation. While a net is traced, it makes calls for each time step in place of
+    the operation. kind: nn.LSTM, nn.GRU or nn.RNN. op: the operation. nonlinearity: of an RNN, "tanh" or "relu".
     """
 
     def call(

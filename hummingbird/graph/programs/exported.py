@@ -325,8 +325,7 @@ class _Reader:
     def _inline(self, node: fx.Node, prefix: str) -> tuple[Any, ...]:
         """Read the graph that a node runs without gradients, or with a setting of autocast; return the graph's results.
 
-        The calls of this inner graph become calls of the outer one. prefix: text before the names of the calls'
-        results.
+        The calls of this inner graph become calls of the outer one. prefix: text before the names of their results.
         Raises Unsupported if autocast is on.
         """
         given: tuple[Any, ...] = node.args

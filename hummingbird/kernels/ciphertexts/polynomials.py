@@ -81,12 +81,12 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; returns their centred
+    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; return their centred
     residues.
 
     n: number of polynomials of N integers. The result is int32 (n, L, N), for L primes. bits: 1 or more. Each integer
-    takes ceil(bits / 32) words of 32 bits from the stream, which has the highest words, with the sign, of all integers
-    first. Constant time.
+    takes ceil(bits / 32) words of 32 bits from the stream. The stream has the highest words of all integers first;
+    these hold the sign. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")

@@ -395,7 +395,7 @@ _reduced("ReduceLogSumExp", 28, lambda x, dims, keep: torch.logsumexp(x, dims, k
 def arg_extreme(data: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0, op: str) -> Any:
     """Compute ONNX's ArgMax or ArgMin: the index of the first largest or smallest element along an axis.
 
-    op: "ArgMax" or "ArgMin". The other arguments are ONNX's input and attributes; those of the last index are refused.
+    op: "ArgMax" or "ArgMin". The other arguments are ONNX's input and attributes; `select_last_index` must be 0.
     """
     unlike("select_last_index", select_last_index, 0)
     x, dim = tensor(data), axis_of(axis, rank(data))

@@ -65,9 +65,7 @@ class _Graph:
         self.instead: dict[str, NodeProto] = {}
 
     def number(self, name: str) -> float | None:
-        """Return the constant of one element called `name` as a float; None if no floating-point constant is
-        called so.
-        """
+        """Return the constant of one element called `name` as a float; None if there is no floating-point one."""
         one = self.constants.get(name)
         if one is None or one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
             return None
