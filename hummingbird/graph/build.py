@@ -68,8 +68,8 @@ class StepBuilder:
     def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
         """Append a step, named after the current call and `suffix`, and return a reference to its value.
 
-        op: the step's operation. kind: the kind of the value, such as TENSOR, SIZE or BOOL. attrs: the step's
-        attributes.
+        op: the step's operation. inputs: references to earlier steps, which it reads. kind: the kind of the value, such
+        as TENSOR, SIZE or BOOL. attrs: the step's attributes.
         """
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")

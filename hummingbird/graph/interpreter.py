@@ -107,9 +107,10 @@ OPS: dict[str, Callable[..., Any]] = {name: op.meaning for name, op in OPERATION
 
 
 def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
-    """Run a net's steps in plain torch on its private input and its public ones, and return the output.
+    """Run a net's steps in plain torch, and return the net's output.
 
-    Raises InputError for a wrong number of inputs, or a wrong number of dimensions.
+    inputs: the net's private input, then its public ones. Raises InputError for a wrong number of inputs, or a wrong
+        number of dimensions.
     """
     net = Interpreter(steps)
     values = net.start(*inputs)
@@ -119,9 +120,10 @@ def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
 
 
 def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
-    """Run a net's steps in plain torch, and return the value of every step. Raises as `run`.
+    """Run a net's steps in plain torch, and return a list with the value of every step. Raises as `run`.
 
-    A value is a tensor, a tuple of tensors (chunk, split), a shape or an int.
+    inputs: the net's private input, then its public ones. A value is a tensor, a tuple of tensors (chunk, split), a
+        shape or an int.
     """
     net = Interpreter(steps, keep=True)
     values = net.start(*inputs)
@@ -130,7 +132,7 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """Return a step's value, computed in plain torch. Constants are moved to the device and type of the net's input x.
+    """Return a step's value, computed in plain torch; a step "constant" gets the device and type of the net's input x.
 
     number: the step's number. step: the step. arguments: the values of its inputs.
     """

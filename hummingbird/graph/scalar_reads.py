@@ -56,7 +56,7 @@ class HiddenNumbers(TorchFunctionMode):
 
 
 def _listed(func: Callable[..., Any], x: Tensor) -> Any:
-    """Return the result of item() or tolist(), with a tensor without dimensions in place of each number.
+    """Return the result of item() or tolist() of a tensor x, with a tensor without dimensions in place of each number.
 
     func: item or tolist. Raises Unsupported for item() of several numbers, and for tolist() of too large a tensor.
     """

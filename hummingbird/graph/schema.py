@@ -105,9 +105,10 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return the structure of a call with None in place of each constant that is a type, a slice or "...".
+    """Return the structure of a call's arguments with None in place of each constant that is a type, a slice or "...".
 
     Only the structure of a call may have such constants. Without them it can be checked as every other structure is.
+    value: the structure as it was read, or anything else that stands in its place.
     """
     if type(value) is not tuple or not value:
         return None

@@ -206,7 +206,8 @@ class SymbolTracer(fx.Tracer):
         """Return a symbol for a call, or the shape or type that a call asks for, if that is known.
 
         It is known for all tensors with an example, for parameters without one. With an example, a cast that changes
-        nothing returns its input. kind, target: the call as torch.fx records it.
+        nothing returns its input. kind, target, args, kwargs: the call as torch.fx records it; the others are
+        torch.fx's too.
         """
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:

@@ -323,7 +323,10 @@ class Table:
 
 
 def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Make the memory for a table's rows, all zeros, on a device; InputError if the device is not there."""
+    """Make the memory for a table on a device, all zeros; InputError if the device is not there.
+
+    rows: how many rows. row_bytes: bytes of a row.
+    """
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:

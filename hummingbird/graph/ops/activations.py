@@ -147,7 +147,7 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Compute the softmax along the attribute `dim`, over the logits that no attention mask hides.
+    """Compute the softmax of the logits x along the attribute `dim`, over the logits that no attention mask hides.
 
     a: the step's attributes; "causal" hides the keys after a query, "hidden" is a constant mask, bool. mask: a public
     attention mask from `public.hidden`, if there is one. Hidden logits get 0.

@@ -68,7 +68,10 @@ def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any =
 
 
 def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Emit steps for the product of a comparison, which is 1 or 0, and a value; return a reference to the product."""
+    """Emit a step for the product of a comparison, which is 1 or 0, and a value; return a reference to the product.
+
+    input, other: the comparison (a value of kind BOOL) and the value, in either order.
+    """
     bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
     if isinstance(value, Ref) and b.kind(value) != BOOL:
         return b.emit("mul", bit, b.tensor(value, "the other operand"))

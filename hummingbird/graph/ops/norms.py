@@ -180,8 +180,8 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
     """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
 
-    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt. Raises Unsupported for other roots. The step
-    is added to `b`; returns a reference to its value.
+    input: the mean of squares plus the number. kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
+    Raises Unsupported for other roots. The step is added to `b`; returns a reference to its value.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
@@ -207,10 +207,10 @@ def inverse(b: StepBuilder, root: Ref) -> Ref:
 
 
 def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """Convert the division of a value by the root of its own mean square, which forward() writes out, to a norm.
+    """Convert a division by the root of a value's own mean square, which forward() writes out, to a step "norm".
 
-    root: a value of kind ROOT, or INVERSE for a product with the inverse of the root.
-    The steps are added to `b`; returns a reference to the result.
+    input: the value that is divided. root: a value of kind ROOT; or of kind INVERSE, the inverse of the root, with
+    which `input` is multiplied. The steps are added to `b`; returns a reference to the result.
     """
     step = b.steps[root.index]
     while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
@@ -228,9 +228,10 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
+    """Recognize the value x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
 
-    Returns None for other values.
+    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
+    another way.
     """
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
@@ -242,7 +243,11 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize x - x.mean(dimensions, keepdim=True); return x and the dimensions, or None for other values."""
+    """Recognize the value x - x.mean(dimensions, keepdim=True); return x and the dimensions.
+
+    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
+    another way.
+    """
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -274,10 +279,10 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
+    """Emit a norm of x over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
-    eps: the norm's constant. center: whether the norm subtracts the mean.
-    The steps are added to `b`; returns a reference to the result.
+    eps: the norm's constant. center: whether the norm subtracts the mean. The steps are added to `b`; returns a
+    reference to the result.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:

@@ -88,7 +88,9 @@ class Op:
     integers: Integers = ""
 
     def kind(self, attrs: Attrs) -> str:
-        """Return the kind (build.py) of the value of a step with these attributes."""
+        """Return the kind, such as "tensor" or "size", of the value of a step with this operation and these
+        attributes.
+        """
         return self.makes if isinstance(self.makes, str) else self.makes(attrs)
 
 

@@ -87,7 +87,7 @@ def name_of(node: fx.Node) -> str | None:
 
 
 def takes(target: Any) -> bool:
-    """Whether a torch function's rule accepts public values as they are, so that they need not become private first."""
+    """Whether the rule of the torch function `target` accepts public values; for others they are made private first."""
     return target in _TAKERS
 
 
@@ -227,7 +227,7 @@ def _typed(structure: Structure) -> Structure:
 
 
 def constant(attrs: dict[str, Any]) -> Tensor:
-    """Make the tensor of a step "public_constant" from its attributes."""
+    """Make the tensor of a step "public_constant". attrs: its attributes: the numbers, their dtype, and the shape."""
     return torch.tensor(attrs["numbers"], dtype=getattr(torch, attrs["dtype"])).reshape(attrs["shape"])
 
 

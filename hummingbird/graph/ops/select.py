@@ -46,7 +46,7 @@ def extreme(op: str) -> Callable[..., Ref]:
 
 
 def compared(name: str) -> Callable[..., Ref]:
-    """Return the rule that converts the comparison gt, ge, lt or le to a step "greater"."""
+    """Return the rule that converts a comparison to a step "greater". name: "gt", "ge", "lt" or "le"."""
 
     def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")

@@ -72,7 +72,10 @@ _DEEPEST = 128  # nested lists and objects in it
 
 
 def _check_file(path: str | PathLike[str]) -> str:
-    """Return the release of torch that wrote a file. Raises ValueError for a file that may hold code of its own."""
+    """Check a .pt2 file before torch reads it, and return the release of torch that wrote it.
+
+    Raises ValueError for a file that may hold code of its own, and for one of another form.
+    """
     with zipfile.ZipFile(path) as archive:
         names = entries(archive)
         if "archive_format" not in names or archive.read(names["archive_format"]) != b"pt2":
@@ -157,8 +160,8 @@ class ExportedNet(ProgramNet):
 def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any) -> None:
     """Raise ModelError if the results of a program as it was read differ from those of torch's own run of its graph.
 
-    net: the program as it was read. args, kwargs: the example's arguments, of which the floating-point tensors are
-    replaced by numbers spread from -2 to 2. It costs two passes on plain values.
+    net: the program as it was read. exported: the program as torch has it. args, kwargs: the example's arguments, of
+    which the floating-point tensors are replaced by numbers spread from -2 to 2. It costs two passes on plain values.
     """
 
     def drawn(value: Any) -> Any:

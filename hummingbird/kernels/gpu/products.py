@@ -307,7 +307,7 @@ def conv2d_by_digits(
 
 
 def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
-    """Split shares (B, C, H, W), contiguous, into `count` signed bytes (digits), with the channels last.
+    """Split shares x, (B, C, H, W), contiguous, into `count` signed bytes (digits), with the channels last.
 
     Returns int8 (count, B, H, W, groups * padded); padded: the number of channels in a group, rounded up to a multiple
     of _UNIT; the added channels are zeros.
@@ -371,7 +371,7 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Return whether each group of a convolution has several input channels, and neither tensor is empty.
+    """Return whether each group of a convolution of x has several input channels, and neither x nor `weight` is empty.
 
     With only one, computing the convolution as a matrix product does not pay.
     """

@@ -28,7 +28,7 @@ def tile(LANES: tl.constexpr):
 
 @triton.jit
 def rows(column):
-    """Join a tuple of 16 columns to a tile (n, 16), each row in one thread."""
+    """Join 16 columns to a tile, (n, 16), each row in one thread. column: a tuple of the columns, (n,) each."""
     # Joined from the top bit of the column's number down: the last join interleaves neighbours.
     a = tl.join(tl.join(column[0], column[8]), tl.join(column[4], column[12]))
     b = tl.join(tl.join(column[1], column[9]), tl.join(column[5], column[13]))
@@ -39,7 +39,7 @@ def rows(column):
 
 @triton.jit
 def columns(row):
-    """Split a tile (n, 16) into a tuple of its 16 columns."""
+    """Split a tile, (n, 16), into a tuple of its 16 columns. row: the tile."""
     even, odd = tl.split(row.reshape(row.shape[0], 2, 2, 2, 2))
     e0, e2 = tl.split(even)
     e1, e3 = tl.split(odd)

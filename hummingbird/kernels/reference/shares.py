@@ -23,7 +23,7 @@ from hummingbird.kernels.streams import Drawn
 
 
 def logical_shift(x: Tensor, shift: int) -> Tensor:
-    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
+    """Shift int64 x right by `shift` bits as an unsigned number: zeros come in from the left, not the sign."""
     return x if shift == 0 else (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
@@ -325,7 +325,8 @@ def columns(
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
     """Compute a convolution whose groups have one input channel each, as a sum of shifted and scaled copies of x.
 
-    oh, ow: height and width of the result.
+    x: (B, C, H, W). weight: (outputs, 1, kh, kw). stride, dilation: two numbers each. oh, ow: height and width of the
+    result.
     """
     channels, outputs = x.shape[1], weight.shape[0]
     x = x.repeat_interleave(outputs // channels, dim=1) if outputs != channels else x

@@ -59,7 +59,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _right(x: Tensor, shift: int) -> Tensor:
-    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
+    """Shift int64 x right by `shift` bits as an unsigned number: zeros come in from the left, not the sign."""
     return x >> shift & (1 << 64 - shift) - 1
 
 

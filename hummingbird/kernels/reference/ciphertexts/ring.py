@@ -131,7 +131,7 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Split `count` polynomials into pieces that fit this thread's workspace.
+    """Split `count` polynomials of `degree` coefficients into pieces that fit this thread's workspace.
 
     Yields for each piece the range of its polynomials, as a Python slice, and the workspace.
     """
