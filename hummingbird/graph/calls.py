@@ -86,7 +86,7 @@ def inputs(
 
 
 def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
-    """Raise InputError unless the public input `x` has the type and the shape of the example's.
+    """Raise InputError unless the public input `x` has the type and the shape that this input had in the example.
 
     wanted: the attributes of the step "public" that stands for this input.
     """

@@ -210,7 +210,7 @@ class Running:
         return value
 
     def types(self) -> dict[fx.Node, torch.dtype]:
-        """Return the dtype of every node that is a tensor."""
+        """Return a dict: node -> dtype, for every node of the trace whose value is a tensor."""
         return {node: values[0].dtype for node, values in self.values.items() if isinstance(values[0], Tensor)}
 
     def attribute(self, node: fx.Node, name: str) -> Any:

@@ -84,7 +84,7 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 def alone(example: Any) -> bool:
     """Whether an example says no more than a shape: it is None, or a single tensor.
 
-    If a net can be traced without an example, its trace with such an example has the same steps.
+    A net that can be traced without an example has the same steps when it is traced with such an example.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 

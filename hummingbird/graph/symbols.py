@@ -311,7 +311,10 @@ def _answer(value: Any, kinds: Any) -> bool:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Replace isinstance() in this block by `_answer`, for Python code only: C code must still see proxies."""
+    """Replace isinstance() in this block by `_answer`, for which a symbol is a tensor.
+
+    Only Python code calls it; C code still sees a symbol as a proxy of torch.fx, as it must.
+    """
     builtins.isinstance = _answer
     try:
         yield

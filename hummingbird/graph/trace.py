@@ -81,7 +81,7 @@ def problems(
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
-    """Trace as `trace` does, without folding; return the `TraceState`, which has the step of each traced call."""
+    """Trace as `trace` does, but without folding batch norms; return the `TraceState`, which has each call's step."""
     walked, found = _walk(net, custom, False, example)
     if found or walked is None:
         raise ModelError(found)

@@ -76,7 +76,8 @@ def layer_norm(
 ) -> Ref:
     """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias.
 
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    "scale_last" multiplies and adds numbers along these dimensions; without weight and bias it is left out. The steps
+    are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
@@ -84,8 +85,9 @@ def layer_norm(
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
     """Convert a call of rms_norm to a step "norm" on the last dimensions, and "scale_last" for the weight.
 
-    No mean is subtracted. eps: None stands for the eps of float32. The steps are added to `b`; returns a reference to
-    the result. The other arguments are as in torch.
+    "scale_last" multiplies by numbers along these dimensions; without a weight it is left out. No mean is subtracted.
+    eps: None stands for the eps of float32. The steps are added to `b`; returns a reference to the result. The other
+    arguments are as in torch.
     """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)

@@ -110,9 +110,9 @@ class Refused:
 
 
 def like(constant: Any, x: Tensor) -> Any:
-    """Return a constant of a step in the form in which it meets x; only tensors are changed.
+    """Return a constant that a step combines with x; a tensor is first moved to the device of x.
 
-    A tensor is moved to the device of x, and gets the type of x if x is floating-point.
+    A tensor also gets the type of x if x is floating-point. Other constants are returned unchanged.
     """
     if not isinstance(constant, Tensor):
         return constant

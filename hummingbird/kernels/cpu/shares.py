@@ -142,9 +142,9 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Return the tensor in which words are stored, and the number of bits of a word in it; for int32 words it is -32.
+    """Return words in the form in which the C++ kernels read them: a tensor that stores them, and the bits of a word.
 
-    The minus says that the words have a sign.
+    Drawn words are computed first. For int32 words the number of bits is -32; the minus says that they have a sign.
     """
     found = stored(words)
     if isinstance(found, Packed):

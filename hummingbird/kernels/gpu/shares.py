@@ -352,7 +352,7 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
 def _others(keys, parties, block):
     """Compute the XOR of some blocks of the key streams of all parties but the receiver: (n, 16) uint32.
 
-    keys: of all parties, the receiver's first. block: numbers of the n blocks.
+    keys: address of the streams' keys, the receiver's first. parties: how many parties. block: numbers of the n blocks.
     """
     words = tl.broadcast_to((block ^ block).to(tl.uint32)[:, None], (block.shape[0], 16))
     for party in range(1, parties):

@@ -45,9 +45,10 @@ def colour(x: Tensor) -> Tensor:
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """List for each bit x_i of the sum of both shares the number that it adds to the result if it is 1, such as 2^i.
+    """List, for each bit x_i of the sum of both shares, the number that it adds to the result if it is 1.
 
-    For "relu" the sign's bit is left out, which adds nothing; for "lift" it adds a negative number.
+    It is 2^i; for "lift" the last bit, which is the sign, adds a negative number. For "relu" the sign adds nothing, and
+    is left out of the list.
     """
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
