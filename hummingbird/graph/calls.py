@@ -139,10 +139,11 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps with an output step that reads a tuple of all results, not one tensor with all results packed.
+    """Return the steps with an output step that reads all results as a tuple, and not one tensor into which they are
+    packed.
 
     Nets that are sent to others have this form. A net that returns one tensor by itself stays as it is. Raises
-    ModelError if the structure of the results has constants that JSON cannot hold.
+    ModelError if constants stand among the results that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -180,9 +181,9 @@ def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | Non
 
 
 def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-    """Return the structure of the net's results, and a list with the name and the shape of each tensor in it.
+    """Return how the net's results are nested, and a list with the name and the shape of each tensor among them.
 
-    shape: of the net's input, with the batch first.
+    shape: the shape of the net's input, with the batch first.
     """
     structure = steps[-1].attrs.get("structure", TENSOR)
     if structure == TENSOR:

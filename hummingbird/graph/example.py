@@ -74,7 +74,9 @@ class Example:
         return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
-        """Make uninitialized tensors of the example's shapes and types, for another batch size."""
+        """Make a list of uninitialized tensors with the shapes and types of the example's, for batches of
+        `batch` images.
+        """
         shapes = [(batch, *x.shape[1:]) if self.follows(x) else tuple(x.shape) for x in self.leaves]
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 

@@ -62,8 +62,8 @@ class LiveNet:
     def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """Run forward()'s calls on these inputs, and return the result; several results are a tuple in order.
 
-        instead: step name -> a function that is called in place of that step's call. Its arguments are the tensors that
-        the call reads; for a PReLU, the weight too.
+        net: the net, whose present weights are used. instead: step name -> a function that is called in place of that
+        step's call. Its arguments are the tensors that the call reads; for a PReLU, the weight too.
         """
         net = unwrapped(net)
         if net.training and not self.trains:
@@ -83,7 +83,10 @@ class LiveNet:
         raise AssertionError("a graph ends with its output")
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
-        """Return the values for the inputs of forward() in a run, one for each placeholder of the graph, in order."""
+        """List the values with which a run begins, one for each placeholder of the graph, in the graph's order.
+
+        inputs: the inputs of the run, as `Inputs` of a call.
+        """
         return inputs.leaves
 
     def result(self, out: Any) -> Any:

@@ -231,7 +231,8 @@ class SymbolTracer(fx.Tracer):
         """Return the constant that a call such as zeros_like(x) makes, in a shape that grows with the batch.
 
         name: of the called function. values: its result for each batch size of the example. args, kwargs: its
-        arguments. The constant is a tensor, or a symbol that expands one to the batch's size.
+        arguments. If the shape depends on the batch, the constant is a symbol: it stands for a call that expands a
+        tensor to this shape. Otherwise it is a tensor.
         """
         rest = [*args[1:], kwargs.get("fill_value")]
         number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]

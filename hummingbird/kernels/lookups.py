@@ -97,10 +97,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 
 def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split keys, checked before, into the four parts that their expansion reads; all are uint8.
+    """Split look-up keys, checked before, into the four parts that their expansion reads; all are uint8.
 
-    Returns the roots of the keys' trees (B, 16), the public keys of the PRF (B, 16), the corrections of the two
-    children of a node at each level (B, depth, 32), and the corrections of leaves (B, 128).
+    Returns the roots of the keys' trees (B, 16), the public key with which each look-up key uses the PRF (B, 16), the
+    corrections of the two children of a node at each level (B, depth, 32), and the corrections of leaves (B, 128).
     """
     levels = keys[:, HEAD:-LEAF_BYTES].reshape(len(keys), -1, LEVEL)
     both = levels[..., :BLOCK].repeat(1, 1, 2)

@@ -30,10 +30,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def limb_count(bits: int, weight_bits: int, terms: int) -> int:
-    """Return into how few limbs shares can be split so that sums of products of limbs and weights are exact in float64.
+    """Return the least number of limbs for which sums of products of limbs and weights are exact in float64.
 
-    The result is 0 if not even 8 limbs suffice. bits: how many low bits of the result are read. weight_bits: bits of a
-    weight. terms: number of products in a sum.
+    Limbs are the parts, of equally many bits, into which shares are split. The result is 0 if not even 8 limbs suffice.
+    bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: number of products in a sum.
     """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above

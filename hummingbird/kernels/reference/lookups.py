@@ -61,8 +61,9 @@ _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
     """Compute the two children, 16 bytes each, of nodes of the keys' trees: uint8 (B, n, 32).
 
-    prf: the number of the PRF in a key's header. public: the PRF's public keys, uint8 (B, 16). seeds: of n nodes for
-    each key, uint8 (B, n, 16). The children are the blocks H(0) and H(1) of the PRF (module head), without corrections.
+    prf: the number of the PRF in a key's header. public: for each key the public key with which it uses the PRF, uint8
+    (B, 16). seeds: of n nodes for each key, uint8 (B, n, 16). The children are the blocks H(0) and H(1) of the PRF
+    (module head), without corrections.
     """
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 

@@ -103,13 +103,14 @@ class Workspace:
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """Transform polynomials modulo q to their values, or back if `inverse`: |result| <= q/2 + 16.
+        """Transform polynomials modulo q to their values, or back if `inverse`; returns a buffer, |result| <= q/2 + 16.
 
-        x: from `load` or `keep`, |x| <= 2^25. The result is in a buffer that the next `load` or transform may
-            overwrite. A step multiplies by a matrix M, M x - q n with n = (M/q) x rounded, so that memory is touched
-            three times and not five. The sums of M x are below 8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047:
-            they are exact in any order, before and after q n is subtracted. The sums of (M/q) x are below 2^27 and have
-            up to 10 errors of 2^-53 of that, 2^-22: 16 after the product with q.
+        x: from `load` or `keep`, |x| <= 2^25. The next `load` or transform may overwrite the result's buffer. Each step
+            multiplies by a matrix M and reduces: it computes M x - q n, with n = (M/q) x rounded to integers. So memory
+            is touched three times and not five. The sums of M x are below 8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26
+            - 2047: they are exact in any order, before and after q n is subtracted. The sums of (M/q) x are below 2^27,
+            and have up to 10 errors of 2^-53 of that, 2^-22 in all; times q it is 16, by which a result may be above
+            q/2.
         """
         degree, columns, device = self.key
         for matrix, scaled in _matrices(degree, q, inverse, str(device)):
