@@ -68,8 +68,8 @@ class StepBuilder:
     def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
         """Append a step, named after the current call and `suffix`, and return a reference to its value.
 
-        op: the step's operation. kind: the kind of the value, such as TENSOR, SIZE or BOOL. attrs: the step's
-        attributes.
+        op: the step's operation. inputs: references to earlier steps, which it reads. kind: the kind of the value, such
+        as TENSOR, SIZE or BOOL. attrs: the step's attributes.
         """
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
@@ -91,7 +91,10 @@ class StepBuilder:
         return Ref(next(number for number, step in enumerate(self.steps) if step.op == op))
 
     def kind(self, value: Any) -> str:
-        """Return the kind of a step's value, such as "tensor", "size" or "bool" (see TENSOR); "" for a constant."""
+        """Return the kind of a step's value, such as "tensor", "size" or "bool"; "" for a constant.
+
+        value: a reference to a step, or a constant. The kinds are the constants at the top of build.py.
+        """
         return self.kinds[value.index] if isinstance(value, Ref) else ""
 
     def tensor(self, value: Any, what: str = "input") -> Ref:
@@ -116,7 +119,7 @@ class StepBuilder:
             return None
 
     def is_integer(self, value: Ref) -> bool:
-        """Whether a value is an integer tensor (int64) in torch."""
+        """Whether the value of a step is an integer tensor (int64) in torch. value: a reference to the step."""
         return value.index in self._integers(self.steps)
 
     def owns(self, value: Any) -> bool:

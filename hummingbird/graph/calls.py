@@ -45,10 +45,11 @@ class Inputs(NamedTuple):
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
 ) -> Inputs:
-    """Find the input tensors among the arguments of a call, check them, and return them as `Inputs`.
+    """Find the input tensors among the arguments of a call of a converted net, check them, and return them as `Inputs`.
 
-    private: whether an argument is a private input.
-    Raises InputError for a call whose arguments differ from the example's in structure, shapes or public constants.
+    steps: the net's. args, kwargs: the call's arguments. private: a function that returns whether an argument is a
+    private input, such as a tensor of shares. Raises InputError if the arguments differ from the example's in
+    structure, shapes or public constants.
     """
     attrs = next(step.attrs for step in steps if step.op == "input")
     if "call" not in attrs:
@@ -85,7 +86,7 @@ def inputs(
 
 
 def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
-    """Raise InputError unless the public input `x` has the type and the shape of the example's.
+    """Raise InputError unless the public input `x` has the type and the shape that this input had in the example.
 
     wanted: the attributes of the step "public" that stands for this input.
     """
@@ -101,9 +102,9 @@ def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
 
 
 def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
-    """Make inputs for a run of the net that computes shapes only: tensors without memory, on torch's meta device.
+    """Make inputs of a net's steps on torch's meta device, for a run that only computes shapes: they have no memory.
 
-    Returns the private input, then the public ones. shape: of the private input, with the batch first.
+    Returns the private input, then the public ones. shape: the private input's shape, with the batch first.
     """
     public = [step.attrs for step in steps if step.op == "public"]
     shapes = [[shape[0] if size is None else size for size in attrs["shape"]] for attrs in public]
@@ -138,10 +139,11 @@ def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]]
 
 
 def separate(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps with an output step that reads a tuple of all results, not one tensor with all results packed.
+    """Return the steps with an output step that reads all results as a tuple, and not one tensor into which they are
+    packed.
 
     Nets that are sent to others have this form. A net that returns one tensor by itself stays as it is. Raises
-    ModelError if the structure of the results has constants that JSON cannot hold.
+    ModelError if constants stand among the results that JSON cannot hold.
     """
     *rest, last = steps
     if "structure" not in last.attrs:
@@ -166,7 +168,10 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
 
 
 def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
-    """List a unique name and the shape for one image of each private input; shape None: the net takes any shape."""
+    """List the private inputs of a net as pairs: a unique name, and the input's shape for one image.
+
+    The shape is None if the net was traced without an example and so takes any shape.
+    """
     first = next(step for step in steps if step.op == "input")
     if "call" not in first.attrs:
         return [(first.name, None)]
@@ -176,9 +181,9 @@ def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | Non
 
 
 def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-    """Return the structure of the net's results, and a list with the name and the shape of each tensor in it.
+    """Return how the net's results are nested, and a list with the name and the shape of each tensor among them.
 
-    shape: of the net's input, with the batch first.
+    shape: the shape of the net's input, with the batch first.
     """
     structure = steps[-1].attrs.get("structure", TENSOR)
     if structure == TENSOR:

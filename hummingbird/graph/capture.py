@@ -130,9 +130,10 @@ class _Tracer(SymbolTracer):
         return flat
 
     def _unpacked(self, value: Any) -> Any:
-        """Return forward()'s result with symbols of tuples, such as chunk returns, replaced by tuples of symbols.
+        """Return forward()'s result `value`, in which a symbol of a tuple becomes a tuple of symbols.
 
-        The example shows how many tensors there are; without an example the result stays as it is.
+        chunk(), for example, returns a tuple. The example shows how many tensors there are; without an example the
+        result stays as it is.
         """
         if isinstance(value, fx.Proxy):
             known = self.known(value)
@@ -147,7 +148,7 @@ class _Tracer(SymbolTracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def _unrolls(self, m: nn.Module) -> bool:
-        """Whether the trace replaces a recurrent layer by calls for each time step; this needs an example."""
+        """Whether the trace replaces `m`, a recurrent layer, by calls for each time step; this needs an example."""
         known = type(m) in LAYERS and type(m) not in self.custom
         return known and self.running is not None and self.path_of_module(m) not in self.opaque
 
@@ -379,7 +380,10 @@ class RandomnessCheck(TorchDispatchMode):
 
 
 def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation, such as torch's attention, draws random numbers only for a dropout of probability 0."""
+    """Whether an operation draws random numbers only for a dropout whose probability is 0, such as torch's attention.
+
+    func: the operation of ATen. args, kwargs: its arguments.
+    """
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return False

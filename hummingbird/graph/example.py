@@ -40,12 +40,11 @@ FACTS = frozenset(
 class Example:
     """An example call of a net: the inputs with which the net is traced.
 
-    structure: the structure of (arguments, keyword arguments), without the tensors.
+    structure: how (arguments, keyword arguments) are nested, without the tensors.
     leaves: in the order of the arguments, the tensors that every later call of the net replaces by its own: all private
     inputs, and those public inputs that are not taken for constants.
     names: the parameter of forward() that takes each of these tensors.
-    batched: whether a public tensor counts images in its first dimension if that has as many indices as there are
-    images.
+    batched: whether a public tensor whose first dimension is as long as the batch is taken to have an entry per image.
     any_batch: whether the trace may be for any batch size.
     """
 
@@ -75,7 +74,9 @@ class Example:
         return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
-        """Make uninitialized tensors of the example's shapes and types, for another batch size."""
+        """Make a list of uninitialized tensors with the shapes and types of the example's, for batches of
+        `batch` images.
+        """
         shapes = [(batch, *x.shape[1:]) if self.follows(x) else tuple(x.shape) for x in self.leaves]
         return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
@@ -153,11 +154,11 @@ def is_public(value: Any) -> bool:
 
 
 class Running:
-    """The values of all nodes of a trace on an example, as fake tensors of torch, which have shapes and types only.
+    """Computes the value of every node of a trace on an example. Values are fake tensors: shapes and types, no numbers.
 
     root: the traced net. call: the example. sizes: the batch sizes for which values are computed, one or two. With two,
-    a size in a shape that grows in proportion to them is taken for a multiple of the batch size (a `BatchSize`); with
-    one, all sizes are plain numbers.
+    a size that grows in proportion to them is taken for a multiple of the batch size (`BatchSize`); with one, all sizes
+    are plain numbers.
     """
 
     def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
@@ -169,7 +170,7 @@ class Running:
         self._left = [call.of(size) for size in self.sizes]
 
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
-        """Compute and keep a node's value, once for each batch size."""
+        """Compute a node's value for each batch size, keep these values, and return them as a tuple."""
         self.busy = True
         if reads_attribute(node):  # a fake tensor has no numbers
             number = getattr(self._attribute(node.args[0]), str(node.target))()
@@ -211,7 +212,7 @@ class Running:
         return value
 
     def types(self) -> dict[fx.Node, torch.dtype]:
-        """Return the dtype of every node that is a tensor."""
+        """Return a dict: node -> dtype, for every node of the trace whose value is a tensor."""
         return {node: values[0].dtype for node, values in self.values.items() if isinstance(values[0], Tensor)}
 
     def attribute(self, node: fx.Node, name: str) -> Any:

@@ -72,7 +72,8 @@ def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] =
 def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
     """Return the shape of the tensor into which an example's private inputs are packed, and all inputs as text.
 
-    Without private inputs the shape is (batch, 0). Raises the errors of `trace`.
+    The text has the name and shape of each input, as in "x (2, 3, 8, 8), mask (2, 5)". Without private inputs the shape
+    is (batch, 0). Raises InputError for an example that the net does not take.
     """
     call = given(unwrapped(net), example)
     words = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(call.names, call.leaves, strict=True))
@@ -83,7 +84,7 @@ def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
 def alone(example: Any) -> bool:
     """Whether an example says no more than a shape: it is None, or a single tensor.
 
-    If a net can be traced without an example, its trace with such an example has the same steps.
+    A net that can be traced without an example has the same steps when it is traced with such an example.
     """
     return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
 
@@ -106,7 +107,9 @@ def fingerprints(
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
     """Trace a net and return its steps; `images` are the example if the net cannot be traced without one.
 
-    Raises as `trace`, and ModelError for a net that can take the batch size of these images only.
+    elementwise, secret: as for `trace`: whether to accept all of torch's elementwise functions, and whether to refuse
+        numbers that forward() reads from weights. Raises as `trace`, and ModelError for a net that can take the batch
+        size of these images only.
     """
     try:
         return trace(net, elementwise=elementwise, secret=secret)

@@ -59,7 +59,10 @@ def module_hint(module: nn.Module) -> str:
 
 
 def function_hint(name: str, target: Any = None) -> str:
-    """Return the hint for a function or method that cannot be converted. target: the object that the graph calls."""
+    """Return the hint for a function or method that cannot be converted.
+
+    name: its name. target: the object that the graph calls, if it is a function.
+    """
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default, in the module of an exported program
         name = target._opname
         return _PROGRAM if hasattr(torch, name) or hasattr(torch.nn.functional, name) else _FUNCTIONS.get(name, ANY)

@@ -46,7 +46,7 @@ def arguments(step: _Step, values: Mapping[int, Any] | Sequence[Any]) -> tuple[A
 
 
 class Interpreter(Generic[S]):
-    """A walk over steps, which keeps their values in a dict of the caller: step number -> value.
+    """Runs steps one after the other; the caller keeps their values in a dict: step number -> value.
 
     order: numbers of the steps in the order in which they run; None: from the first to the last.
     keep: keep every value. Otherwise a value is dropped once the last step in `order` that reads it has run; a value
@@ -107,9 +107,10 @@ OPS: dict[str, Callable[..., Any]] = {name: op.meaning for name, op in OPERATION
 
 
 def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
-    """Run a net's steps in plain torch on its private input and its public ones, and return the output.
+    """Run a net's steps in plain torch, and return the net's output.
 
-    Raises InputError for a wrong number of inputs, or a wrong number of dimensions.
+    inputs: the net's private input, then its public ones. Raises InputError for a wrong number of inputs, or a wrong
+        number of dimensions.
     """
     net = Interpreter(steps)
     values = net.start(*inputs)
@@ -119,9 +120,10 @@ def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
 
 
 def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
-    """Run a net's steps in plain torch, and return the value of every step. Raises as `run`.
+    """Run a net's steps in plain torch, and return a list with the value of every step. Raises as `run`.
 
-    A value is a tensor, a tuple of tensors (chunk, split), a shape or an int.
+    inputs: the net's private input, then its public ones. A value is a tensor, a tuple of tensors (chunk, split), a
+        shape or an int.
     """
     net = Interpreter(steps, keep=True)
     values = net.start(*inputs)
@@ -130,9 +132,9 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
 
 
 def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    """Return a step's value, computed in plain torch; constants are moved to the device and type of the input `x`.
+    """Return a step's value, computed in plain torch; a step "constant" gets the device and type of the net's input x.
 
-    number, step: the step. arguments: the values of its inputs.
+    number: the step's number. step: the step. arguments: the values of its inputs.
     """
     value = OPS[step.op](step.attrs, *arguments)
     return like(value, x) if step.op == "constant" else value

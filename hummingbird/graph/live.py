@@ -45,7 +45,8 @@ class LiveCall:
 class LiveNet:
     """All calls that a net's forward() makes, in order; `run` makes them again with the net's present weights.
 
-    wrapped: whether the net is itself a single layer, which the trace then names "0".
+    A simulation that trains a net uses it to replace some of the calls. wrapped: whether the net is itself a single
+    layer, which the trace then names "0".
     """
 
     calls: tuple[LiveCall, ...]
@@ -61,8 +62,8 @@ class LiveNet:
     def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """Run forward()'s calls on these inputs, and return the result; several results are a tuple in order.
 
-        instead: step name -> a function that is called in place of that step's call. Its arguments are the tensors that
-        the call reads; for a PReLU, the weight too.
+        net: the net, whose present weights are used. instead: step name -> a function that is called in place of that
+        step's call. Its arguments are the tensors that the call reads; for a PReLU, the weight too.
         """
         net = unwrapped(net)
         if net.training and not self.trains:
@@ -82,7 +83,10 @@ class LiveNet:
         raise AssertionError("a graph ends with its output")
 
     def _placed(self, inputs: Inputs) -> Sequence[Any]:
-        """Return the values for the inputs of forward() in a run, one for each placeholder of the graph, in order."""
+        """List the values with which a run begins, one for each placeholder of the graph, in the graph's order.
+
+        inputs: the inputs of the run, as `Inputs` of a call.
+        """
         return inputs.leaves
 
     def result(self, out: Any) -> Any:
@@ -160,9 +164,9 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
-    """List the calls of a net that `trace` accepts; the net is not changed. Raises ModelError as `trace` does.
+    """Return the `LiveNet` of a net that `trace` accepts: the calls of its forward(). The net is not changed.
 
-    custom: module types to keep whole.
+    custom: module types to keep whole. example: as for `trace`. Raises ModelError as `trace` does.
     """
     if isinstance(saved := unwrapped(net), SavedNet):
         return _saved(saved)

@@ -48,7 +48,8 @@ def is_size(step: Step) -> bool:
 
 
 def _as_listed(steps: Sequence[Step], step: Step) -> Rank:
-    """Return the number of dimensions of a step, such as a reshape, that reads the sizes of its result one by one.
+    """Return the number of dimensions of a step's value, if the step, such as a reshape, reads all its sizes one by
+    one.
 
     It is the number of these sizes. Returns None if an input is a whole shape, or a slice of one, whose length is not
     known here.

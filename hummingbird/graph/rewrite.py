@@ -64,9 +64,9 @@ def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
 
 
 def sums(rows: Tensor) -> Tensor:
-    """Return the sum of every row, added in a fixed order, neighbours pairwise, to be the same on every machine.
+    """Return the sum of each row of a matrix, (rows, values), added in an order that is the same on every machine.
 
-    torch's own sum adds in an order that differs between machines.
+    Neighbours are added pairwise; torch's own sum adds in an order that differs between machines.
     """
     while rows.shape[1] > 1:
         odd = rows[:, -1:] if rows.shape[1] % 2 else rows[:, :0]
@@ -260,7 +260,7 @@ def _less_mean(step: Step) -> Step:
 
 
 def _centered(x: Tensor, dim: int) -> Tensor:
-    """Return x less its mean along a dimension, in x's type; zeros if only rounding errors are left."""
+    """Return x less its mean along dimension `dim`, in x's type; zeros if only rounding errors are left."""
     moved = x.double().movedim(dim, -1)
     mean = sums(moved.reshape(-1, moved.shape[-1])) / moved.shape[-1]
     out = moved - mean.view(*moved.shape[:-1], 1)

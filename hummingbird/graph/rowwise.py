@@ -100,16 +100,20 @@ def _layout(
 
 
 def _repeated(step: Step, values: Sequence[Any]) -> Where:
-    """Return where the batch is in a constant that a step expands to the batch's size; None if it does not.
+    """Return where the batch is in the result of a step that expands a constant, a `BatchLayout`.
 
-    values: each step's value for the batch of 3 images with which the net is examined.
+    It is the dimension whose new size is the batch's; None is returned if there is no such dimension. values: each
+    step's value for the batch of 3 images with which the net is examined.
     """
     sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
     return BatchLayout(sizes.index(PROBE)) if PROBE in sizes else None
 
 
 def _tensors(inputs: Any) -> Iterator[_Known]:
-    """Yield the tensors among a step's inputs, also from nested tuples."""
+    """Yield the tensors among a step's inputs, each with the position of the batch in it (`_Known`).
+
+    inputs: `_Known` pairs, also in nested tuples; those whose value is no tensor are left out.
+    """
     if isinstance(inputs, _Known):
         if isinstance(inputs.value, Tensor):
             yield inputs

@@ -25,10 +25,10 @@ _MOST = 1 << 16  # elements of a tensor whose tolist() is taken
 
 
 class HiddenNumbers(TorchFunctionMode):
-    """A context in which item() and tolist() of a net's parameters and buffers return tensors, not numbers.
+    """A context in which item() and tolist() of a net's floating-point weights and buffers return tensors, not numbers.
 
-    The same holds for tensors that were computed from parameters and buffers. Code that needs a Python number of such a
-    tensor raises Unsupported.
+    The same holds for tensors that were computed from these. Code that needs a Python number of such a tensor raises
+    Unsupported.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -51,12 +51,12 @@ class HiddenNumbers(TorchFunctionMode):
         return found
 
     def owns(self, value: Any) -> bool:
-        """Whether a tensor is a parameter or buffer of the net, or was computed from one."""
+        """Whether a value is a floating-point parameter or buffer of the net, or a tensor computed from one."""
         return isinstance(value, Tensor) and value in self._own
 
 
 def _listed(func: Callable[..., Any], x: Tensor) -> Any:
-    """Return the result of item() or tolist(), with a tensor without dimensions in place of each number.
+    """Return the result of item() or tolist() of a tensor x, with a tensor without dimensions in place of each number.
 
     func: item or tolist. Raises Unsupported for item() of several numbers, and for tolist() of too large a tensor.
     """

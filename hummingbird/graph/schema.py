@@ -65,7 +65,10 @@ def _all_words(value: Any) -> bool:
 
 
 def _is_structure(value: Any) -> bool:
-    """Whether a value is a structure of `hummingbird.structure` with numbers, words, booleans or None as constants."""
+    """Whether a value describes how tensors and constants are nested in tuples, lists and dicts (structure.py).
+
+    The constants must be numbers, words, booleans or None.
+    """
     if type(value) is not tuple or not value:
         return False
     if value[0] in ("tensor", "public"):
@@ -102,9 +105,10 @@ def _is_call(value: Any) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return the structure of a call with None in place of each constant that is a type, a slice or "...".
+    """Return the structure of a call's arguments with None in place of each constant that is a type, a slice or "...".
 
     Only the structure of a call may have such constants. Without them it can be checked as every other structure is.
+    value: the structure as it was read, or anything else that stands in its place.
     """
     if type(value) is not tuple or not value:
         return None
@@ -230,7 +234,10 @@ def _check_attributes(step: Step) -> None:
 
 
 def _check_shapes(step: Step) -> None:
-    """Raise ValueError unless a layer's attributes have one number of spatial dimensions, 1 or 2, and fit together."""
+    """Raise ValueError unless the attributes of a layer fit together.
+
+    Those that have a number for each spatial dimension must have equally many numbers, one or two.
+    """
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}

@@ -26,7 +26,7 @@ def check_name(name: Any, number: int) -> str:
 
 
 def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
-    """Return a field of a step, such as a number, tuple, reference, slice or tensor, in a form that JSON can hold.
+    """Convert a field of a step, such as a number, tuple, reference, slice or tensor, to a form that JSON can hold.
 
     tensor: a function from a tensor to the name that stands for it; None: a tensor raises TypeError.
     """

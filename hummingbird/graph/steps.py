@@ -63,7 +63,10 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
-    """Return a step's inputs with every reference replaced by `function(ref)`, also in nested tuples; others stay."""
+    """Return a step's inputs with every reference replaced by what `function` returns for it, also in nested tuples.
+
+    value: the inputs; what is no reference stays.
+    """
     if isinstance(value, Ref):
         return function(value)
     return tuple(map_refs(item, function) for item in value) if isinstance(value, tuple) else value

@@ -169,7 +169,10 @@ class SymbolTracer(fx.Tracer):
         return Symbol(node, self)
 
     def known(self, obj: Any) -> Any:
-        """Return the value that a symbol has on the example; None without an example."""
+        """Return the value, a fake tensor or a Python value, that a symbol has on the example; None without an example.
+
+        obj: the symbol.
+        """
         return None if self.running is None else self.running.values[obj.node][0]
 
     def own(self, node: fx.Node) -> Tensor | None:
@@ -184,7 +187,7 @@ class SymbolTracer(fx.Tracer):
         return self._parameters.get(str(node.target))
 
     def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call that asks parameters for a shape, a type or the like, which needs no example.
+        """Return the result of a call that asks a parameter for its shape, type or the like, which needs no example.
 
         Returns None for a call that asks anything else or has another tensor among its arguments. kind, target: the
         call as torch.fx records it. name: of the called function or method. args, kwargs: its arguments.
@@ -203,7 +206,8 @@ class SymbolTracer(fx.Tracer):
         """Return a symbol for a call, or the shape or type that a call asks for, if that is known.
 
         It is known for all tensors with an example, for parameters without one. With an example, a cast that changes
-        nothing returns its input. kind, target: the call as torch.fx records it.
+        nothing returns its input. kind, target, args, kwargs: the call as torch.fx records it; the others are
+        torch.fx's too.
         """
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if self.running is None:
@@ -227,7 +231,8 @@ class SymbolTracer(fx.Tracer):
         """Return the constant that a call such as zeros_like(x) makes, in a shape that grows with the batch.
 
         name: of the called function. values: its result for each batch size of the example. args, kwargs: its
-        arguments. The constant is a tensor, or a symbol that expands one to the batch's size.
+        arguments. If the shape depends on the batch, the constant is a symbol: it stands for a call that expands a
+        tensor to this shape. Otherwise it is a tensor.
         """
         rest = [*args[1:], kwargs.get("fill_value")]
         number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]
@@ -307,7 +312,10 @@ def _answer(value: Any, kinds: Any) -> bool:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Replace isinstance() in this block by `_answer`, for Python code only: C code must still see proxies."""
+    """Replace isinstance() in this block by `_answer`, for which a symbol is a tensor.
+
+    Only Python code calls it; C code still sees a symbol as a proxy of torch.fx, as it must.
+    """
     builtins.isinstance = _answer
     try:
         yield

@@ -50,8 +50,6 @@ def trace(
 ) -> list[Step]:
     """Trace a net at inference into a list of steps, from "input" to "output", with batch norms folded.
 
-    The net itself is not changed.
-
     custom: module types to keep whole, as steps "custom".
     elementwise: accept all of torch's elementwise functions, as steps "elementwise" if they have no rule of their own;
         for a caller that computes on plain values.
@@ -59,7 +57,8 @@ def trace(
         arguments, or a dict of keyword arguments.
     secret: refuse numbers that forward() reads from parameters and buffers.
 
-    Raises ModelError with all problems, InputError for an object that is no net or an example that it does not take.
+    The net is not changed. Raises ModelError with all problems, InputError for an object that is no net or an example
+    that it does not take.
 
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
@@ -70,25 +69,19 @@ def trace(
 def unfolded(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Step]:
-    """Trace a net and return its steps with batch norms not folded, as `SavedNet` takes them.
-
-    Arguments and errors as for `trace`.
-    """
+    """Trace a net as `trace` does, but leave batch norms unfolded in the steps, as `SavedNet` takes them."""
     return compact(_steps(net, custom, False, example, secret))
 
 
 def problems(
     net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
 ) -> list[Problem]:
-    """List all reasons, by the layer's qualified name, why `trace` would refuse the net; empty if it would not."""
+    """List all reasons why `trace` would refuse the net with these arguments, by the layer's qualified name."""
     return _convert(net, custom, False, example, secret)[1]
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> TraceState:
-    """Trace a net without folding its batch norms; return the `TraceState`, which has the step of each traced call.
-
-    Arguments and errors as for `trace`.
-    """
+    """Trace as `trace` does, but without folding batch norms; return the `TraceState`, which has each call's step."""
     walked, found = _walk(net, custom, False, example)
     if found or walked is None:
         raise ModelError(found)
@@ -98,7 +91,7 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: A
 def _steps(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool
 ) -> list[Step]:
-    """Return the net's steps; raise ModelError with all problems, and the hint of a program that has one."""
+    """Trace a net as `trace` does, without folding batch norms; raise ModelError with all problems."""
     steps, found = _convert(net, custom, elementwise, example, secret)
     if found:
         raise ModelError(found, hint=getattr(unwrapped(net), "program_hint", ""))
@@ -164,7 +157,11 @@ def _best(
     readings: list[Example | None],
     secret: bool,
 ) -> tuple[TraceState | None, list[Problem]]:
-    """Return the trace and problems of the first reading with a free batch and no problem, else the best of all."""
+    """Trace the net as each of `readings` says, until one fits; return the best trace and its problems.
+
+    readings: ways to understand the example (`Example.readings`), or [None]. The best is the first without problems
+        that takes any batch size, else the first without problems, else the last.
+    """
     best: tuple[TraceState | None, list[Problem]] | None = None
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
@@ -311,7 +308,7 @@ class TraceState:
             return self._elementwise(name, args, kwargs, problem)
 
     def _elementwise(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], problem: Unsupported) -> Ref:
-        """Emit a step "elementwise" for torch's function `name`; raise `problem` if the caller takes no such steps."""
+        """Emit a step "elementwise" of torch's function `name`, and return its Ref; raise `problem` if refused."""
         found = elementwise.known(name) if self.elementwise else None
         if found is None:
             raise problem
@@ -334,7 +331,7 @@ class TraceState:
         return args, {key: plain(fx.node.map_aggregate(value, read)) for key, value in node.kwargs.items()}
 
     def _shared(self, value: Any) -> Any:
-        """Return the value of an argument; if it is public, emit a step that makes it private."""
+        """Return an argument's value; if it is public, emit a step that makes it private, and return that value."""
         found = self._argument(value)
         if self.builder.kind(found) != PUBLIC:
             return found
@@ -357,10 +354,7 @@ class TraceState:
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """Return the value of a placeholder, which stands for a private or a public input.
-
-        Several private inputs are packed into one tensor (batch, values), of which each is a part.
-        """
+        """Return a placeholder's value: an input, or its part of the tensor that packs all private inputs."""
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
@@ -390,7 +384,10 @@ class TraceState:
         return self.builder.emit("reshape", found, -1, *shapes[place])
 
     def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
-        """Emit the step "input": its value is the one private tensor, or all private tensors packed into one."""
+        """Emit the step "input" of the net. Its value is the one private input, or all private inputs packed.
+
+        call: the example. placeholders: the graph's nodes for all inputs. shapes: of each private input for one image.
+        """
         names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
         batch = call.batch if self.captured.fixed else None
         shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))
@@ -438,7 +435,7 @@ class TraceState:
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 
     def _remember(self, node: fx.Node, value: Any) -> None:
-        """Note which memory the result of a call is in; a call in place updates all nodes whose value it changes."""
+        """Note in which memory a call's result `value` is; after a call in place, update all nodes that it changes."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:
@@ -461,7 +458,7 @@ class TraceState:
 
 
 def _live(captured: Capture) -> list[fx.Node]:
-    """List the nodes that the output needs, inputs without a default, and calls in place; no assertions of fx."""
+    """List the nodes that become steps: all that the output and calls in place need, and inputs without default."""
     assert captured.graph is not None
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):
@@ -483,7 +480,11 @@ def _apply(rule: Rule, builder: StepBuilder, args: Iterable[Any], kwargs: dict[s
 
 
 def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute a call that does not depend on the net's input; return its result, a constant of the steps."""
+    """Compute a call that does not depend on the net's input, and return its result, a constant of the steps.
+
+    node: the call. module: the module that it calls, or None. args, kwargs: the values of its arguments. Raises
+    Unsupported for a call in place, and for one that fails.
+    """
     name = function_name(node)
     if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
         raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")

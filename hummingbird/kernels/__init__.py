@@ -62,9 +62,8 @@ __all__ = [
 
 
 def active() -> str:
-    """Return the name of the implementation that computes on this machine's CPU: "avx512", "avx2", "portable" or
-    "torch".
+    """Return the name of the implementation that computes on this machine's CPU.
 
-    The first three are instruction sets of the C++ library; "torch" stands for plain torch.
+    It is "avx512", "avx2" or "portable", instruction sets of the C++ library; or "torch", which stands for plain torch.
     """
     return library.isa() if library.available() else "torch"

@@ -16,7 +16,7 @@ def check_tensor(
     size: int | None = None,
     rows: int | None = None,
 ) -> None:
-    """Raise InputError unless a tensor has the given type and shape, and is on the same device as the tensor `like`.
+    """Raise InputError unless a tensor has the type `dtype` and the given shape, on the device of the tensor `like`.
 
     The shape is (size,), or (rows, size) if `rows` is given; size None: of one dimension and any size. where: the
     argument's name.

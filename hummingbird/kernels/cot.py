@@ -34,10 +34,12 @@ MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such strea
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
     """Compute the receiver's part of oblivious transfers: its keys, and the sums u_j from which it makes its message.
 
-    leaves: all leaves of all 32 trees of seeds, uint8 (32, 16, 16), on the CPU.
-    block: number of the first block of 128 transfers. blocks: how many blocks.
-    Returns the sums, uint8 (32, 16 blocks), packed bits of u_j for each tree j, and the keys, int64 (128 blocks, 2).
-    The message for choices c is u_j ^ c for each j (module head). InputError for anything else. Constant time.
+    leaves: the 16 leaves of each of 32 trees of seeds, uint8 (32, 16, 16), on the CPU. A leaf is the AES key of a
+        stream.
+    block: number of the first block of 128 transfers. blocks: how many blocks. Returns the sums, uint8 (32, 16 blocks):
+    u_j, packed bits, is the XOR of the streams of tree j. Also returns the keys, int64 (128 blocks, 2), one for each
+    transfer. The message for choices c is u_j ^ c for each j (module head). InputError for anything else. Constant
+    time.
 
         sums, keys = receive(leaves, 0, 1)
     """

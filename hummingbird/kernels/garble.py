@@ -110,8 +110,8 @@ class Circuit:
     def words(self) -> int:
         """Return how many words of `ring` bits the garbled tables of one instance have, beside the gates' blocks.
 
-        They are the rows, which convert labels of bits to numbers (module head), and for the garbler "data" a
-        correction.
+        A row is a word that converts labels of bits to a number (module head). The words are the rows that are sent
+        and, for the garbler "data", a correction.
         """
         rows = 3 * (self.width - 1) if self.kind == "relu" else self.width
         return rows + (self.garbler == "data")
@@ -201,8 +201,8 @@ def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own:
 def _check(where: str, circuit: Circuit, garbler: str, key: bytes, tile: int, labels: Tensor) -> int:
     """Check the arguments that the four functions for garbling and evaluating share; returns the number of instances.
 
-    where: the function's name. garbler: the garbler, "data" or "model", whose circuits the function takes. Raises
-    InputError for a wrong argument.
+    where: the function's name. garbler: the garbler, "data" or "model", whose circuits the function takes. key, tile,
+    labels: the function's arguments. Raises InputError for a wrong one.
     """
     if not isinstance(circuit, Circuit) or circuit.garbler != garbler:
         message = f"expected a Circuit whose garbler is {garbler!r}, got {circuit}"

@@ -97,10 +97,10 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 
 def fields(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split keys, checked before, into the four parts that their expansion reads; all are uint8.
+    """Split look-up keys, checked before, into the four parts that their expansion reads; all are uint8.
 
-    Returns the roots of the keys' trees (B, 16), the public keys of the PRF (B, 16), the corrections of the two
-    children of a node at each level (B, depth, 32), and the corrections of leaves (B, 128).
+    Returns the roots of the keys' trees (B, 16), the public key with which each look-up key uses the PRF (B, 16), the
+    corrections of the two children of a node at each level (B, depth, 32), and the corrections of leaves (B, 128).
     """
     levels = keys[:, HEAD:-LEAF_BYTES].reshape(len(keys), -1, LEVEL)
     both = levels[..., :BLOCK].repeat(1, 1, 2)
@@ -183,8 +183,8 @@ class RowStore(ABC):
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
         """Combine, for each key, the rows that it selects; returns uint8 (B, row_bytes).
 
-        keys: uint8 (B, key_bytes). width: bits of the words that are summed; 0: XOR. leaf: the number of the leaf of
-        the keys' tree that begins with row 0 of this store.
+        keys: uint8 (B, key_bytes). width: bits of the words that are summed; 0: XOR. leaf: number of the leaf of a
+        key's tree whose bits select the rows from row 0 of this store on; a leaf has 1024 bits.
         """
 
     @abstractmethod
@@ -323,7 +323,10 @@ class Table:
 
 
 def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Make the memory for a table's rows, all zeros, on a device; InputError if the device is not there."""
+    """Make the memory for a table on a device, all zeros; InputError if the device is not there.
+
+    rows: how many rows. row_bytes: bytes of a row.
+    """
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
     try:

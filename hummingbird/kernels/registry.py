@@ -89,10 +89,10 @@ def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:
-    """Import the module in which `backend` may implement an operation; returns the implementation, or None if there is
-    none.
+    """Import the module in which `backend` may implement an operation, and return the implementation.
 
-    An operation of `kernels.shares` or of a module below it is implemented in `kernels.<backend>.shares`.
+    Returns None if there is none. An operation of `kernels.shares`, or of a module below it, is implemented in the
+    module `kernels.<backend>.shares`.
     """
     field = operation.__module__.removeprefix(f"{__package__}.").partition(".")[0]
     name = f"{__package__}.{backend}.{field}"

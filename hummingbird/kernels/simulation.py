@@ -82,9 +82,7 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor
 
 
 def word(key: int, index: int) -> int:
-    """Compute number `index`, from 0, of the 64-bit numbers that the random generator SplitMix64 draws from the seed
-    `key`.
-    """
+    """Return the 64-bit number with this index, from 0, in the sequence that SplitMix64 draws from the seed `key`."""
     x = (key + (index + 1) * STEP) & WORD
     x = (x ^ x >> 30) * FIRST & WORD
     x = (x ^ x >> 27) * SECOND & WORD

@@ -22,7 +22,7 @@ ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh
 
 
 def activation(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of an activation without attributes to a step."""
+    """Return the rule that converts a call of an activation without attributes to a step. op: the step's operation."""
 
     def rule(b: StepBuilder, input: Any, inplace: bool = False) -> Ref:
         return b.emit(op, b.tensor(input))
@@ -76,7 +76,10 @@ def gelu(b: StepBuilder, input: Any, approximate: str = "none") -> Ref:
 
 
 def softmax_rule(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of softmax or log_softmax to a step."""
+    """Return the rule that converts a call of softmax to a step.
+
+    op: the step's operation, "softmax" or "log_softmax".
+    """
 
     def rule(b: StepBuilder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Ref:
         if not isinstance(dim, int):
@@ -129,8 +132,9 @@ def threshold(b: StepBuilder, input: Any, threshold: Any, value: Any, inplace: b
 def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a function that computes an operation along the attribute `dim`, such as softmax, with a check of `dim`.
 
-    The wrapped function raises InputError if its input has no such dimension. Without this check torch would accept
-    dimension 0 of a tensor that has no dimensions.
+    function: takes the step's attributes, the input, and masks if there are any; so does the wrapped function. It
+        raises InputError if its input has no dimension `dim`. Without this check torch would accept dimension 0 of a
+        tensor that has no dimensions.
     """
 
     def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:
@@ -143,7 +147,7 @@ def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
-    """Compute the softmax along the attribute `dim`, over the logits that no attention mask hides.
+    """Compute the softmax of the logits x along the attribute `dim`, over the logits that no attention mask hides.
 
     a: the step's attributes; "causal" hides the keys after a query, "hidden" is a constant mask, bool. mask: a public
     attention mask from `public.hidden`, if there is one. Hidden logits get 0.
@@ -166,7 +170,8 @@ def _check_hardtanh(step: Step) -> None:
 def _plain(name: str, function: Callable[[Tensor], Tensor], module: type[nn.Module], integers: Integers = "") -> Op:
     """Make the `Op` of an activation without attributes, which torch has as a function and as a module.
 
-    integers: how the activation treats integers (`Op.integers`).
+    name: the name of the operation and of torch's function. function: computes it in plain torch. module: the type of
+    torch's module. integers: how the activation treats integers (`Op.integers`).
     """
     spelling = Spelling(activation(name), name, {module: ""})
     return Op(name, lambda a, x: function(x), ranks.same, [spelling], batch=batch.each, integers=integers)

@@ -24,7 +24,10 @@ _RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the sca
 
 
 def arithmetic(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of add, sub or mul to a step; floordiv is accepted for sizes only."""
+    """Return the rule that converts a call of an operator on two values to a step.
+
+    op: "add", "sub", "mul", or "floordiv", which is accepted for sizes only.
+    """
 
     def rule(b: StepBuilder, input: Any, other: Any, alpha: Any = 1) -> Ref:
         if alpha != 1:
@@ -65,7 +68,10 @@ def addcmul(b: StepBuilder, input: Any, tensor1: Any, tensor2: Any, value: Any =
 
 
 def _chosen(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Emit steps for the product of a comparison, which is 1 or 0, and a value; return a reference to the product."""
+    """Emit a step for the product of a comparison, which is 1 or 0, and a value; return a reference to the product.
+
+    input, other: the comparison (a value of kind BOOL) and the value, in either order.
+    """
     bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
     if isinstance(value, Ref) and b.kind(value) != BOOL:
         return b.emit("mul", bit, b.tensor(value, "the other operand"))
@@ -99,7 +105,10 @@ def _sizes(b: StepBuilder, op: str, input: Any, other: Any) -> Ref:
 
 
 def constant(b: StepBuilder, value: Any) -> float | Tensor:
-    """Return a constant as operand of a sum or product: a number as float, a tensor as `StepBuilder.weight` does."""
+    """Convert a constant operand of a sum or product for a step: a number to a float, a tensor to a copy, detached.
+
+    Integer tensors become float32. Raises Unsupported for other values, and for NaN and infinities.
+    """
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -170,7 +179,7 @@ def reduction(op: str) -> Callable[..., Ref]:
 
 
 def value(b: StepBuilder, item: Any) -> Ref:
-    """Return a reference to `item` as a step's value, where a call may take tensors of the net and constant tensors.
+    """Return a reference to the value of `item`, an argument that may be a tensor of the net or a constant tensor.
 
     A constant tensor first becomes a step "constant". Raises Unsupported for anything else.
     """

@@ -134,9 +134,10 @@ def _weights(b: StepBuilder, query: Any, key: Any, mask: Any, causal: bool, scal
 
 
 def hidden(b: StepBuilder, mask: Any) -> Tensor:
-    """Return the constant tensor that an attention mask adds to the logits (`public.hidden`).
+    """Return the constant tensor that an attention mask adds to the logits: 0 where shown, -4096 where hidden.
 
-    Raises Unsupported for a mask that is no constant.
+    mask: a constant, bool with True where shown, or numbers to add (`public.hidden` converts it). Raises Unsupported
+        for a mask that is no constant.
     """
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")

@@ -30,7 +30,8 @@ class Mixed(Exception):
 class BatchLayout(NamedTuple):
     """The position of the batch in a value: it is in dimension `axis`, whose size is outer * batch * inner.
 
-    The indices of this dimension count through `outer` numbers, then images, then `inner` numbers, the last fastest.
+    Image number n has the indices (o * batch + n) * inner + i of this dimension, 0 <= o < outer and 0 <= i < inner.
+    Mostly outer = inner = 1: then the dimension counts images alone.
     """
 
     axis: int
@@ -52,8 +53,8 @@ def _one(where: list[Where]) -> BatchLayout:
 def each(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is in the result of an elementwise function of one value: where the value has it.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     return where[0]
 
@@ -78,8 +79,8 @@ def apart(*, axis: Callable[[dict[str, Any], Shape], Collection[int]]) -> BatchR
 def first(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is in a layer's result, if it is in dimension 0 of the input; raise Mixed if it is not.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     if _one(where).axis != 0:
         raise Mixed
@@ -90,8 +91,8 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     """Return where the batch is after a reduction, such as a mean; raise Mixed if it is along the batch's dimension.
 
     The reduced dimensions are dropped, or kept with size 1.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout, dims = _one(where), a["dims"] if "dims" in a else (a["dim"],)
     if dims is None:
@@ -105,8 +106,8 @@ def reduced(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is in an elementwise function's result, for several values or a value and a constant.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     shapes = [*shapes, *(tuple(c.shape) for c in [a.get("value")] if isinstance(c, Tensor))]
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
@@ -139,8 +140,8 @@ def multiplied(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
     If both factors depend on the batch, its dimension must come before the last two, which are the matrices'. If only
     one factor depends on the batch, the batch may also be in a dimension of that factor's matrices, but not in the one
     that is summed over.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     if all(layout is not None for layout in where):
         found = _agreed(where, shapes, len(out))
@@ -162,8 +163,8 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 
     One letter of the equation must stand for the batch, in the result and in every operand that depends on the batch;
     no other operand may have this letter.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
@@ -179,8 +180,8 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is after a permutation of the dimensions, which the attribute `dims` gives.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout = _one(where)
     order = [dim % len(out) for dim in a["dims"]]
@@ -190,8 +191,8 @@ def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
 def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is after an exchange of two dimensions, the attributes `dim0` and `dim1`.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     order = list(range(len(out)))
     first, second = a["dim0"], a["dim1"]
@@ -202,11 +203,11 @@ def transposed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: 
 def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is after reshaping, which keeps the order of elements.
 
-    In this order the input is laid out as outer x batch x inner (`BatchLayout`). One dimension of the result must have
-    a size o * batch * i such that o times all sizes before it is outer, and i times all sizes after it is inner;
-    otherwise Mixed is raised.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    In this order the elements of the input count outer x batch x inner; the new shape must too. One of its dimensions
+    must have a size o * batch * i such that o times all sizes before it equals `outer`, and i times all sizes after it
+    equals `inner`; otherwise Mixed is raised.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout = _one(where)
     outer = math.prod(shapes[0][: layout.axis]) * layout.outer
@@ -225,8 +226,8 @@ def joined(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
     """Return where the batch is in the result of cat, which joins values along the dimension `dim`.
 
     Raises Mixed unless all values have the batch in the same dimension, and it is not `dim`.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     if None in where or len(set(where)) != 1 or _one(where).axis == a["dim"] % len(out):
         raise Mixed
@@ -237,8 +238,8 @@ def stacked(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     """Return where the batch is in the result of stack, which joins values along a new dimension.
 
     Raises Mixed unless all values have the batch in the same dimension.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     if None in where or len(set(where)) != 1:
         raise Mixed
@@ -250,8 +251,8 @@ def indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     """Return where the batch is in the result of an index of integers and slices, the attribute `index`.
 
     The index must take all of the batch's dimension; otherwise Mixed is raised.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout, index = _one(where), a["index"]
     parts = list(index) if isinstance(index, tuple) else [index]
@@ -277,8 +278,8 @@ def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     """Return where the batch is in each of the results of unbind, which splits a value along the dimension `dim`.
 
     This dimension is dropped; Mixed is raised if it is the batch's.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     return reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
 
@@ -286,8 +287,8 @@ def unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is after padding; raise Mixed if the padding is along the batch's dimension.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout = _one(where)
     place = 2 * (len(out) - 1 - layout.axis)
@@ -299,8 +300,8 @@ def padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
 def expanded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     """Return where the batch is in a value that is repeated along dimensions; raise Mixed if the batch's is among them.
 
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     layout = _one(where)
     layout = layout._replace(axis=layout.axis + len(out) - len(shapes[0]))
@@ -313,8 +314,8 @@ def packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
     """Return where the batch is when several results are packed into one tensor: in dimension 0.
 
     Raises Mixed unless every result has the batch in dimension 0.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     if any(layout != BatchLayout(0) for layout in where):
         raise Mixed
@@ -326,33 +327,37 @@ def softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 
     A second input is a public attention mask. It needs no check here, because an earlier step adds it to the logits,
     and the rule of that step checks it.
-    a: the step's attributes. where: each input's `BatchLayout`, None for an input without the batch. shapes, out: the
-    shapes of the inputs and of the result.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
     """
     axes = (-1, -2) if a.get("causal") else (a["dim"],)
     return apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
 
 
 def channels(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension of the channels, 1, or 0 if there is only one dimension.
+    """Return the dimension of the channels along which a step works, as a tuple: 1, or 0 if there is only one
+    dimension.
 
-    Pass this function to `apart` as its `axis`.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes, which are not read.
+    shape: the input's shape.
     """
     return (min(1, len(shape) - 1),)
 
 
 def along(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return the dimension in the attribute `dim`, as a tuple of one. Pass this function to `apart` as its `axis`.
+    """Return the dimension along which a step works, the attribute `dim`, as a tuple of one.
 
-    a: the step's attributes. shape: the input's shape, which is not read.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes. shape: the input's
+    shape, which is not read.
     """
     return (a["dim"],)
 
 
 def all_of(a: dict[str, Any], shape: Shape) -> Collection[int]:
-    """Return all dimensions that the attribute `dims` lists. Pass this function to `apart` as its `axis`.
+    """Return all dimensions that the attribute `dims` lists, along which a step works.
 
-    a: the step's attributes. shape: the input's shape, which is not read.
+    It is passed as `axis` to `apart`, which makes a batch rule of it. a: the step's attributes. shape: the input's
+    shape, which is not read.
     """
     dims: Collection[int] = a["dims"]
     return dims

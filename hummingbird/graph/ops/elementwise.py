@@ -65,9 +65,10 @@ def evaluate(attrs: dict[str, Any], *values: Any) -> Tensor:
 
 
 def module(kind: type[nn.Module]) -> tuple[str, str] | None:
-    """Return, for a module type of torch.nn, its elementwise function and the names of the attributes to call it with.
+    """Return the elementwise function that a module type of torch.nn computes, and names of the module's attributes.
 
-    The module's attributes of these names are the function's keyword arguments. Returns None for other types.
+    Both are texts: a key of FUNCTIONS, and names separated by spaces; the attributes of these names are the function's
+    keyword arguments. Returns None for types that compute no elementwise function.
     """
     return _MODULES.get(kind)
 

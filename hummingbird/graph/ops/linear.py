@@ -95,9 +95,11 @@ def linear(b: StepBuilder, input: Any, weight: Any, bias: Any = None) -> Ref:
 
 
 def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
-    """Convert x @ W with a constant matrix W of shape (in, out) to a linear layer, whose weight is W transposed.
+    """Convert a matrix product of a value and a constant matrix to a linear layer.
 
-    The steps are added to `b`; returns a reference to the result.
+    input @ other, with other constant of shape (in, out), becomes a layer whose weight is `other` transposed. With
+    `input` constant, the value is transposed before the layer, and the result after it. The steps are added to `b`;
+    returns a reference to the result.
     """
     if not b.kind(input) and b.kind(other) and isinstance(input, torch.Tensor) and input.dim() == 2:
         # W x = (x^T W^T)^T over the last two dimensions

@@ -76,7 +76,8 @@ def layer_norm(
 ) -> Ref:
     """Convert a call of layer_norm to a step "norm" on the last dimensions, then "scale_last" for weight and bias.
 
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    "scale_last" multiplies and adds numbers along these dimensions; without weight and bias it is left out. The steps
+    are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     return _last(b, input, normalized_shape, weight, bias, b.number(eps, "eps"), True)
 
@@ -84,8 +85,9 @@ def layer_norm(
 def rms_norm(b: StepBuilder, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ref:
     """Convert a call of rms_norm to a step "norm" on the last dimensions, and "scale_last" for the weight.
 
-    No mean is subtracted. eps: None stands for the eps of float32. The steps are added to `b`; returns a reference to
-    the result. The other arguments are as in torch.
+    "scale_last" multiplies by numbers along these dimensions; without a weight it is left out. No mean is subtracted.
+    eps: None stands for the eps of float32. The steps are added to `b`; returns a reference to the result. The other
+    arguments are as in torch.
     """
     known = torch.finfo(torch.float32).eps if eps is None else b.number(eps, "eps")
     return _last(b, input, normalized_shape, weight, None, known, False)
@@ -180,8 +182,8 @@ def rsqrt(b: StepBuilder, input: Any) -> Ref:
 def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
     """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
 
-    kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt. Raises Unsupported for other roots. The step
-    is added to `b`; returns a reference to its value.
+    input: the mean of squares plus the number. kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
+    Raises Unsupported for other roots. The step is added to `b`; returns a reference to its value.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
     if _variance(b, b.tensor(input)) is None or b.plain:
@@ -207,10 +209,10 @@ def inverse(b: StepBuilder, root: Ref) -> Ref:
 
 
 def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """Convert the division of a value by the root of its own mean square, which forward() writes out, to a norm.
+    """Convert a division by the root of a value's own mean square, which forward() writes out, to a step "norm".
 
-    root: a value of kind ROOT, or INVERSE for a product with the inverse of the root.
-    The steps are added to `b`; returns a reference to the result.
+    input: the value that is divided. root: a value of kind ROOT; or of kind INVERSE, the inverse of the root, with
+    which `input` is multiplied. The steps are added to `b`; returns a reference to the result.
     """
     step = b.steps[root.index]
     while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
@@ -228,9 +230,10 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
 
 
 def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
+    """Recognize the value x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
 
-    Returns None for other values.
+    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
+    another way.
     """
     step, eps = b.steps[value.index], 0.0
     if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
@@ -242,7 +245,11 @@ def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] 
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize x - x.mean(dimensions, keepdim=True); return x and the dimensions, or None for other values."""
+    """Recognize the value x - x.mean(dimensions, keepdim=True); return x and the dimensions.
+
+    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
+    another way.
+    """
     step = b.steps[value.index]
     if step.op != "sub" or len(step.inputs) != 2:
         return None
@@ -258,7 +265,8 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
     """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
 
     Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7; if it equals none of them, it may be learned, and raises Unsupported.
+    numbers such as 1e-5 or 3e-7. If it equals none of them, Unsupported is raised, as it may be a secret that was
+    learned.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         return None
@@ -273,10 +281,10 @@ def _eps(b: StepBuilder, value: Any) -> float | None:
 
 
 def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
+    """Emit a norm of x over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
-    eps: the norm's constant. center: whether the norm subtracts the mean.
-    The steps are added to `b`; returns a reference to the result.
+    eps: the norm's constant. center: whether the norm subtracts the mean. The steps are added to `b`; returns a
+    reference to the result.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:

@@ -88,7 +88,9 @@ class Op:
     integers: Integers = ""
 
     def kind(self, attrs: Attrs) -> str:
-        """Return the kind (build.py) of the value of a step with these attributes."""
+        """Return the kind, such as "tensor" or "size", of the value of a step with this operation and these
+        attributes.
+        """
         return self.makes if isinstance(self.makes, str) else self.makes(attrs)
 
 
@@ -108,7 +110,10 @@ class Refused:
 
 
 def like(constant: Any, x: Tensor) -> Any:
-    """Return a tensor constant on the device of x and, if x is floating-point, in its type; others as they are."""
+    """Return a constant that a step combines with x; a tensor is first moved to the device of x.
+
+    A tensor also gets the type of x if x is floating-point. Other constants are returned unchanged.
+    """
     if not isinstance(constant, Tensor):
         return constant
     return constant.to(device=x.device, dtype=x.dtype if x.is_floating_point() else constant.dtype)  # argmax: int64

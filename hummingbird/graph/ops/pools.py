@@ -97,10 +97,10 @@ def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
 def places(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Tensor:
     """List the positions, along one dimension, that each window of a max pooling reads: int64 (kernel, windows).
 
-    Padding never wins in torch, and a maximum does not change if an element is repeated: a position in the padding is
-    replaced by the nearest one of the same window that is inside, so that the ring needs no "minus infinity".
-
-    Raises InputError for a window that reads padding only, for which torch returns -inf.
+    size: how many positions the input has. The other arguments are torch's, for this dimension. Padding never wins in
+        torch, and a maximum does not change if an element is repeated. So a position in the padding is replaced by the
+        nearest one of the same window that is inside, and the ring needs no "minus infinity". Raises InputError for a
+        window that reads padding only, for which torch returns -inf.
     """
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     out = (-(-reach // stride) if ceil_mode else reach // stride) + 1
@@ -120,10 +120,10 @@ def places(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
-    """Compute where each window of an adaptive pooling begins, and its length, along a dimension of `size` positions.
+    """Return the begin and the length of each window of an adaptive pooling, along a dimension of `size` positions.
 
     output: the number of windows; None: `size`. As in torch, window i goes from floor(i size / output) to
-    ceil((i + 1) size / output).
+    ceil((i + 1) size / output). Returns two tensors, int64 (output,).
     """
     output = output or size
     first = torch.arange(output) * size // output
@@ -131,7 +131,11 @@ def adaptive_windows(size: int, output: int | None) -> tuple[Tensor, Tensor]:
 
 
 def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
-    """Return the window size, and so the stride, of an adaptive pooling; InputError if its windows differ in size."""
+    """Return the size of the windows of an adaptive pooling, which is also its stride, for each spatial dimension.
+
+    shape: of the input. output_size: the number of windows along each spatial dimension; None: one for each position.
+    Raises InputError if the windows differ in size.
+    """
     space = tuple(shape)[-len(output_size) :]
     sizes = [out or size for size, out in zip(space, output_size, strict=True)]
     if any(size % out for size, out in zip(space, sizes, strict=True)):

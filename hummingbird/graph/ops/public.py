@@ -87,15 +87,15 @@ def name_of(node: fx.Node) -> str | None:
 
 
 def takes(target: Any) -> bool:
-    """Whether a torch function's rule accepts public values as they are, so that they need not become private first."""
+    """Whether the rule of the torch function `target` accepts public values; for others they are made private first."""
     return target in _TAKERS
 
 
 def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: str = "") -> Ref:
-    """Emit a step "public_call" for a function of public values. name: the function's name in FUNCTIONS.
+    """Emit a step "public_call", which calls a function of public values; return a reference to its result.
 
-    Raises Unsupported for arguments that a net's file cannot hold.
-    The steps are added to `b`; returns a reference to the result.
+    The step is added to `b`. name: the function's name in FUNCTIONS. args, kwargs: the call's arguments. suffix: end of
+    the step's name. Raises Unsupported for arguments that a net's file cannot hold.
     """
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
@@ -119,9 +119,10 @@ def _constant(b: StepBuilder, value: Tensor) -> Ref:
 
 
 def _plain(structure: Structure) -> Structure:
-    """Return a structure with constants that JSON can hold: a dtype becomes its name.
+    """Return a structure with constants that JSON can hold; a dtype becomes its name.
 
-    Raises Unsupported for constants that JSON cannot hold.
+    structure: how the arguments of a call are nested, and its constants. Raises Unsupported for constants that JSON
+        cannot hold.
     """
     if structure[0] == "constant":
         value = structure[1]
@@ -203,9 +204,9 @@ def embedding_bag(
 
 
 def call(attrs: dict[str, Any], *values: Any) -> Tensor:
-    """Return the value of a step "public_call": of a function of public values.
+    """Compute the value of a step "public_call", which calls a function of public values.
 
-    attrs: the step's attributes, which name the function. values: its arguments. If an argument is on another device
+    attrs: the step's attributes, which name the function. values: its arguments. If one of them is on another device
     than the CPU, all are moved there; on the meta device only a shape is computed.
     """
     places = [value.device for value in values if isinstance(value, Tensor)]
@@ -226,7 +227,7 @@ def _typed(structure: Structure) -> Structure:
 
 
 def constant(attrs: dict[str, Any]) -> Tensor:
-    """Make the tensor of a step "public_constant" from its attributes."""
+    """Make the tensor of a step "public_constant". attrs: its attributes: the numbers, their dtype, and the shape."""
     return torch.tensor(attrs["numbers"], dtype=getattr(torch, attrs["dtype"])).reshape(attrs["shape"])
 
 
@@ -284,7 +285,7 @@ def _check_call(step: Step) -> None:
 
 
 def _count(structure: Structure) -> int:
-    """Count the tensors in a structure."""
+    """Count the tensors in a structure, which describes how a call's arguments are nested."""
     if structure[0] == "tensor":
         return 1
     return sum(map(_count, structure[2])) if len(structure) == 3 else 0

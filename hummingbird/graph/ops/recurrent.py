@@ -56,10 +56,11 @@ def unrolled(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
 
 
 def _sequence(layer: nn.RNNBase, names: str, x: Any, time: int, state: State, backwards: bool) -> tuple[Tensor, State]:
-    """Run one direction of one recurrent layer, and return the states h of all time steps and the last state.
+    """Run one layer of a recurrent module in one direction; return its states h of all time steps, and its last state.
 
-    names: the suffix of the names of its weights, as "_l0_reverse". time: the dimension of x that counts time steps.
-    state: the state before the first time step; () for zeros. backwards: go from the last time step to the first.
+    layer: the module. names: the end of the names of the weights of this layer and direction, such as "_l0_reverse". x:
+    the layer's input. time: the dimension of x that counts time steps. state: the state before the first time step,
+    (h,) or for an LSTM (h, c); () for zeros. backwards: go from the last time step to the first.
     """
     cell, arranged = _CELLS[type(layer)]
     w, v = (arranged(getattr(layer, kind + names)) for kind in ("weight_ih", "weight_hh"))
@@ -95,7 +96,10 @@ def _lstm(layer: nn.RNNBase, a: Any, b: Any, state: State) -> State:
 
 
 def _arranged_lstm(weight: Any) -> Any:
-    """Return an LSTM's weight with rows in the order of gates f, i, o, 2 g, not i, f, g, o, for one sigmoid of all."""
+    """Return an LSTM's weight with its rows in another order of gates, so that one sigmoid computes all four gates.
+
+    torch has the order i, f, g, o; the result has f, i, o, 2 g, because tanh(g) = 2 sigmoid(2 g) - 1.
+    """
     i, f, g, o = weight.chunk(4, 0)
     return torch.cat([f, i, o, 2 * g], 0)
 

@@ -98,7 +98,7 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 
 
 def exact_bits(a: dict[str, Any]) -> int | None:
-    """Return a number of fraction bits with which each axis's weights of a resize are exact; None if none is known.
+    """Return how many bits of fraction make the weights of a resize exact, along each axis; None if that is not known.
 
     It is known for nearest modes, and without `align_corners` for linear and bilinear modes with scales 1, 2, 4 and so
     on. a: the step's attributes.

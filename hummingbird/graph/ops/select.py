@@ -46,7 +46,7 @@ def extreme(op: str) -> Callable[..., Ref]:
 
 
 def compared(name: str) -> Callable[..., Ref]:
-    """Return the rule that converts the comparison gt, ge, lt or le to a step "greater"."""
+    """Return the rule that converts a comparison to a step "greater". name: "gt", "ge", "lt" or "le"."""
 
     def rule(b: StepBuilder, input: Any, other: Any) -> Ref:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
@@ -123,7 +123,10 @@ def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
 
 
 def _times(b: StepBuilder, x: Any, y: Any, suffix: str) -> Any:
-    """Emit the product of x and y; if both are constants, return their product."""
+    """Emit a step for the product of x and y, and return its reference; if both are constants, return their product.
+
+    suffix: end of the step's name.
+    """
     if not isinstance(x, Ref) and not isinstance(y, Ref):
         return torch.as_tensor(x).float() * torch.as_tensor(y).float()
     return _named(b, suffix, arithmetic("mul"), x, y)

@@ -22,7 +22,10 @@ from hummingbird.graph.steps import Ref
 
 
 def join(op: str) -> Callable[..., Ref]:
-    """Return the rule that converts a call of cat or stack, on a tuple or list of tensors, to a step."""
+    """Return the rule that converts a call of cat or stack, on a tuple or list of tensors, to a step.
+
+    op: "cat" or "stack".
+    """
 
     def rule(b: StepBuilder, tensors: Any, dim: int = 0) -> Ref:
         if not isinstance(tensors, (tuple, list)):
@@ -170,7 +173,10 @@ _MOST_PIECES = 256
 
 
 def picked(b: StepBuilder, x: Ref, dim: int, places: Sequence[int]) -> Ref:
-    """Emit steps that select the indices `places` of a dimension of x, in this order; return the value's reference."""
+    """Emit steps that select elements of x along dimension `dim`, and return a reference to the result.
+
+    places: the indices of the elements, in the order of the result.
+    """
     pieces: list[list[int]] = []
     for place in places:
         if pieces and pieces[-1][-1] + 1 == place and (place > 0 or pieces[-1][-1] < -1):

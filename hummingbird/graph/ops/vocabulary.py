@@ -48,7 +48,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
 
 
 def _named(space: Any) -> dict[str, Rule]:
-    """Return the rules of functions or methods of `space`, by name with and without trailing underscore.
+    """Return the rules for the functions or methods of `space`: name, with or without a trailing underscore -> rule.
 
     space: torch, torch.nn.functional or Tensor.
     """
@@ -98,7 +98,10 @@ def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module without weights returns a test input unchanged; any library may have such a class."""
+    """Whether a module returns a test input unchanged, and has no weights and no submodules.
+
+    It is asked of classes that are known by their name alone, such as DropPath, because any library may have one.
+    """
     if [*module.children(), *module.parameters(), *module.buffers()]:
         return False
     x = torch.linspace(-3.0, 3.0, 120).reshape(2, 3, 4, 5)

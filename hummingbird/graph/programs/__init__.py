@@ -32,14 +32,20 @@ from hummingbird.errors import InputError, Problem
 
 @dataclass(frozen=True)
 class Value:
-    """A reference to an input, or to the result of an earlier call, by its name."""
+    """In the arguments of a `ProgramCall`: a reference to an input of the program, or to the result of an earlier call.
+
+    name: the name of that input or result.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A reference to a parameter or buffer of the program, by its qualified name."""
+    """In the arguments of a `ProgramCall`: a reference to a parameter or buffer of the program.
+
+    path: its qualified name.
+    """
 
     path: str
 
@@ -76,16 +82,17 @@ class ProgramNet(nn.Module):
     a state dict of the original net fits. Attributes of the program itself begin with `program_`: all other names are
     the net's own.
 
-    calls: the operations, in order. inputs: names of the values that the graph takes. results: the values that
-    forward() returns; a single one is returned by itself.
+    calls: the operations, in order. inputs: names of the values that the graph takes. results: what forward() returns,
+    `Value` and `Weight` references and constants; a single one is returned by itself.
     weights: the parameters (`nn.Parameter`) and buffers, by qualified name.
     example: a call's arguments, with which the program is traced unless the user gives others: a tuple, or a dict of
         keyword arguments.
     any_batch: whether the graph computes batches of every size, and not only of the example's.
-    names: of forward()'s arguments, if they are not the graph's inputs.
-    layers: scopes with one operation, whose step is named after the scope alone, as the step of a module is.
-    hint: of the error if the program cannot be converted.
-    shapes: of the inputs that are tensors, None for sizes that each call may choose; () if nothing is known of shapes.
+    names: names of forward()'s arguments, if they are not the graph's inputs.
+    layers: qualified names of layers (`ProgramCall.scope`) that have only one operation; its step has the layer's name.
+    hint: the hint of the error that is raised if the program cannot be converted.
+    shapes: for each input that is a tensor its shape, with None for sizes that each call may choose; () if nothing is
+        known of shapes.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class ProgramNet(nn.Module):
         self.eval()
 
     def _scope(self, path: str) -> nn.Module:
-        """Return the module of this qualified name, which is made if there is none."""
+        """Return the submodule with the qualified name `path`; it is added to the net if there is none."""
         scope: nn.Module = self
         for name in path.split(".") if path else ():
             if name not in scope._modules:
@@ -130,7 +137,7 @@ class ProgramNet(nn.Module):
         return scope
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the results for these inputs, which are positional or have the names of the graph's inputs."""
+        """Compute the net's results. The arguments are positional, or have the names that forward() gives them."""
         values = dict(zip(self.program_inputs, self._flat(args, kwargs), strict=True))
         self.program_fits([value for value in values.values() if isinstance(value, Tensor)])
         weights: dict[str, Any] = {}
@@ -158,7 +165,11 @@ class ProgramNet(nn.Module):
         return self._rebuilt([actual(result) for result in self.program_results])
 
     def program_fits(self, inputs: Sequence[Tensor]) -> None:
-        """Raise InputError for tensors of other shapes than the program's, whose numbers may follow from these."""
+        """Raise InputError if an input does not have the shape that the program states for it.
+
+        inputs: the tensors among a call's arguments, in order. Sizes that the program leaves open may be any. Other
+            sizes are fixed, because numbers in the graph may follow from them.
+        """
         for x, sizes in zip(inputs, self.program_shapes, strict=False):
             if len(sizes) != x.dim() or any(size not in (None, own) for size, own in zip(sizes, x.shape, strict=True)):
                 wanted = ", ".join("any" if size is None else str(size) for size in sizes)
@@ -167,9 +178,10 @@ class ProgramNet(nn.Module):
                 raise InputError(what, where="input", hint=hint)
 
     def program_check(self, call: Callable[[Any], Any]) -> list[Problem]:
-        """Compare a call with torch's own run of the program, where there is one; return differences as problems.
+        """Compare this net with torch's own run of the program, where torch can run it; return the differences as
+        problems.
 
-        call: calls a net as the example does, and returns the result.
+        call: a function that takes a net, calls it with the example's arguments, and returns its result.
         """
         return []
 
@@ -178,11 +190,17 @@ class ProgramNet(nn.Module):
         return getattr(self.get_submodule(home), name)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """List the values of the graph's inputs among the arguments of a call. Raises TypeError if they do not fit."""
+        """Return the values of the graph's inputs, in the graph's order, from the arguments of a call of forward().
+
+        Raises TypeError if the arguments do not fit.
+        """
         return list(self.program_signature.bind(*args, **kwargs).arguments.values())
 
     def _rebuilt(self, results: list[Any]) -> Any:
-        """Return the graph's results in the form in which forward() returns them."""
+        """Return what forward() returns: a single result by itself, several in the structure that the original net has.
+
+        results: the values of the graph's results, in order.
+        """
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -245,7 +263,10 @@ def from_object(source: Any) -> ProgramNet | None:
 
 
 def _unread(calls: Sequence[ProgramCall], results: Sequence[Any]) -> list[list[str]]:
-    """Return for each call the names of the values that nothing reads after it, so that their memory is freed."""
+    """Return for each call the names of the values that neither later calls nor the results read.
+
+    forward() deletes these values after the call, which frees their memory. results: what forward() returns.
+    """
     read = _names(list(results))
     found = []
     for call in reversed(calls):
@@ -256,7 +277,7 @@ def _unread(calls: Sequence[ProgramCall], results: Sequence[Any]) -> list[list[s
 
 
 def _names(value: Any) -> set[str]:
-    """Return the names of all values to which nested arguments refer."""
+    """Return the names of all `Value` references in `value`, also in tuples, lists, dicts and slices."""
     found: set[str] = set()
 
     def note(part: Any) -> Any:
@@ -269,9 +290,10 @@ def _names(value: Any) -> set[str]:
 
 
 def compare(wanted: Any, found: Any, error: float = 1e-3) -> list[Problem]:
-    """List the results in which a program as it was read, and torch's own run of it, differ, as problems.
+    """Compare the results of a program that was read with those of torch's own run; return a `Problem` per difference.
 
-    error: the largest difference, relative to the largest value of a result.
+    wanted: torch's results. found: the results of the program as it was read, in the same structure. error: the largest
+    difference that is allowed, relative to the largest value of a result.
     """
     problems = []
     for number, (a, b) in enumerate(zip(pytree.tree_leaves(wanted), pytree.tree_leaves(found), strict=True)):
@@ -287,9 +309,10 @@ def compare(wanted: Any, found: Any, error: float = 1e-3) -> list[Problem]:
 
 
 def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries of a file of torch by their names in its one folder.
+    """Return the entries of a zip file that torch has written, by their names below the one folder that it contains.
 
-    Raises ValueError for names that stand twice or in several folders: torch might read others than those checked here.
+    Raises ValueError if a name occurs twice or there are several folders: torch might then read other entries than
+    those that were checked.
     """
     listed = archive.infolist()
     names = {info.filename.partition("/")[2]: info for info in listed}

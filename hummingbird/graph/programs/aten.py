@@ -31,16 +31,18 @@ Function = Callable[..., Any]
 
 
 def is_check(name: str) -> bool:
-    """Whether an operation only checks values, and has no result."""
+    """Whether an operation of ATen only checks values, such as `_assert_async`, and has no result. name: its name."""
     return name in _CHECKS
 
 
 def bound(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of an operation without those that change no value.
+    """Return the arguments (positional, by keyword) of an operation without those that change no value.
 
-    Positional arguments come in the order of the operation's schema; a default that is left out stays out.
+    Left out are arguments such as a device or a memory layout. op: the operation of ATen. args, kwargs: the arguments
+    that a graph gives it. The positional ones come in the order of the operation's schema. An argument that the graph
+    does not give, and which so has its default, is not added.
     """
     names = [argument.name for argument in op._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -54,9 +56,10 @@ def bound(
 
 
 def function_of(op: Any) -> Function:
-    """Return the function that computes an operation: it takes what `bound` returns.
+    """Return the function that computes an operation; it is called with the arguments that `bound` returns.
 
-    op: an OpOverload, or a function of Python that a graph calls on sizes.
+    op: an operation of ATen (OpOverload), or a function of Python that a graph calls on sizes. Raises Unsupported for
+        an operation that is not torch's own.
     """
     function: Function
     if not isinstance(op, torch._ops.OpOverload):
@@ -110,7 +113,10 @@ def _in_place(name: str, op: Any) -> Function:
 
 
 def _cast(x: Any, dtype: Any = None) -> Any:
-    """Cast a tensor; private inference has one number type, so all floating-point types are float32."""
+    """Cast a tensor to `dtype`, as a cast in a program does; None leaves the tensor as it is.
+
+    Private inference has one number type, so every floating-point type becomes float32.
+    """
     if dtype is None:
         return x
     if dtype.is_floating_point:
@@ -197,7 +203,10 @@ def _attended(q: Any, k: Any, v: Any, mask: Any, dropout_p: float, is_causal: bo
 
 
 def _resize(mode: str, corners: bool) -> Function:
-    """Return the function for upsample_<mode>: (x, size, align_corners if `corners`, then factors)."""
+    """Return the function for the operation upsample_<mode> of ATen, which calls torch's interpolate.
+
+    The function takes the tensor, the size or None, then `align_corners` if `corners` is True, then the scale factors.
+    """
 
     def call(x: Any, size: Any, *rest: Any, **named: Any) -> Any:
         rest = tuple(rest) + tuple(named.values())
@@ -216,7 +225,11 @@ def _same(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _recurrent(kind: type[nn.RNNBase], op: Any, nonlinearity: str = "tanh") -> Function:
-    """Return the function for an operation that computes a whole recurrent net; a trace unrolls it in time."""
+    """Return the function for an operation of ATen that computes all layers of a recurrent net, such as aten::lstm.
+
+    On tensors the function calls the operation. While a net is traced, it makes calls for each time step in place of
+    the operation. kind: nn.LSTM, nn.GRU or nn.RNN. op: the operation. nonlinearity: of an RNN, "tanh" or "relu".
+    """
 
     def call(
         input: Any,
@@ -250,7 +263,7 @@ def _recurrent(kind: type[nn.RNNBase], op: Any, nonlinearity: str = "tanh") -> F
 
 
 def _is_zero(state: Any) -> bool:
-    """Whether a first state is known to be 0."""
+    """Whether the first state of a recurrent layer is known to be 0: a tensor of zeros, or a symbol for torch.zeros."""
     if isinstance(state, fx.Proxy):
         return state.node.target is torch.zeros
     return isinstance(state, Tensor) and not state.any()

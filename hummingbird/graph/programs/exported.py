@@ -72,7 +72,10 @@ _DEEPEST = 128  # nested lists and objects in it
 
 
 def _check_file(path: str | PathLike[str]) -> str:
-    """Return the release of torch that wrote a file. Raises ValueError for a file that may hold code of its own."""
+    """Check a .pt2 file before torch reads it, and return the release of torch that wrote it.
+
+    Raises ValueError for a file that may hold code of its own, and for one of another form.
+    """
     with zipfile.ZipFile(path) as archive:
         names = entries(archive)
         if "archive_format" not in names or archive.read(names["archive_format"]) != b"pt2":
@@ -102,7 +105,10 @@ def _json(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
 
 
 def _expressions(value: Any) -> Iterator[str]:
-    """Yield every expression of sizes in a graph's JSON."""
+    """Yield every expression of sizes, a text of Python, in the JSON of a graph that torch.export has saved.
+
+    value: the JSON, or a part of it, as Python's dicts and lists.
+    """
     if isinstance(value, dict):
         if "expr_str" in value:
             yield str(value["expr_str"])
@@ -113,7 +119,7 @@ def _expressions(value: Any) -> Iterator[str]:
 
 
 class ExportedNet(ProgramNet):
-    """The net of an ExportedProgram, which takes and returns what the exported module takes and returns.
+    """The net of an ExportedProgram (torch.export): it takes and returns what the exported module takes and returns.
 
     Raises ModelError with all operations that cannot be read.
     """
@@ -152,9 +158,10 @@ class ExportedNet(ProgramNet):
 
 
 def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any) -> None:
-    """Raise ModelError if a program as it was read, and torch's run of its graph, differ on the example's shapes.
+    """Raise ModelError if the results of a program as it was read differ from those of torch's own run of its graph.
 
-    Floating-point inputs are spread from -2 to 2. It costs two passes on plain values.
+    net: the program as it was read. exported: the program as torch has it. args, kwargs: the example's arguments, of
+    which the floating-point tensors are replaced by numbers spread from -2 to 2. It costs two passes on plain values.
     """
 
     def drawn(value: Any) -> Any:
@@ -174,7 +181,10 @@ def _compare(net: ExportedNet, exported: ExportedProgram, args: Any, kwargs: Any
 
 
 def _run(exported: ExportedProgram, leaves: list[Any]) -> Any:
-    """Run the graph of an exported program as torch does, on its inputs in order; return its results."""
+    """Run the graph of an exported program by torch's own interpreter, and return its results.
+
+    leaves: the values of the user's inputs, in order, without the tuples and dicts around them.
+    """
     given, inputs = iter(leaves), []
     for spec in exported.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
@@ -193,7 +203,10 @@ def single(value: Any) -> Any:
 
 
 class _Reader:
-    """Reads an ExportedProgram: its inputs, calls, results and weights, and the problems on the way."""
+    """Reads an ExportedProgram (torch.export) into the parts of a `ProgramNet`: inputs, calls, results and weights.
+
+    What cannot be read is listed in the attribute `problems`.
+    """
 
     def __init__(self, exported: ExportedProgram) -> None:
         self.exported = exported
@@ -210,17 +223,17 @@ class _Reader:
 
     @property
     def hint(self) -> str:
-        """The hint for a program whose operations are the parts of larger ones; "" for any other."""
+        """The hint for a program in which torch has split attention or norms into parts; "" for any other program."""
         names = {getattr(node.target, "_opname", "") for node in self.exported.graph.nodes}
         return _WHOLE if names & _PARTS else ""
 
     def layers(self) -> set[str]:
-        """Return the qualified names of torch's layers that compute one operation in each of their runs."""
+        """Return the qualified names of torch's layers that compute a single operation each time they run."""
         several = {path for (path, _), count in self.runs.items() if count > 1}
         return {path for path, run in self.runs if path and run.startswith(_OWN)} - several
 
     def read(self) -> None:
-        """Read the whole program, and list its problems."""
+        """Read the whole program into this reader: inputs, weights, calls, results, shapes, and a list of problems."""
         graph = self.exported.graph
         nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
         private = []
@@ -269,7 +282,11 @@ class _Reader:
         return Weight(path)
 
     def _graph(self, graph: fx.Graph, prefix: str) -> list[Any]:
-        """Read the nodes of a graph, whose inputs are known, and return its results. prefix: of the values' names."""
+        """Read the nodes of a graph into this reader's `calls`, and return its results: references and constants.
+
+        The values of the graph's inputs are in `values` before. prefix: text before the names of the calls' results,
+        which makes them unique where a graph is inside another one.
+        """
         needed = _needed(graph)
         for node in graph.nodes:
             if node.op == "output":
@@ -309,7 +326,11 @@ class _Reader:
         self.values[node] = Value(name)
 
     def _inline(self, node: fx.Node, prefix: str) -> tuple[Any, ...]:
-        """Read the graph that a node runs with settings for gradients or autocast, and return its results."""
+        """Read the graph that a node runs without gradients, or with a setting of autocast; return the graph's results.
+
+        The calls of this inner graph become calls of the outer one. prefix: text before the names of their results.
+        Raises Unsupported if autocast is on.
+        """
         given: tuple[Any, ...] = node.args
         at = next(at for at, value in enumerate(given) if isinstance(value, fx.Node) and value.op == "get_attr")
         if "autocast" in str(node.target) and given[2]:
@@ -321,7 +342,10 @@ class _Reader:
 
 
 def _needed(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that the graph's result needs, and those that write into a tensor; assertions are left out."""
+    """Return the nodes of a graph that must be read: those that its result needs, and those that write into a tensor.
+
+    Assertions are left out.
+    """
     needed: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         op = node.target
@@ -332,7 +356,7 @@ def _needed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _scope(node: fx.Node) -> str:
-    """Return the qualified name of the layer in whose forward() a node's operation is."""
+    """Return the qualified name of the layer in whose forward() a node's operation is; "" if that is not known."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(list(stack.values())))[0] if stack else ""
     path = path if isinstance(path, str) and not path.startswith("_empty_nn_module") else ""

@@ -22,12 +22,14 @@ _LINE = re.compile(r'File "(.+?)", line (\d+)|^(\S.*?)\((\d+)\): ', re.MULTILINE
 
 @dataclass(frozen=True, eq=False)
 class ScriptNode:
-    """One operation of a graph.
+    """One operation in a graph of TorchScript.
 
-    kind: its name in TorchScript, such as "aten::relu" or "prim::If". results: names of its values; "" for one that
-    nobody reads. inputs: `Value` and `Weight` references, and constants. schema: its signature, for those of aten.
-    blocks: the graphs that it runs. name: of the attribute or method, for operations on modules. lists: whether the one
-    result is a list. tensors: how many results are tensors. scope: the layer whose weights a frozen graph holds.
+    kind: its name in TorchScript, such as "aten::relu" or "prim::If". results: names of the values that it computes; ""
+    for one that nobody reads. inputs: `Value` and `Weight` references, and constants. schema: its signature in torch,
+    if it has one. blocks: the graphs that it runs, such as the two branches of an If. name: the attribute or method
+    that it reads or calls, if it does. lists: whether its one result is a list. tensors: how many of its results are
+    tensors. scope: qualified name of the layer whose weights it reads, if these are constants of the graph, as in a
+    frozen module; else "".
     place: file and line in the net's own source, if the program says so.
     """
 
@@ -45,7 +47,10 @@ class ScriptNode:
 
 @dataclass(frozen=True, eq=False)
 class ScriptCode:
-    """A graph: the names of its inputs, its operations in order, and what it returns."""
+    """The graph of a TorchScript method or block: the names of its inputs, its operations in order, and its results.
+
+    results: `Value` and `Weight` references, and constants.
+    """
 
     inputs: tuple[str, ...]
     nodes: tuple[ScriptNode, ...]
@@ -60,9 +65,10 @@ class ScriptCode:
 
 
 class ScriptLayer(nn.Module):
-    """A module of a TorchScript net, by its qualified name: its methods' graphs, and its values that are no tensors.
+    """A module inside a TorchScript net, as a module of torch: it has the graphs of its methods, and its attributes.
 
-    home: the net, kept in a tuple, because it is no part of the layer.
+    home: the `ScriptedNet` that runs the graphs. path: the module's qualified name in it. methods: name of a method ->
+    its graph.
     """
 
     def __init__(self, home: Any, path: str, methods: Mapping[str, ScriptCode]) -> None:
@@ -76,7 +82,10 @@ class ScriptLayer(nn.Module):
 
 @dataclass
 class ScriptReader:
-    """Reads the modules, weights, attributes and graphs of a TorchScript module into a `ScriptedNet`."""
+    """Reads the modules, weights, attributes and graphs of a TorchScript module into a `ScriptedNet`.
+
+    Call `module` first, then `attributes`.
+    """
 
     net: ProgramNet
     codes: dict[str, dict[str, ScriptCode]] = field(default_factory=dict)  # methods by the type of their module
@@ -88,7 +97,10 @@ class ScriptReader:
     modules: list[tuple[Any, Any]] = field(default_factory=list)
 
     def module(self, layer: Any, module: Any) -> None:
-        """Read a module with all modules in it: weights and methods."""
+        """Read the weights and methods of a TorchScript module, and of all modules in it, into the net.
+
+        layer: the net, or the `ScriptLayer` in it, that gets them. module: the TorchScript module.
+        """
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             self.paths.setdefault(_memory(tensor), f"{layer.program_path}.{name}".lstrip("."))
         for name, tensor in module._parameters.items():
@@ -103,7 +115,10 @@ class ScriptReader:
             self.module(inner, child)
 
     def attributes(self) -> None:
-        """Read the attributes of all modules: flags, sizes, lists."""
+        """Read those attributes of all modules that graphs use and that are no weights, such as flags, sizes and lists.
+
+        They go into each layer's `program_attributes`.
+        """
         for layer, module in self.modules:
             known = layer._parameters.keys() | layer._buffers.keys() | layer._modules.keys() | {"training"}
             for name in sorted(self.names - known):
@@ -113,7 +128,10 @@ class ScriptReader:
                     )
 
     def _own(self, tensor: Any, parameter: bool = False) -> Any:
-        """Return a weight in float32; weights that modules share stay shared."""
+        """Return the net's own copy of a tensor, with floating-point numbers in float32.
+
+        Tensors that share memory in the program give the same copy. parameter: whether to return an nn.Parameter.
+        """
         key = _memory(tensor)
         if key not in self.made:
             own = single(tensor)  # a file's parameters are plain tensors
@@ -122,7 +140,11 @@ class ScriptReader:
         return self.made[key][1]
 
     def _constant(self, value: Any, name: str) -> Any:
-        """Return a constant of the program with a `Weight` for each tensor in it; name: a path for a new buffer."""
+        """Convert a constant of the program: a tensor of one number becomes this number, others `Weight` references.
+
+        Lists, tuples and dicts are converted part by part. name: a qualified name for a tensor that the net does not
+        have yet.
+        """
         if isinstance(value, Tensor):
             if value.dim() == 0 and value.dtype in (torch.int64, torch.float64, torch.bool):
                 return value.item()  # a number in the code of a traced net
@@ -134,7 +156,10 @@ class ScriptReader:
         return value
 
     def _buffer(self, tensor: Tensor, path: str) -> str:
-        """Return the path of a tensor among the net's weights; one that is not there becomes a buffer."""
+        """Return the qualified name that a tensor of the program has among the net's weights.
+
+        A tensor that is not among them is registered as a buffer, called `path` or a free name like it.
+        """
         if (found := self.paths.get(_memory(tensor))) is not None:
             return found
         home, _, name = path.rpartition(".")
@@ -198,7 +223,10 @@ class ScriptReader:
 
 
 def _keep_methods(graph: Any, block: Any) -> None:
-    """Rename calls of methods in a graph, so that torch inlines functions and not methods."""
+    """Rename the calls of methods in a TorchScript graph, so that torch's inlining takes in functions, but not methods.
+
+    graph: the whole graph. block: the part whose nodes are renamed, with all blocks inside it.
+    """
     for node in list(block.nodes()):
         for inner in node.blocks():
             _keep_methods(graph, inner)
@@ -227,13 +255,19 @@ def _flat(value: Any) -> Iterable[Any]:
 
 
 def _memory(tensor: Tensor | None) -> tuple[Any, ...]:
-    """Return where a tensor lies: the same for two objects that are one weight. An empty tensor is like no other."""
+    """Return a key for the memory of a tensor: it is equal for two tensor objects that are the same weight.
+
+    None, an empty tensor and a tensor that is not dense have keys of their own.
+    """
     if tensor is None or not tensor.numel() or tensor.layout != torch.strided:
         return (id(tensor),)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def _place(text: str) -> tuple[str, int] | None:
-    """Return file and line of an operation in the net's own source; None if the program does not say so."""
+    """Return file and line of an operation in the net's own source; None if the program does not say so.
+
+    text: the call stack that TorchScript keeps for the operation.
+    """
     lines = [(a or b, int(c or d)) for a, c, b, d in _LINE.findall(text)]
     return next((line for line in lines if "/torch/" not in line[0] and not line[0].startswith("<")), None)

@@ -27,7 +27,11 @@ TYPES: dict[int, torch.dtype] = {
 
 
 def computes(schema: Any, inputs: list[Any]) -> bool:
-    """Whether an operation gets a tensor. Traced programs also have operations on tensors for those on sizes."""
+    """Whether torch must compute an operation of TorchScript because an input is a tensor; else Python computes it.
+
+    The name alone does not say so: traced programs call operations on tensors with sizes too. schema: the operation's
+    signature, or None. inputs: the values of its inputs.
+    """
     if schema is None or not any("Tensor" in str(argument.type) for argument in schema.arguments):
         return False
     found: list[bool] = []
@@ -42,7 +46,11 @@ def computes(schema: Any, inputs: list[Any]) -> bool:
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return the type that a number in an argument `dtype` stands for; other values as they are."""
+    """Return torch's dtype if `value` is TorchScript's number of a type; other values are returned unchanged.
+
+    name: the argument's name; only an int in the argument "dtype" is such a number. Raises Unsupported for a type that
+        has no form here.
+    """
     if name != "dtype" or type(value) is not int:
         return value
     if value not in TYPES:
@@ -51,7 +59,11 @@ def typed(name: str, value: Any) -> Any:
 
 
 def _number(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the function that makes a number of a value; a size stays what it is, as it may stand for any batch."""
+    """Return the function that converts a value to a number of Python.
+
+    A size that may stand for any batch stays as it is.
+    kind: int, float or bool.
+    """
 
     def convert(x: Any) -> Any:
         if isinstance(x, fx.Proxy) and not is_tensor(x.node):
@@ -81,13 +93,16 @@ def _range_length(low: Any, high: Any, step: int) -> Any:
 
 
 def _format(text: str, *values: Any) -> str:
-    """Put values into the places {} of a text, which are all that TorchScript knows."""
+    """Put values into the places {} of a text. TorchScript's format() knows no other places."""
     parts = text.split("{}")
     return "".join(part + str(value) for part, value in zip(parts, (*values, ""), strict=False))
 
 
 def _changed(name: str) -> Callable[..., Any]:
-    """Return a function that calls a method that changes a list or dict, and returns the list or dict."""
+    """Return a function that calls a method that changes a list or dict, such as append, and returns the list or dict.
+
+    name: the method's name.
+    """
 
     def call(x: Any, *args: Any) -> Any:
         getattr(x, name)(*args)

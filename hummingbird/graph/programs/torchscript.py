@@ -65,7 +65,10 @@ def read(path: str | PathLike[str]) -> ScriptedNet:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    """Raise Unsupported for an archive that is no TorchScript, or that has code which runs while torch reads it."""
+    """Raise Unsupported unless a zip file is TorchScript that torch can read without running code of the file.
+
+    Refused are classes with a method __setstate__, objects of C++ classes, and code that is too large to check.
+    """
     listed = {name.partition("/")[2] for name in archive.namelist()}
     if "constants.pkl" not in listed:
         raise Unsupported("no file of torch.jit.save: it has no code", _STATE_DICT if "data.pkl" in listed else _SAVED)
@@ -86,7 +89,10 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 @dataclass
 class _Frame:
-    """A method that runs: its layer, its values by name, and how many tensors it has computed."""
+    """The state of a method while it runs. layer: the layer whose method it is. values: its values by name.
+
+    operations: how many tensors it has computed.
+    """
 
     layer: nn.Module
     values: dict[str, Any]
@@ -95,7 +101,10 @@ class _Frame:
 
 @dataclass(frozen=True)
 class _Original:
-    """The module that a net was read from, which copies of the net share."""
+    """Holds the TorchScript module from which a net was read.
+
+    A deep copy of the net shares it, and makes no copy of it.
+    """
 
     module: torch.jit.ScriptModule
 
@@ -145,7 +154,7 @@ class ScriptedNet(ProgramNet):
             return compare(wanted, call(self))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes, for the arguments that its forward() takes."""
+        """Compute what the TorchScript module computes, for the arguments that its forward() takes."""
         (call := self.program_signature.bind(*args, **kwargs)).apply_defaults()
         self.program_counts.clear()
         try:
@@ -155,7 +164,10 @@ class ScriptedNet(ProgramNet):
             self.program_layers = frozenset(path for path, count in self.program_counts.items() if path and count == 1)
 
     def _run(self, layer: Any, method: str, args: tuple[Any, ...]) -> Any:
-        """Run a method of a layer and return its result."""
+        """Run a method of a layer and return its result.
+
+        layer: this net, or a `ScriptLayer` in it. method: the method's name. args: its arguments after self.
+        """
         code = layer.program_methods[method]
         frame = _Frame(layer, dict(zip(code.inputs, (layer, *args), strict=True)))
         (result,) = self._block(code, frame)
@@ -183,7 +195,10 @@ class ScriptedNet(ProgramNet):
         return operand
 
     def _node(self, node: ScriptNode, frame: _Frame) -> Iterable[Any]:
-        """Run an operation, and return its results."""
+        """Run one operation of a graph, and return its results, one for each name in `node.results`.
+
+        frame: the method that runs; the values of the operation's inputs are taken from it.
+        """
         inputs = [self._actual(operand, frame) for operand in node.inputs]
         if node.kind == "prim::If":
             return self._block(node.blocks[self._branch(node, inputs[0])], frame)
@@ -209,7 +224,11 @@ class ScriptedNet(ProgramNet):
         return f" ({Path(self.program_place[0]).name}:{self.program_place[1]})" if self.program_place else ""
 
     def _branch(self, node: ScriptNode, condition: Any) -> int:
-        """Return which block an If runs. An assertion on a shape that is not known counts as fulfilled."""
+        """Return the number of the block that an If runs: 0 for a true condition, 1 for a false one.
+
+        If the condition is about a shape that is not known, and one of the blocks raises an error, the other block is
+        taken.
+        """
         raises = [block.raises for block in node.blocks]
         if any(raises) and isinstance(condition, fx.Proxy) and not is_tensor(condition.node):
             return raises.index(False)
@@ -246,7 +265,11 @@ class ScriptedNet(ProgramNet):
         return [value[at] for at in range(len(node.results))]
 
     def _tensors(self, node: ScriptNode, inputs: list[Any], frame: _Frame) -> list[Any]:
-        """Compute an operation on tensors by torch's function for it."""
+        """Compute an operation of ATen by torch's function; return its results, one for each name in `node.results`.
+
+        inputs: the values of its inputs. frame: the method that runs, whose count of tensors grows. A result that
+        nobody reads may be None.
+        """
         op = _operation(node, self._line())
         names = [argument.name for argument in op._schema.arguments]
         inputs = [typed(name, value) for name, value in zip(names, inputs, strict=True)]
@@ -266,7 +289,11 @@ class ScriptedNet(ProgramNet):
 
 
 def _operation(node: ScriptNode, line: str) -> torch._ops.OpOverload:
-    """Return torch's operation of a node; raise Unsupported if there is none that a private net could have."""
+    """Return the operation of ATen that a node of TorchScript calls.
+
+    line: text for the error, the place in the net's source. Raises Unsupported for an operation that ATen does not
+        have, and for one that opens a file.
+    """
     space, _, name = node.kind.partition("::")
     packet = getattr(torch.ops.aten, name, None) if space == "aten" and node.schema is not None else None
     found = getattr(packet, node.schema.overload_name or "default", None) if packet is not None else None
@@ -280,7 +307,10 @@ def _operation(node: ScriptNode, line: str) -> torch._ops.OpOverload:
 
 
 def _given(op: torch._ops.OpOverload, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return an operation's arguments as `function_of` takes them, without defaults at the end of the list."""
+    """Return an operation's arguments, positional and by keyword, in the form that `function_of`'s result takes.
+
+    op: the operation of ATen. inputs: a value for each of its parameters. Defaults at the end of the list are left out.
+    """
     arguments = op._schema.arguments
     kwargs = {}
     positional = list(zip(arguments, inputs, strict=True))

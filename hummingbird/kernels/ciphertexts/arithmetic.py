@@ -44,13 +44,14 @@ _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q m
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute linear combinations of ciphertexts: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
 
-    There are G groups of `rows` sums; each is computed at several places p, as a convolution's filters at all pixels.
-    weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the ciphertext of x that each term reads; -1
-    for a term that is 0. x: int32 (inputs, ..., L, N), centred. out: where to write the result; its first two
-    dimensions may be strided, so that some of the places can be computed at a time. Returns int32 (G rows, places, ...,
-    L, N). Uses torch.get_num_threads(). InputError for other types or shapes, for an index out of range, and for a
-    row whose sums could be inexact: ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit
-    primes).
+    There are G groups of `rows` sums; each sum is computed at several places p, as a convolution's filters at all
+    pixels.
+    weights: float64 (G, rows, K), integers. index: int32 (G, places, K): the number of the ciphertext of x that each
+    term reads; -1 for a term that is 0. x: int32 (inputs, ..., L, N), centred, N residues modulo each of L primes q.
+    out: where to write the result; its first two dimensions may be strided, so that some of the places can be computed
+    at a time. Returns int32 (G rows, places, ..., L, N). Uses torch.get_num_threads(). InputError for other types or
+    shapes, for an index out of range, and for a row whose sums could be inexact: the sum of |weights[g, r]| times (q -
+    1) / 2, plus q, must not exceed 2^53 (a sum of about 2^28 for 26-bit primes).
 
         linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
     """
@@ -89,9 +90,10 @@ def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) ->
 
 
 def _check_exact(ring: Ring, weights: Tensor) -> int:
-    """Return a bound on the absolute values of the sums that `linear` computes with these weights, before reduction.
+    """Check the weights of `linear`, and return a bound on the absolute values of its sums before they are reduced.
 
-    Raises InputError for weights that are not integers, and if float64 cannot hold such sums exactly.
+    weights: float64 (G, rows, K). Raises InputError for weights that are not integers, and if float64 cannot hold the
+        sums exactly.
     """
     if not weights.numel():
         return 0
@@ -132,9 +134,10 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
 def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     """Add a constant to every `step`-th residue of the first ring element of each ciphertext, in place.
 
-    x: the ciphertexts, int32 (rows, places, size, L, N), centred, rows and places as in `linear`; these two dimensions
-    may be strided. constants: int32 (rows, L), centred: the constant of each row modulo each prime; it is added at all
-    places of the row. step: 1 .. N. InputError for anything else.
+    x: the result of a linear layer, int32 (rows, places, size, L, N), centred: ciphertexts of `size` ring elements, one
+    for each row of the weights and each place. The first two dimensions may be strided. constants: int32 (rows, L),
+    centred: the constant of each row modulo each prime; it is added at all places of the row. step: 1 .. N. InputError
+    for anything else.
     """
     where, primes = "kernels.shift", len(ring.primes)
     ring.check(x, f"{where}(x)", 5)
@@ -154,9 +157,9 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
     """Multiply ciphertexts pairwise, as polynomials in the secret: element k of a product is sum_i x_i y_{k-i} mod q.
 
-    x: n ciphertexts of a ring elements, int32 (n, a, L, N). y: n ciphertexts of b ring elements, int32 (n, b, L, N).
-    Both are NTT values modulo L primes; 1 <= a, b and min(a, b) <= 8. Returns int32 (n, a + b - 1, L, N). InputError
-    for anything else.
+    x: n ciphertexts, each of `a` ring elements, int32 (n, a, L, N). y: n ciphertexts, each of `b` ring elements, int32
+    (n, b, L, N). Both are NTT values modulo L primes; 1 <= a, b and min(a, b) <= 8. Returns int32 (n, a + b - 1, L, N).
+    InputError for anything else.
     """
     ring.check(x, "kernels.multiply(x)", 4)
     ring.check(y, "kernels.multiply(y)", 4)
@@ -240,10 +243,10 @@ def centred_inverse(x: int, q: int) -> int:
 
 
 def accumulate(ring: Ring, weights: Tensor, x: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Sum products of weights and ciphertexts: output o is the sum of weights[p] x[i] mod q over all p with pairs[p] =
-    (i, o).
+    """Sum products of weights and ciphertexts, with N values modulo each of the ring's L primes q.
 
-    weights: int32 (P, L, N). x: the inputs, int32 (inputs, size, L, N). Both are NTT values with |residue| <= 2^25,
+    Output o is the sum of weights[p] x[i] mod q over all p with pairs[p] = (i, o). weights: int32 (P, L, N). x: the
+    inputs, int32 (inputs, size, L, N), ciphertexts of `size` ring elements. Both are NTT values with |residue| <= 2^25,
     which are multiplied one by one. pairs: int64 (P, 2), for each weight the number of its input i and of its output o,
     in any order; at most 4,096 for one output. outputs: how many outputs there are. Returns int32 (outputs, size, L,
     N), centred; 0 for an output without weights. Uses torch.get_num_threads(). InputError for anything else.

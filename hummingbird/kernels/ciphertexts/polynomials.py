@@ -35,9 +35,9 @@ def _check_count(n: int, where: str) -> None:
 def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
     """Draw n random polynomials: uniform centred residues modulo each of the ring's L primes q, int32 (n, L, N).
 
-    First each residue takes the low 26 bits of a 32-bit word, a number r. If r >= q, it is drawn again; if r > q/2, it
-    stands for r - q. Residues to draw again take words in the order of their indices, until none is left. Not for
-    secrets: the time depends on how many were drawn again, and which.
+    stream: gives the random words. First each residue takes the low 26 bits of a 32-bit word, a number r. If r >= q, it
+        is drawn again; if r > q/2, it stands for r - q. Residues to draw again take words in the order of their
+        indices, until none is left. Not for secrets: the time depends on how many were drawn again, and which.
     """
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)
@@ -56,8 +56,8 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 def ternary(stream: Stream, degree: int) -> Tensor:
     """Draw uniform numbers from -1, 0 and 1, for one polynomial of `degree` coefficients: int32 (degree,).
 
-    A number is b mod 3 - 1 for a random byte b from 0 to 254. All bytes 255 are drawn again, in the order of their
-    indices, until none is left.
+    stream: gives the random bytes. A number is b mod 3 - 1 for a byte b from 0 to 254. All bytes 255 are drawn again,
+        in the order of their indices, until none is left.
     """
     _check_count(degree, "kernels.ternary(degree)")
     x = stream.bytes(degree)
@@ -69,10 +69,10 @@ def ternary(stream: Stream, degree: int) -> Tensor:
 
 
 def noise(stream: Stream, n: int, degree: int) -> Tensor:
-    """Draw random errors from a centred binomial distribution, for n polynomials of `degree` coefficients: int32 (n,
-    degree).
+    """Draw random errors from a centred binomial distribution, for n polynomials of `degree` coefficients.
 
-    An error is the number of ones among the low 42 bits of a random word, less 21.
+    stream: gives the random words. An error is the number of ones among the low 42 bits of a word, less 21. Returns
+        int32 (n, degree).
     """
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
@@ -81,12 +81,12 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
 
 
 def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
-    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; returns their centred
+    """Draw integers of `bits` bits with sign, uniform from -2^(bits-1) to 2^(bits-1) - 1; return their centred
     residues.
 
     n: number of polynomials of N integers. The result is int32 (n, L, N), for L primes. bits: 1 or more. Each integer
-    takes ceil(bits / 32) words of 32 bits from the stream, which has the highest words, with the sign, of all integers
-    first. Constant time.
+    takes ceil(bits / 32) words of 32 bits from the stream. The stream has the highest words of all integers first;
+    these hold the sign. Constant time.
     """
     where = "kernels.wide"
     _check_count(n, f"{where}(n)")
@@ -118,7 +118,11 @@ def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tenso
 
 
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Encrypt as `encrypt` does, but return c_0 as NTT values; (c_0, a) is then a ciphertext of the form "ntt"."""
+    """Encrypt a message m with an error e under the secret s: c_0 = m + e - a s modulo each prime, as NTT values.
+
+    Returns c_0. The ciphertext is (c_0, a), of the form "ntt": both are NTT values. The arguments are those of
+    `encrypt`, which returns c_0 as coefficients.
+    """
     inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt_ntt")
     return best(encrypt_ntt, *inputs)(ring, *inputs)
 

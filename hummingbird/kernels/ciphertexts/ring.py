@@ -36,11 +36,10 @@ def root(degree: int, q: int) -> int:
 
 
 def exponents(degree: int, parts: int) -> Tensor:
-    """Compute the exponents e_i for which X^N + 1 is the product of the `parts` factors X^{N/parts} - zeta^e_i: int64
-    (parts,).
+    """Return the exponents e_i of the factors X^{N/parts} - zeta^e_i, whose product is X^N + 1: int64 (parts,).
 
-    degree: N. zeta: the 2N-th root of one that the function `root` returns. X^m - zeta^e is the product of two such
-    factors with exponents e/2 and e/2 + N.
+    degree: N. parts: the number of factors, a power of two. zeta: the 2N-th root of one that the function `root`
+    returns. X^m - zeta^e is the product of the two factors of half the degree with the exponents e/2 and e/2 + N.
     """
     e = torch.tensor([degree])
     while e.numel() < parts:
@@ -104,10 +103,11 @@ class Ring:
 
     @property
     def order(self) -> Tensor:
-        """Return at which root of X^N + 1 each NTT value is the polynomial's value: value p belongs to the root
-        zeta^order[p].
+        """Return the exponents of the points at which a transform evaluates a polynomial: NTT value p is
+        x(zeta^order[p]).
 
-        The result is int64 (N,). zeta: the 2N-th root of one that the function `root` returns.
+        x: the polynomial. The result is int64 (N,); the points are the N roots of X^N + 1. zeta: the 2N-th root of one
+        that the function `root` returns.
         """
         return exponents(self.degree, self.degree)
 

@@ -21,7 +21,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(ring_module.transform, "cpu")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Implement `kernels.ciphertexts.ring.transform` in C++."""
+    """Implement `kernels.ciphertexts.ring.transform` in C++: transform polynomials to NTT values or back."""
     out, table, (primes, degree) = torch.empty_like(x), _table(ring), x.shape[-2:]
     arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
     handle().hb_transform(table.data_ptr(), primes, degree, *arguments)
@@ -30,11 +30,10 @@ def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _factors(degree: int, q: int, inverse: bool) -> Tensor:
-    """Compute the factors of a transform modulo q: the numbers w for which X^m - w^2 is (X^{m/2} - w)(X^{m/2} + w):
-    (N,).
+    """Compute the factors by which the steps of a transform modulo the prime q multiply: float64 (N,).
 
-    X^N + 1 is split so until all parts are linear. The numbers have the layout of csrc/ntt.h. degree: N. inverse:
-    return 1/w mod q in place of w.
+    X^N + 1 is split into halves, X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w), until all parts are linear; the factors are
+    the numbers w. They lie in the order of csrc/ntt.h. degree: N. inverse: return 1/w mod q in place of w.
     """
     table = powers(degree, q)
 
@@ -82,7 +81,7 @@ def _primes(ring: Ring) -> ctypes.Array[ctypes.c_double]:
 
 @implements(arithmetic.add, "cpu")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.add` in C++."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in C++: add two ciphertexts, one times a factor."""
     return _combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
 
 
@@ -102,7 +101,7 @@ def _combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int
 
 @implements(arithmetic.shift, "cpu")
 def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
-    """Implement `kernels.ciphertexts.arithmetic.shift` in C++.
+    """Implement `kernels.ciphertexts.arithmetic.shift` in C++: add constants to ciphertexts.
 
     constants: residues 0 .. q - 1. moduli: the primes, int32 (L,).
     """
@@ -112,7 +111,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -
 
 @implements(arithmetic.multiply, "cpu")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.multiply` in C++."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in C++: multiply ciphertexts."""
     a, b = x.shape[1], y.shape[1]
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
@@ -122,7 +121,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 @implements(arithmetic.switch, "cpu")
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.switch` in C++.
+    """Implement `kernels.ciphertexts.arithmetic.switch` in C++: divide ciphertexts by the last prime.
 
     plain: how many of the first elements of a ciphertext are coefficients; the others are NTT values. inverses: of the
     last prime modulo each other prime.
@@ -152,7 +151,7 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
 
 @implements(arithmetic.taps, "cpu")
 def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.taps` in C++."""
+    """Implement `kernels.ciphertexts.arithmetic.taps` in C++: sum ciphertexts multiplied by monomials."""
     out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
     sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
     terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
@@ -162,13 +161,13 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 @implements(polynomials.encrypt, "cpu")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.encrypt` in C++."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in C++: encrypt messages."""
     return _encrypt(ring, message, noise, a, secret, False)
 
 
 @implements(polynomials.encrypt_ntt, "cpu")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in C++."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in C++: encrypt messages, as NTT values."""
     return _encrypt(ring, message, noise, a, secret, True)
 
 
@@ -181,7 +180,7 @@ def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 
 @implements(polynomials.phase, "cpu")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.phase` in C++."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in C++: decrypt ciphertexts."""
     out = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32)
     inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
     shape = (_table(ring).data_ptr(), len(ring.primes), ring.degree)
@@ -191,7 +190,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "cpu")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.compose` in C++."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in C++: combine residues to integers."""
     out = torch.empty(x.shape[0], ring.degree, dtype=torch.float64)
     table = torch.tensor([*ring.primes, *itertools.chain(*inverses(ring.primes))], dtype=torch.float64)
     handle().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
@@ -200,7 +199,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.pack, "cpu")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.pack` in C++."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in C++: pack residues in 26 bits each."""
     out, (primes, degree) = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), x.shape[-2:]
     sizes = (x.numel() // (primes * degree), primes, degree)
     handle().hb_pack(x.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
@@ -209,7 +208,7 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.unpack, "cpu")
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
-    """Implement `kernels.ciphertexts.polynomials.unpack` in C++.
+    """Implement `kernels.ciphertexts.polynomials.unpack` in C++: unpack residues of 26 bits.
 
     The second result is True if all values are below their primes.
     """
@@ -232,7 +231,10 @@ def uniform(x: Tensor, moduli: Tensor) -> Tensor:
 
 @implements(polynomials.noise, "cpu")
 def noise(words: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.noise` in C++. words: random, int64 (n, degree)."""
+    """Implement `kernels.ciphertexts.polynomials.noise` in C++: draw random errors from words.
+
+    words: random, int64 (n, degree).
+    """
     out = torch.empty(words.shape, dtype=torch.int32)
     handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
     return out
@@ -240,7 +242,7 @@ def noise(words: Tensor) -> Tensor:
 
 @implements(polynomials.wide, "cpu")
 def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.wide` in C++.
+    """Implement `kernels.ciphertexts.polynomials.wide` in C++: make residues of random integers.
 
     words: random, int32 (digits, n, N), the highest first. spare: how many bits of the highest word are not used.
     """
@@ -252,7 +254,7 @@ def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
 
 @implements(arithmetic.encode, "cpu")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.encode` in C++.
+    """Implement `kernels.ciphertexts.arithmetic.encode` in C++: encode numbers mod 2^k for encryption.
 
     factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
     """

@@ -13,7 +13,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(cot.receive, "cpu")
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.cot.receive` in C++."""
+    """Implement `kernels.cot.receive` in C++: compute the receiver's part of oblivious transfers."""
     sums = torch.empty((TREES, 16 * blocks), dtype=torch.uint8)
     keys = torch.empty((BLOCK * blocks, 2), dtype=torch.int64)
     handle().hb_cot_receive(leaves.data_ptr(), block, blocks, sums.data_ptr(), keys.data_ptr())
@@ -22,7 +22,7 @@ def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
 
 @implements(cot.send, "cpu")
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """Implement `kernels.cot.send` in C++."""
+    """Implement `kernels.cot.send` in C++: compute the sender's keys of oblivious transfers."""
     blocks = corrections.shape[1] // 16
     keys = torch.empty((BLOCK * blocks, 2), dtype=torch.int64)
     start = leaves.data_ptr(), delta.data_ptr(), block, blocks
@@ -32,7 +32,7 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 @implements(cot.choose, "cpu")
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """Implement `kernels.cot.choose` in C++."""
+    """Implement `kernels.cot.choose` in C++: choose the labels that stand for bits."""
     out = torch.empty_like(labels)
     handle().hb_cot_choose(labels.data_ptr(), bits.data_ptr(), delta.data_ptr(), len(labels), out.data_ptr())
     return out

@@ -33,7 +33,7 @@ def _run(
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """Implement `kernels.garble.garble` in C++."""
+    """Implement `kernels.garble.garble` in C++: garble circuits on the side of the data."""
     tables = torch.empty(circuit.table_bytes(len(labels)), dtype=torch.uint8)
     _run(circuit, key, tile, labels, tables, None, delta, shares=shares, masks=masks)
     return tables
@@ -43,7 +43,7 @@ def garble(
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.garble.garble_model` in C++."""
+    """Implement `kernels.garble.garble_model` in C++: garble circuits on the side of the model."""
     tables = torch.empty(circuit.table_bytes(len(labels)), dtype=torch.uint8)
     offsets = torch.empty(len(labels), dtype=torch.int64)
     _run(circuit, key, tile, labels, tables, offsets, delta, own)
@@ -52,7 +52,7 @@ def garble_model(
 
 @implements(kernels.evaluate, "cpu")
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """Implement `kernels.garble.evaluate` in C++."""
+    """Implement `kernels.garble.evaluate` in C++: evaluate circuits that the data's side garbled."""
     results = torch.empty(len(labels), dtype=torch.int64)
     _run(circuit, key, tile, labels, tables, results)
     return results
@@ -60,7 +60,7 @@ def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Te
 
 @implements(kernels.evaluate_model, "cpu")
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """Implement `kernels.garble.evaluate_model` in C++."""
+    """Implement `kernels.garble.evaluate_model` in C++: evaluate circuits that the model's side garbled."""
     results = torch.empty(len(labels), dtype=torch.int64)
     _run(circuit, key, tile, labels, tables, results, own=own)
     return results

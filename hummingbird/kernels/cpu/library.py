@@ -111,19 +111,19 @@ def available() -> bool:
 
 
 def handle() -> Any:
-    """Return the loaded shared library; its functions are `hb_...` of csrc/."""
+    """Return the loaded shared library, whose functions are `hb_...` of csrc/; None if there is none."""
     return _library
 
 
 def isa() -> str:
-    """Return the instruction set in use, one of `ISAS`."""
+    """Return the instruction set that the C++ kernels use: "portable", "avx2" or "avx512"."""
     return ISAS[_library.hb_isa()]
 
 
 def set_isa(name: str) -> bool:
-    """Choose the instruction set, one of `ISAS`, that this process uses from now on.
+    """Choose the instruction set that the C++ kernels use in this process from now on.
 
-    Returns False, and changes nothing, if the processor lacks it.
+    name: "portable", "avx2" or "avx512". Returns False, and changes nothing, if the processor lacks it.
     """
     return _library.hb_set_isa(ISAS.index(name)) == 0
 

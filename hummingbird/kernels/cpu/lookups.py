@@ -19,7 +19,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(lookups.check, "cpu")
 def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
-    """Implement `kernels.lookups.check` in C++.
+    """Implement `kernels.lookups.check` in C++: check look-up keys.
 
     For invalid keys the version in plain torch runs, which knows what is wrong.
     """
@@ -32,7 +32,7 @@ def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
 
 @implements(lookups.expand, "cpu")
 def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
-    """Implement `kernels.lookups.expand` in C++."""
+    """Implement `kernels.lookups.expand` in C++: compute selection bits from look-up keys."""
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
     handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
     return out
@@ -40,7 +40,7 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
 
 @implements(lookups.generate, "cpu")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.generate` in C++.
+    """Implement `kernels.lookups.generate` in C++: generate pairs of look-up keys.
 
     prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
     """

@@ -21,7 +21,7 @@ _PARTIES = 64  # at most; the same bound as a dealer's
 
 @implements(packing.to_planes, "cpu")
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Implement `kernels.shares.packing.to_planes` in C++."""
+    """Implement `kernels.shares.packing.to_planes` in C++: extract some bits of every element, packed."""
     planes = torch.empty((count, bytes_of(x.numel())), dtype=torch.uint8)
     handle().hb_to_planes(x.data_ptr(), x.numel(), low, count, planes.data_ptr())
     return planes
@@ -29,7 +29,7 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 @implements(packing.from_bits, "cpu")
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Implement `kernels.shares.packing.from_bits` in C++."""
+    """Implement `kernels.shares.packing.from_bits` in C++: unpack bits to int64 zeros and ones."""
     out = torch.empty(n, dtype=torch.int64)
     handle().hb_from_bits(plane.data_ptr(), n, out.data_ptr())
     return out
@@ -37,7 +37,7 @@ def from_bits(plane: Tensor, n: int) -> Tensor:
 
 @implements(packing.pack_bits, "cpu")
 def pack_bits(bits: Tensor) -> Tensor:
-    """Implement `kernels.shares.packing.pack_bits` in C++."""
+    """Implement `kernels.shares.packing.pack_bits` in C++: pack bits, eight to a byte."""
     out = torch.empty(bytes_of(bits.numel()), dtype=torch.uint8)
     handle().hb_pack_bits(bits.data_ptr(), bits.numel(), out.data_ptr())
     return out
@@ -45,7 +45,7 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 @implements(packing.pack_words, "cpu")
 def pack_words(x: Tensor, width: int) -> Tensor:
-    """Implement `kernels.shares.packing.pack_words` in C++."""
+    """Implement `kernels.shares.packing.pack_words` in C++: pack the low bits of every element."""
     out = torch.empty(bytes_of(x.numel() * width), dtype=torch.uint8)
     handle().hb_pack_words(x.data_ptr(), x.numel(), width, out.data_ptr())
     return out
@@ -59,7 +59,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 
 @implements(opening.rescale, "cpu")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Implement `kernels.shares.opening.rescale` in C++."""
+    """Implement `kernels.shares.opening.rescale` in C++: compute a party's share of a shifted value."""
     z = torch.empty_like(opened)
     inputs = [t.data_ptr() for t in (opened, mask_high, mask_low)]
     handle().hb_rescale(opened.numel(), *inputs, shift, first, offset, z.data_ptr())
@@ -79,7 +79,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.select` in C++."""
+    """Implement `kernels.shares.opening.select` in C++: compute a party's shares at the end of a ReLU."""
     y, z = torch.empty_like(opened), torch.empty_like(opened)
     inputs = [t.data_ptr() for t in (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)]
     handle().hb_select(opened.numel(), *inputs, shift, first, offset, y.data_ptr(), z.data_ptr())
@@ -88,7 +88,7 @@ def select(
 
 @implements(opening.mask_words, "cpu")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.mask_words` in C++."""
+    """Implement `kernels.shares.opening.mask_words` in C++: make a party's message for an opening under a mask."""
     out, (words, bits) = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8), _packed(mask)
     handle().hb_mask_words(share.data_ptr(), words.data_ptr(), bits, share.numel(), shift, width, out.data_ptr())
     return out
@@ -96,7 +96,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "cpu")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in C++."""
+    """Implement `kernels.shares.opening.open_words` in C++: sum the messages of all parties."""
     out = torch.empty(n, dtype=torch.int64)
     pointers = (ctypes.c_void_p * len(frames))(*[frame.data_ptr() for frame in frames])
     handle().hb_open_words(pointers, len(frames), n, width, out.data_ptr())
@@ -105,7 +105,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "cpu")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Implement `kernels.shares.opening.step_table` in C++."""
+    """Implement `kernels.shares.opening.step_table` in C++: compute a step table for each element."""
     out = torch.empty(bytes_of(x.numel() << bits), dtype=torch.uint8)
     handle().hb_step_table(x.data_ptr(), x.numel(), bits, out.data_ptr())
     return out
@@ -113,7 +113,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "cpu")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Implement `kernels.shares.opening.lookup` in C++."""
+    """Implement `kernels.shares.opening.lookup` in C++: compare numbers by their step tables."""
     n, wanted = opened.numel(), sum(1 << row for row in rows)
     out = torch.empty((len(rows), bytes_of(n)), dtype=torch.uint8)
     handle().hb_lookup(opened.data_ptr(), n, table.data_ptr(), low, bits, wanted, out.data_ptr())
@@ -132,7 +132,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.lift` in C++."""
+    """Implement `kernels.shares.opening.lift` in C++: compute shares mod 2^64 at the end of a ReLU."""
     y, z = torch.empty_like(opened), torch.empty_like(opened) if carry is not None else plain(mask)
     words, bits = zip(*map(_packed, (mask, mask if carry is None else carry, bit, wrap, product)), strict=True)
     lists = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in words]), (ctypes.c_int * 5)(*bits)
@@ -142,9 +142,9 @@ def lift(
 
 
 def _packed(words: Words) -> tuple[Tensor, int]:
-    """Return the tensor in which words are stored, and the number of bits of a word in it; for int32 words it is -32.
+    """Return words in the form in which the C++ kernels read them: a tensor that stores them, and the bits of a word.
 
-    The minus says that the words have a sign.
+    Drawn words are computed first. For int32 words the number of bits is -32; the minus says that they have a sign.
     """
     found = stored(words)
     if isinstance(found, Packed):
@@ -160,7 +160,7 @@ def _aes_keys(*keys: Tensor) -> bool:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.opening.deal_masks` in C++."""
+    """Implement `kernels.shares.opening.deal_masks` in C++: compute the dealer's corrections for openings."""
     keys = torch.stack([share.key for share in fields[0]])
     widths = [*opening.widths(k, ring, whole), *[1 << size for size in sizes]]
     out = [torch.empty(bytes_of(n * width), dtype=torch.uint8) for width in widths]
@@ -208,7 +208,10 @@ def conv2d(
     size: Sequence[int],
     bits: int,
 ) -> Tensor:
-    """Implement `kernels.shares.products.conv2d` in C++. size: height and width of the result."""
+    """Implement `kernels.shares.products.conv2d` in C++: compute a convolution mod 2^bits.
+
+    size: height and width of the result.
+    """
     weight = factor.code
     out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
     kernel = (weight.shape[0], *weight.shape[2:])

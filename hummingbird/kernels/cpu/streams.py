@@ -14,7 +14,7 @@ from hummingbird.kernels.registry import implements
 
 @implements(streams.chacha20, "cpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.chacha20` by OpenSSL."""
+    """Implement `kernels.streams.chacha20` by OpenSSL: compute blocks of a key stream."""
     start = first.to_bytes(4, "little") + bytes(12)  # the counter, and a nonce of zeros
     cipher = Cipher(algorithms.ChaCha20(key.numpy().tobytes(), start), None)
     return encrypted_zeros(cipher.encryptor(), 64 * blocks)
@@ -22,7 +22,7 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
 
 @implements(streams.aes128, "cpu", takes=lambda key: aes())
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.aes128` in C++."""
+    """Implement `kernels.streams.aes128` in C++: compute blocks of a key stream."""
     out = torch.empty(64 * blocks, dtype=torch.uint8)
     handle().hb_aes128(key.data_ptr(), first, blocks, out.data_ptr())
     return out

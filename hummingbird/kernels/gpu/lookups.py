@@ -68,11 +68,11 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 # Words are read one by one, so kernels specialized for addresses that are multiples of 16 bytes would not be faster.
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Compute and store the two children of each of `total` nodes; each look-up key has a tree (kernels/lookups.py).
+    """Compute and store the two children of each of `total` nodes of the trees of look-up keys (kernels/lookups.py).
 
-    nodes: their memory, with `stride` words for each key. public: the public keys of the PRF. corrections: of this
-    level of the trees, with `correction_stride` words for each key. out: memory for the children. size: nodes of one
-    program.
+    Every key has its own tree, with n nodes at this level. nodes: the nodes' memory, with `stride` words for each key.
+    public: the public key with which each look-up key uses the PRF. corrections: the corrections of this level,
+    with `correction_stride` words for each key. out: memory for the children. size: nodes of one program.
     """
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
@@ -93,11 +93,13 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """Store the leaves below `total` nodes of the trees of keys; each key has n of these nodes (kernels/lookups.py).
+    """Compute and store the leaf below each of `total` nodes of the trees of look-up keys (kernels/lookups.py).
 
-    nodes: their memory, with `stride` words for each key. public: the public keys of the PRF. finals: the corrections
-    of leaves. out: memory for the leaves. size: nodes of one program. The grid of programs has a second dimension of
-    size 2: each program computes one half of its leaves.
+    Every key has its own tree, with n nodes at the last level. nodes: the nodes' memory, with `stride` words for each
+    key.
+    public: the public key with which each look-up key uses the PRF. finals: each key's correction of leaves. out:
+    memory for the leaves. size: nodes of one program. The grid of programs has a second dimension of size 2: each
+    program computes one half of its leaves.
     """
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
     inside, key = index < total, index // n

@@ -30,10 +30,10 @@ _COLUMN_BYTES = 1 << 30  # size of the unfolded columns that are built at a time
 
 
 def limb_count(bits: int, weight_bits: int, terms: int) -> int:
-    """Return into how few limbs shares can be split so that sums of products of limbs and weights are exact in float64.
+    """Return the least number of limbs for which sums of products of limbs and weights are exact in float64.
 
-    The result is 0 if not even 8 limbs suffice. bits: how many low bits of the result are read. weight_bits: bits of a
-    weight. terms: number of products in a sum.
+    Limbs are the parts, of equally many bits, into which shares are split. The result is 0 if not even 8 limbs suffice.
+    bits: how many low bits of the result are read. weight_bits: bits of a weight. terms: number of products in a sum.
     """
     for limbs in range(1, _MOST + 1):
         if terms << max(0, -(-bits // limbs) + weight_bits - 2) <= 2**53:  # 2^(h+b-2) K, see above
@@ -145,7 +145,8 @@ def _cut(
     """Split the integers x into signed bytes (digits), and store the digits in `out`; one program of a Triton kernel.
 
     x: (images, channels, plane), of any strides, with plane = height times width. out: memory for (DIGITS, images,
-    plane, channels).
+    plane, channels). The other arguments are numbers of elements and strides, which comments in the signature explain,
+    and the sizes of a tile (PLACES, CHANNELS).
     """
     channels, size = channels * UNIT, size.to(tl.int64) * UNIT
     tile, tiles = tl.program_id(0), tl.cdiv(plane, PLACES)
@@ -203,9 +204,10 @@ def _multiply(
 ):
     """Multiply inputs and weights that are split into signed bytes (digits), and store a convolution's result in `out`.
 
-    x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS,
-    groups * outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of
-    positions of an output image.
+    x: the digits of the inputs, (DIGITS, images, plane, channels). w: the digits of the weights, (WEIGHT_DIGITS, groups
+    * outputs, terms). out: memory for the result, (images, groups * outputs, length). length: number of positions of an
+    output image. The other arguments are numbers of elements and distances, which comments in the signature explain,
+    and the sizes of a tile (PLACES, OUTPUTS, TERMS).
     """
     x_size, w_size = x_size.to(tl.int64) * UNIT, w_size.to(tl.int64) * UNIT
     channels, inputs, run = channels * UNIT, inputs * UNIT, run * UNIT
@@ -305,7 +307,7 @@ def conv2d_by_digits(
 
 
 def cut(x: Tensor, count: int, groups: int = 1) -> Tensor:
-    """Split shares (B, C, H, W), contiguous, into `count` signed bytes (digits), with the channels last.
+    """Split shares x, (B, C, H, W), contiguous, into `count` signed bytes (digits), with the channels last.
 
     Returns int8 (count, B, H, W, groups * padded); padded: the number of channels in a group, rounded up to a multiple
     of _UNIT; the added channels are zeros.
@@ -369,7 +371,7 @@ def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) ->
 
 
 def _several_inputs(x: Tensor, weight: Tensor) -> bool:
-    """Return whether each group of a convolution has several input channels, and neither tensor is empty.
+    """Return whether each group of a convolution of x has several input channels, and neither x nor `weight` is empty.
 
     With only one, computing the convolution as a matrix product does not pay.
     """

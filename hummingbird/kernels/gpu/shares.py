@@ -89,8 +89,8 @@ def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
 def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
     """Read two entries, numbers `v` and `other`, of each element's step table of 2^C bits; returns them as two planes.
 
-    The tables are a share that is drawn from the key stream of `key`, from block `first` on. A plane has one bit of
-    each element of a tile: 16 bits of each lane, in uint32 (gpu/tiles.py).
+    The tables are a share that is drawn from the key stream of `key`, from block `first` on. lane: numbers of the
+    tile's lanes. A plane has one bit of each element of a tile: 16 bits of each lane, in uint32 (gpu/tiles.py).
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word serves several elements, a block several lanes
@@ -251,7 +251,7 @@ def _contiguous(*tensors: Tensor) -> bool:
 
 @implements(opening.mask_words, "gpu", takes=_contiguous)
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.mask_words` in Triton."""
+    """Implement `kernels.shares.opening.mask_words` in Triton: make a party's message for an opening under a mask."""
     n, size = share.numel(), tile_sizes("mask_words", share.device)
     out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
     if out.numel():
@@ -265,7 +265,7 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "gpu", takes=_contiguous)
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in Triton."""
+    """Implement `kernels.shares.opening.open_words` in Triton: sum the messages of all parties."""
     device = frames[0].device
     out, size = torch.empty(n, dtype=torch.int64, device=device), tile_sizes("open_words", device)
     if n:
@@ -284,7 +284,7 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.compare_opened` in Triton."""
+    """Implement `kernels.shares.opening.compare_opened` in Triton: open masked values and compare them."""
     device = frames[0].device
     opened = torch.empty(n, dtype=torch.int64, device=device)
     out = torch.empty((2, bytes_of(n)), dtype=torch.uint8, device=device)
@@ -313,7 +313,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.lift` in Triton."""
+    """Implement `kernels.shares.opening.lift` in Triton: compute shares mod 2^64 at the end of a ReLU."""
     y, size = torch.empty_like(opened), tile_sizes("lift", opened.device)
     z = torch.empty_like(opened) if carry is not None else plain(mask)
     operands = [operand(words) for words in (mask, mask if carry is None else carry, bit, wrap, product)]
@@ -339,7 +339,8 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
     """Store one tile of the dealer's corrections: values, less the shares that all parties but the receiver draw.
 
     value: the values, uint64 (lanes, 16). keys: of all parties' key streams, the receiver's first. first: number of the
-    block in these streams where the shares begin. out: memory for packed words. WIDTH: bits of a correction.
+    block in these streams where the shares begin. lane: numbers of the tile's lanes. n: elements in all tiles. out:
+    memory for packed words. WIDTH: bits of a correction.
     """
     drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
     for party in range(1, parties):
@@ -351,7 +352,7 @@ def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
 def _others(keys, parties, block):
     """Compute the XOR of some blocks of the key streams of all parties but the receiver: (n, 16) uint32.
 
-    keys: of all parties, the receiver's first. block: numbers of the n blocks.
+    keys: address of the streams' keys, the receiver's first. parties: how many parties. block: numbers of the n blocks.
     """
     words = tl.broadcast_to((block ^ block).to(tl.uint32)[:, None], (block.shape[0], 16))
     for party in range(1, parties):
@@ -361,10 +362,9 @@ def _others(keys, parties, block):
 
 @triton.jit
 def _steps(place, first):
-    """Compute 32 entries of step tables as one word each: entries `first` to `first + 31`, of which bit i is entry
-    first + i.
+    """Return 32 entries of each step table in one word: bit i is entry number first + i.
 
-    An entry is 1 from number `place` on, and 0 before.
+    An entry is 1 from number `place` on, and 0 before; `place` has a number for each table.
     """
     ahead = place - first
     full = tl.full((), 0xFFFFFFFF, tl.uint32)
@@ -374,11 +374,12 @@ def _steps(place, first):
 
 @triton.jit
 def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
-    """Store one tile of the dealer's corrections for step tables of 2^C bits, whose entries are 1 from number `place`
-    on.
+    """Store one tile of the dealer's corrections for step tables of 2^C bits.
 
-    keys: of all parties' key streams, the receiver's first. first: number of the block in these streams where the
-    shares of the tables begin. out: int32, with memory for full lanes.
+    An entry of a table is 1 from number `place` on, and 0 before. keys: of all parties' key streams, the receiver's
+    first.
+    first: number of the block in these streams where the shares of the tables begin. lane: numbers of the tile's lanes.
+    n: elements in all tiles. out: int32, with memory for full lanes.
     """
     lanes: tl.constexpr = lane.shape[0]
     if C < 5:  # a word holds several tables, a block those of several lanes
@@ -447,7 +448,7 @@ def _deal_masks(
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.opening.deal_masks` in Triton."""
+    """Implement `kernels.shares.opening.deal_masks` in Triton: compute the dealer's corrections for openings."""
     keys = torch.stack([share.key for share in fields[0]])
     blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*opening.widths(k, ring, whole), *[1 << c for c in sizes]]

@@ -31,8 +31,9 @@ def _quarter(a, b, c, d):
 
 @triton.jit
 def double_round(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15):
-    """Apply two of ChaCha's rounds to the 16 words of states: one to the columns, one to the diagonals; returns the 16
-    words.
+    """Apply two of ChaCha's rounds to states of 16 words each: one round to the columns, one to the diagonals.
+
+    x0 .. x15: the words, each of all states. Returns the new words.
     """
     x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
     x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
@@ -86,7 +87,7 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 @implements(streams.chacha20, "gpu")
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.chacha20` in Triton."""
+    """Implement `kernels.streams.chacha20` in Triton: compute blocks of a key stream."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device

@@ -28,7 +28,7 @@ def tile(LANES: tl.constexpr):
 
 @triton.jit
 def rows(column):
-    """Join a tuple of 16 columns to a tile (n, 16), each row in one thread."""
+    """Join 16 columns to a tile, (n, 16), each row in one thread. column: a tuple of the columns, (n,) each."""
     # Joined from the top bit of the column's number down: the last join interleaves neighbours.
     a = tl.join(tl.join(column[0], column[8]), tl.join(column[4], column[12]))
     b = tl.join(tl.join(column[1], column[9]), tl.join(column[5], column[13]))
@@ -39,7 +39,7 @@ def rows(column):
 
 @triton.jit
 def columns(row):
-    """Split a tile (n, 16) into a tuple of its 16 columns."""
+    """Split a tile, (n, 16), into a tuple of its 16 columns. row: the tile."""
     even, odd = tl.split(row.reshape(row.shape[0], 2, 2, 2, 2))
     e0, e2 = tl.split(even)
     e1, e3 = tl.split(odd)
@@ -90,9 +90,9 @@ def low_bits(WIDTH: tl.constexpr):
 
 @triton.jit
 def _behind(data, size, BYTES: tl.constexpr):
-    """Load the last bytes of a stream: those after its last full word of BYTES bytes; as one number, uint64.
+    """Load the bytes of a stream that come after its last full word of BYTES bytes, as one number, uint64.
 
-    data: the address of the stream. size: its bytes.
+    data: the address of the stream. size: the stream's length in bytes.
     """
     rest = tl.full((), 0, tl.uint64)
     for byte in tl.static_range(BYTES - 1):
@@ -230,8 +230,8 @@ def gathered(bits):
 def drawn_planes(key, first, second, lane):
     """Draw two planes of random bits for a tile, one from block `first` and one from block `second` of a key stream on.
 
-    Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). lane: numbers of the
-    tile's lanes; how many there are must be a multiple of 32.
+    Each plane has one bit for each element of the tile: 16 bits of each lane, in uint32 (lanes,). key: address of the
+    stream's key. lane: numbers of the tile's lanes; how many there are must be a multiple of 32.
     """
     lanes: tl.constexpr = lane.shape[0]
     blocks: tl.constexpr = lanes // 32

@@ -16,14 +16,14 @@ from hummingbird.kernels.shares.packing import from_bits
 
 @implements(cot.receive, "reference")
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.cot.receive` in plain torch."""
+    """Implement `kernels.cot.receive` in plain torch: compute the receiver's part of oblivious transfers."""
     streams = _streams(leaves, block, blocks)
     return _sum([streams[:, x] for x in range(LEAVES)]), _rows(_columns(streams))
 
 
 @implements(cot.send, "reference")
 def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
-    """Implement `kernels.cot.send` in plain torch."""
+    """Implement `kernels.cot.send` in plain torch: compute the sender's keys of oblivious transfers."""
     columns = _columns(_streams(leaves, block, corrections.shape[1] // 16))
     bits = (delta[:, None] >> torch.arange(64) & 1).to(torch.uint8).view(TREES, 4, 1)
     return _rows(columns ^ (corrections[:, None] & -bits))
@@ -31,7 +31,7 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 
 @implements(cot.choose, "reference")
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
-    """Implement `kernels.cot.choose` in plain torch."""
+    """Implement `kernels.cot.choose` in plain torch: choose the labels that stand for bits."""
     return labels ^ (-from_bits(bits, len(labels))[:, None] & delta)
 
 

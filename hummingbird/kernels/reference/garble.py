@@ -45,9 +45,10 @@ def colour(x: Tensor) -> Tensor:
 
 
 def _weights(circuit: Circuit) -> list[int]:
-    """List for each bit x_i of the sum of both shares the number that it adds to the result if it is 1, such as 2^i.
+    """List, for each bit x_i of the sum of both shares, the number that it adds to the result if it is 1.
 
-    For "relu" the sign's bit is left out, which adds nothing; for "lift" it adds a negative number.
+    It is 2^i; for "lift" the last bit, which is the sign, adds a negative number. For "relu" the sign adds nothing, and
+    is left out of the list.
     """
     if circuit.kind == "relu":
         return [1 << i for i in range(circuit.width - 1)]
@@ -161,7 +162,7 @@ def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Te
 def garble(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
 ) -> Tensor:
-    """Implement `kernels.garble.garble` in plain torch."""
+    """Implement `kernels.garble.garble` in plain torch: garble circuits on the side of the data."""
     own = (shares[:, None] >> torch.arange(circuit.width) & 1)[:, :, None] * delta
     tables = [torch.empty(0, dtype=torch.uint8)]
     for number, span in enumerate(_spans(len(labels)), tile):
@@ -175,7 +176,7 @@ def garble(
 def garble_model(
     circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.garble.garble_model` in plain torch."""
+    """Implement `kernels.garble.garble_model` in plain torch: garble circuits on the side of the model."""
     tables, offsets = [torch.empty(0, dtype=torch.uint8)], [torch.empty(0, dtype=torch.int64)]
     for number, span in enumerate(_spans(len(labels)), tile):
         blocks, words, offset = _garble(circuit, Hash(key, number), delta, labels[span], own[span], None)
@@ -186,13 +187,13 @@ def garble_model(
 
 @implements(kernels.evaluate, "reference")
 def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
-    """Implement `kernels.garble.evaluate` in plain torch."""
+    """Implement `kernels.garble.evaluate` in plain torch: evaluate circuits that the data's side garbled."""
     return evaluate_model(circuit, key, tile, labels, torch.zeros_like(labels), tables)
 
 
 @implements(kernels.evaluate_model, "reference")
 def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
-    """Implement `kernels.garble.evaluate_model` in plain torch."""
+    """Implement `kernels.garble.evaluate_model` in plain torch: evaluate circuits that the model's side garbled."""
     results, start = [torch.empty(0, dtype=torch.int64)], 0
     for number, span in enumerate(_spans(len(labels)), tile):
         m = len(labels[span])

@@ -61,14 +61,15 @@ _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
     """Compute the two children, 16 bytes each, of nodes of the keys' trees: uint8 (B, n, 32).
 
-    prf: the number of the PRF in a key's header. public: the PRF's public keys, uint8 (B, 16). seeds: of n nodes for
-    each key, uint8 (B, n, 16). The children are the blocks H(0) and H(1) of the PRF (module head), without corrections.
+    prf: the number of the PRF in a key's header. public: for each key the public key with which it uses the PRF, uint8
+    (B, 16). seeds: of n nodes for each key, uint8 (B, n, 16). The children are the blocks H(0) and H(1) of the PRF
+    (module head), without corrections.
     """
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 
 
 def leaf(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """Compute the leaf below each of these nodes of the keys' trees: uint8 (B, n, 128), 1024 bits each.
+    """Compute the leaf below each of n nodes of the keys' trees: uint8 (B, n, 128), 1024 bits each.
 
     The leaves are the blocks H(2) .. H(9) of the PRF, without corrections. The arguments are those of `children`.
     """
@@ -184,7 +185,7 @@ def _masks(nodes: Tensor) -> Tensor:
 
 @implements(lookups.generate, "reference")
 def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `kernels.lookups.generate` in plain torch.
+    """Implement `kernels.lookups.generate` in plain torch: generate pairs of look-up keys.
 
     prf: the number of the PRF in a key's header. random: random bytes, uint8 (B, 48).
     """

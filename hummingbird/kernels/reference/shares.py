@@ -23,7 +23,7 @@ from hummingbird.kernels.streams import Drawn
 
 
 def logical_shift(x: Tensor, shift: int) -> Tensor:
-    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
+    """Shift int64 x right by `shift` bits as an unsigned number: zeros come in from the left, not the sign."""
     return x if shift == 0 else (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
@@ -34,14 +34,14 @@ def low_bits(width: int) -> int:
 
 @implements(packing.pack_bits, "reference")
 def pack_bits(bits: Tensor) -> Tensor:
-    """Implement `kernels.shares.packing.pack_bits` in plain torch."""
+    """Implement `kernels.shares.packing.pack_bits` in plain torch: pack bits, eight to a byte."""
     padded = torch.nn.functional.pad(bits & 1, (0, -bits.numel() % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
 
 
 @implements(packing.to_planes, "reference")
 def to_planes(x: Tensor, low: int, count: int) -> Tensor:
-    """Implement `kernels.shares.packing.to_planes` in plain torch."""
+    """Implement `kernels.shares.packing.to_planes` in plain torch: extract some bits of every element, packed."""
     planes = torch.empty((count, (x.numel() + 7) // 8), dtype=torch.uint8, device=x.device)
     for j in range(count):
         planes[j] = pack_bits(((x >> (low + j)) & 1).to(torch.uint8))
@@ -50,14 +50,14 @@ def to_planes(x: Tensor, low: int, count: int) -> Tensor:
 
 @implements(packing.from_bits, "reference")
 def from_bits(plane: Tensor, n: int) -> Tensor:
-    """Implement `kernels.shares.packing.from_bits` in plain torch."""
+    """Implement `kernels.shares.packing.from_bits` in plain torch: unpack bits to int64 zeros and ones."""
     weights = torch.arange(8, dtype=torch.uint8, device=plane.device)
     return ((plane[:, None] >> weights) & 1).view(-1)[:n].to(torch.int64)
 
 
 @implements(packing.pack_words, "reference")
 def pack_words(x: Tensor, width: int) -> Tensor:
-    """Implement `kernels.shares.packing.pack_words` in plain torch."""
+    """Implement `kernels.shares.packing.pack_words` in plain torch: pack the low bits of every element."""
     n = x.numel()
     lanes = torch.nn.functional.pad(x & low_bits(width), (0, -n % 8)).view(-1, 8).t().contiguous()
     out = torch.zeros(width, lanes.shape[1], dtype=torch.uint8, device=x.device)
@@ -69,7 +69,7 @@ def pack_words(x: Tensor, width: int) -> Tensor:
 
 @implements(packing.unpack_words, "reference")
 def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.packing.unpack_words` in plain torch."""
+    """Implement `kernels.shares.packing.unpack_words` in plain torch: unpack words to int64."""
     count = -(-n // 8)
     places = torch.nn.functional.pad(data, (0, count * width - data.numel())).view(count, width).t().contiguous()
     out = torch.zeros(8, count, dtype=torch.int64, device=data.device)
@@ -99,7 +99,7 @@ def _overlaps(width: int) -> list[tuple[int, int, int]]:
 def deal_masks(
     fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
-    """Implement `kernels.shares.opening.deal_masks` in plain torch."""
+    """Implement `kernels.shares.opening.deal_masks` in plain torch: compute the dealer's corrections for openings."""
     mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
     choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
     values, out = opening.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
@@ -116,7 +116,7 @@ def deal_masks(
 
 @implements(opening.rescale, "reference")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Implement `kernels.shares.opening.rescale` in plain torch."""
+    """Implement `kernels.shares.opening.rescale` in plain torch: compute a party's share of a shifted value."""
     mask = torch.where(opened < 0, mask_high, mask_low)
     return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
 
@@ -134,7 +134,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.select` in plain torch."""
+    """Implement `kernels.shares.opening.select` in plain torch: compute a party's shares at the end of a ReLU."""
     z = rescale(opened, mask_high, mask_low, shift, first, offset)
     value = logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
@@ -143,13 +143,15 @@ def select(
 
 @implements(opening.mask_words, "reference")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.mask_words` in plain torch."""
+    """Implement `kernels.shares.opening.mask_words` in plain torch: make a party's message for an opening
+    under a mask.
+    """
     return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in plain torch."""
+    """Implement `kernels.shares.opening.open_words` in plain torch: sum the messages of all parties."""
     total = unpack_words(frames[0], n, width)
     for frame in frames[1:]:
         total += unpack_words(frame, n, width)
@@ -158,7 +160,7 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
 
 @implements(opening.step_table, "reference")
 def step_table(x: Tensor, bits: int) -> Tensor:
-    """Implement `kernels.shares.opening.step_table` in plain torch."""
+    """Implement `kernels.shares.opening.step_table` in plain torch: compute a step table for each element."""
     step = x & low_bits(bits)
     if bits < 3:
         return pack_words(torch.full_like(step, -1) << step, 1 << bits)
@@ -168,7 +170,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Implement `kernels.shares.opening.lookup` in plain torch.
+    """Implement `kernels.shares.opening.lookup` in plain torch: compare numbers by their step tables.
 
     T is the step table of a number L: T[i] = [L <= i]. v is the number in bits low .. low + bits - 1 of an opened word.
     Row 0 is [L < v] = T[v - 1], row 1 is [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
@@ -189,9 +191,9 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
 def compare_opened(
     frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.compare_opened` in plain torch, by `open_words` and `lookup`.
+    """Implement `kernels.shares.opening.compare_opened` in plain torch: open masked values, and compare them.
 
-    The comparison's result is b = [L < X] xor s xor [X < h], in the letters of mpc/protocols/masked.py.
+    `open_words` opens the values, `lookup` compares them with their mask; mpc/protocols/masked.py has the equations.
     """
     opened = opening.open_words(frames, n, k)
     less, wrap = opening.lookup(opened, plain(table), m, k - m, (0, 3))
@@ -212,7 +214,10 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `kernels.shares.opening.lift` in plain torch; mpc/protocols/masked.py has the equations."""
+    """Implement `kernels.shares.opening.lift` in plain torch: compute shares mod 2^64 at the end of a ReLU.
+
+    mpc/protocols/masked.py has the equations.
+    """
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
@@ -241,7 +246,7 @@ _COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time
 
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
-    """Implement `kernels.shares.products.matmul` in plain torch."""
+    """Implement `kernels.shares.products.matmul` in plain torch: multiply matrices mod 2^bits."""
     return _product(a, factor.code)
 
 
@@ -304,8 +309,9 @@ def columns(
 ) -> Tensor:
     """Unfold x for a convolution: make a column of the inputs that each output position reads.
 
-    size: height and width of the result. Returns (groups, terms, images * positions), with terms = input channels of a
-    group times positions of the kernel.
+    x: (images, channels, height, width). kernel, stride, dilation: two numbers each. size: height and width of the
+    result. Returns (groups, terms, images * positions), with terms = input channels of a group times positions of the
+    kernel.
     """
     images, channels = x.shape[:2]
     sb, sc, sh, sw = x.stride()
@@ -319,7 +325,8 @@ def columns(
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
     """Compute a convolution whose groups have one input channel each, as a sum of shifted and scaled copies of x.
 
-    oh, ow: height and width of the result.
+    x: (B, C, H, W). weight: (outputs, 1, kh, kw). stride, dilation: two numbers each. oh, ow: height and width of the
+    result.
     """
     channels, outputs = x.shape[1], weight.shape[0]
     x = x.repeat_interleave(outputs // channels, dim=1) if outputs != channels else x

@@ -14,7 +14,7 @@ _SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 @implements(simulation.twin_relu, "reference")
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor | None]:
-    """Implement `kernels.simulation.twin_relu` in plain torch."""
+    """Implement `kernels.simulation.twin_relu` in plain torch: simulate private ReLUs."""
     real = v if v.dtype == torch.float64 else v.float()
     turns, size = torch.round(real * 2.0 ** (_SCALE - cut.k)), 2.0 ** (cut.k - _SCALE)
     near = real - turns * size
@@ -59,7 +59,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _right(x: Tensor, shift: int) -> Tensor:
-    """Shift int64 x right as an unsigned number: zeros come in from the left, not copies of the sign."""
+    """Shift int64 x right by `shift` bits as an unsigned number: zeros come in from the left, not the sign."""
     return x >> shift & (1 << 64 - shift) - 1
 
 

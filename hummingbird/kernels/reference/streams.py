@@ -55,7 +55,7 @@ def rounds(start: list[Tensor], count: int) -> list[Tensor]:
 
 @implements(streams.aes128, "reference")
 def aes128(key: Tensor, first: int, blocks: int) -> Tensor:
-    """Implement `kernels.streams.aes128` by OpenSSL."""
+    """Implement `kernels.streams.aes128` by OpenSSL: compute blocks of a key stream."""
     counter = modes.CTR((4 * first).to_bytes(16, "big"))
     return encrypted_zeros(Cipher(algorithms.AES(key.numpy().tobytes()), counter).encryptor(), 64 * blocks)
 

@@ -45,12 +45,11 @@ def _size(x: Tensor) -> int:
 
 
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Compute this party's share of a value, shifted right by `shift` bits, from the opened sum of the value and a
-    mask.
+    """Compute this party's share of a value shifted right by `shift` bits, from the opened sum of the value and a mask.
 
     opened: int64 (n,), public, value + offset + mask. offset: a public number, 0 <= offset < 2^63. mask_high, mask_low:
-    int64 (n,), this party's shares of the shifted mask, for words of `opened` whose top bit is set, and for words whose
-    top bit is clear. 0 <= shift <= 62. first: True at exactly one party. Returns int64 (n,).
+    int64 (n,), this party's shares of the shifted mask; the first is used for words of `opened` whose top bit is set,
+    the second for all others. 0 <= shift <= 62. first: True at exactly one party. Returns int64 (n,).
     """
     function, n = "kernels.rescale", _size(opened)
     for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):
@@ -72,13 +71,12 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of z, a value shifted right, and of y = b z, with b the bit that a ReLU multiplies
-    by.
+    """Compute this party's shares of a ReLU's results: of z, a value shifted right, and of y = b z, with a bit b.
 
     opened, mask_high, mask_low, shift, first, offset: as for `rescale`, whose result is the share of z. choice: uint8
     (ceil(n/8),), public, packed c = b xor r, with r a random bit that no party knows. bit: int64 (n,), this party's
-    share of r. bit_high, bit_low: int64 (n,), its shares of r times the shifted mask, for words of `opened` whose top
-    bit is set, and for words whose top bit is clear. Returns (y, z): int64 (n,) each.
+    share of r. bit_high, bit_low: int64 (n,), its shares of r times the shifted mask; the first is used for words of
+    `opened` whose top bit is set, the second for all others. Returns (y, z): int64 (n,) each.
     """
     function, n = "kernels.select", _size(opened)
     words = {"opened": opened, "bit": bit, "mask_high": mask_high, "mask_low": mask_low}
@@ -133,13 +131,13 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Compare numbers L, given as step tables or as XOR shares of them, with v: bits low .. low + bits - 1 of opened
-    words.
+    """Compare numbers L, given as step tables or as XOR shares of step tables, with some bits v of opened words.
 
-    opened: int64 (n,), public. table: the result of `step_table` for the numbers L, or an XOR share of it, uint8
-    (ceil(n 2^bits / 8),). 1 <= bits <= 8, low + bits <= 64. rows: which results to return, ascending: 0 is [L < v], 1
-    is [L <= v], and 2 and 3 are the same for v with its top bit flipped. Returns bits, or XOR shares of them: uint8
-    (len(rows), ceil(n/8)), packed.
+    opened: int64 (n,), public; v is the number in bits low .. low + bits - 1. 1 <= bits <= 8, low + bits <= 64. table:
+    the result of `step_table` for the numbers L, or an XOR share of it, uint8 (ceil(n 2^bits / 8),). rows: which
+    results to
+    return, ascending: 0 is [L < v], 1 is [L <= v], and 2 and 3 are the same for v with its top bit flipped. Returns
+        bits, or XOR shares of them: uint8 (len(rows), ceil(n/8)), packed.
     """
     function = "kernels.lookup"
     check_tensor(f"{function}(opened)", opened, torch.int64, opened)
@@ -162,14 +160,17 @@ def compare_opened(
     m: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Open masked words, and compare them with their mask by a step table (equations: mpc/protocols/masked.py).
+    """Open masked values, and compute this party's shares of the bit b of each: whether the value x is positive.
 
-    The mask of a word is lambda, the sum of all parties' masks mod 2^k. frames: all parties' packed words, uint8
-    (ceil(n k / 8),) each. table: this party's XOR share of the step tables of lambda >> m, uint8 (ceil(n 2^(k - m) /
-    8),). choice_bits, wrap_bits: its XOR shares of the random bits r_b and r_s, uint8 (ceil(n/8),). n: how many words.
-    k: bits of a word, at most 64; 1 <= k - m <= 8. first: True at exactly one party. Returns the opened words, as
-    `open_words`, and this party's XOR shares of two results, each masked by a random bit: c_b = b xor r_b for the
-    comparison's bit b, and c_s = s xor r_s for the bit s by which `lift` undoes the wrap; uint8 (2, ceil(n/8)), packed.
+    x + lambda mod 2^k is opened, with the mask lambda, the sum of all parties' masks. For |x| < 2^(k-1) - 2^m, b is
+    exact where |x| >= 2^m, 0 or 1 where 0 <= x < 2^m, and 0 where x is negative. It is found by comparing the opened
+    value with lambda >> m, by a step table. The equations are in mpc/protocols/masked.py.
+    frames: all parties' messages of packed words, uint8 (ceil(n k / 8),) each. table: this party's XOR share of the
+    step tables of lambda >> m, uint8 (ceil(n 2^(k - m) / 8),). choice_bits, wrap_bits: its XOR shares of two random
+    bits r_b and r_s, uint8 (ceil(n/8),). n: how many values. k: bits of a word, at most 64; 1 <= k - m <= 8. first:
+    True at exactly one party. Returns the opened values, as `open_words`, and this party's XOR shares, uint8 (2,
+    ceil(n/8)), packed, of c_b = b xor r_b and of c_s = s xor r_s, with the bit s by which `lift` finds out whether x +
+    lambda wraps.
     """
     function = "kernels.compare_opened"
     check_range(f"{function}(k)", k, 1, 64)
@@ -197,8 +198,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute this party's shares of z and of b z, mod 2^64, from an opening of z mod 2^k under a mask, and from a bit
-    b.
+    """Compute this party's shares, mod 2^64, of z and of b z. z mod 2^k has been opened under a mask, and b is a bit.
 
     b is the result of a comparison. opened: int64 (n,), public, z + lambda mod 2^k, unsigned; lambda is the sum of all
     parties' masks. choice: uint8 (2, ceil(n/8)), public, packed: c_b = b xor r_b, and c_s = s xor r_s, with random bits
@@ -206,10 +206,9 @@ def lift(
     (n,), this party's mask; only the low k bits are used. carry, bit, wrap, product: (n,), this party's shares of the
     carry in the sum of the masks, of r_b, of r_s, and of r_b lambda. All are int64 or int32; with int32 the low 32 bits
     of the results are right, with an int32 carry or wrap the low 32 + k bits. 1 <= k <= 64, with an int32 mask k <= 32.
-    first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z.
-    If `carry` is None, `mask` is this party's share of z itself, int64, and is returned as z. Then, for z outside of
-    [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z'), where z' is the number in this range that equals z mod 2^k.
-    mpc/protocols/masked.py has the equations.
+    first: True at exactly one party. Returns (y, z): int64 (n,) each, y = b z. If `carry` is None, `mask` is this
+    party's share of z itself, int64, and is returned as z. Then, for z outside of [-2^(k-1), 2^(k-1)), y is b z' + c_b
+    (z - z'), where z' is the number in this range that equals z mod 2^k. mpc/protocols/masked.py has the equations.
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)
@@ -268,10 +267,10 @@ def mask_values(
 
 
 def widths(k: int, ring: int, whole: bool) -> list[int]:
-    """Return the bits of each number that the dealer deals for an element: the carry (unless `whole`), r_b, r_s, r_b
-    lambda.
+    """List the bits of each number that the dealer deals for an element of a masked opening.
 
-    k: bits of lambda, the mask. ring: bits of results.
+    The numbers are the carry in the sum of the parties' masks (unless `whole`), r_b, r_s and r_b lambda, with the mask
+    lambda and two random bits. k: bits of lambda. ring: bits of results.
     """
     return [*([] if whole else [ring - k]), ring, ring - k, ring]
 

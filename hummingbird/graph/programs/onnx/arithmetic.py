@@ -82,7 +82,7 @@ for _name, _newest, _function in (
 @operator("Floor", 13)
 @operator("Ceil", 13)
 def rounded(X: Any, *, op: str) -> Any:
-    """Compute Floor and Ceil; sizes of shapes are integers already. op: which of them."""
+    """Compute ONNX's Floor or Ceil. op: which of them. Sizes that grow with the batch are returned unchanged."""
     if is_known(X) and X.dtype == object:
         return X
     function = torch.floor if op == "Floor" else torch.ceil
@@ -90,7 +90,11 @@ def rounded(X: Any, *, op: str) -> Any:
 
 
 def _binary(name: str, newest: int, function: Callable[[Any, Any], Any], exact: Callable[[Any, Any], Any]) -> None:
-    """Enter an operator of two values. function: for tensors. exact: for arrays of known numbers."""
+    """Enter an operator of ONNX with two inputs, such as Add, into the table of operators.
+
+    name: ONNX's name. newest: the last version of the operator that is known. function: computes it for tensors. exact:
+    computes it where both inputs are known numbers, which are numpy arrays.
+    """
 
     def apply(A: Any, B: Any) -> Any:
         if is_known(A) and is_known(B):
@@ -111,7 +115,7 @@ def _divided(a: Any, b: Any) -> Any:
 
 
 def _whole_quotient(a: Any, b: Any) -> Any:
-    """Return a / b rounded towards zero, for one pair of integers or sizes."""
+    """Return a / b rounded towards zero, for two integers; a size that grows with the batch is divided by // alone."""
     if isinstance(a, BatchSize) or isinstance(b, BatchSize):
         return a // b
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -130,7 +134,10 @@ def _divided_exactly(a: Any, b: Any) -> Any:
 
 
 def _typed(found: Any, like: Any) -> Any:
-    """Return an array of Python's numbers in the type of another one, unless it has sizes of the batch."""
+    """Return the array `found`, of dtype object, converted to the dtype of the array `like`.
+
+    If `found` has sizes that grow with the batch, or `like` has the dtype object too, `found` is returned as it is.
+    """
     sizes = any(isinstance(item, BatchSize) for item in found.reshape(-1).tolist())
     return found if sizes or like.dtype == object else found.astype(like.dtype)
 
@@ -201,7 +208,10 @@ operator("Min", 13)(_extreme(torch.minimum, np.minimum, lambda x, high: torch.cl
 @operator("Sum", 13)
 @operator("Mean", 13)
 def total(*data: Any, op: str) -> Any:
-    """Compute the sum or the mean of several values, which are broadcast. op: "Sum" or "Mean"."""
+    """Compute ONNX's Sum or Mean: the sum or the mean of several values, which are broadcast to one shape.
+
+    op: "Sum" or "Mean".
+    """
     found = tensor(data[0])
     for other in data[1:]:
         found = found + operand(other, found)
@@ -240,9 +250,9 @@ def leaky_relu(X: Any, *, alpha: float = 0.01) -> Any:
 
 @operator("PRelu", 16)
 def prelu(X: Any, slope: Any) -> Any:
-    """Compute x above 0, and the slope's product with x below; the slope is broadcast to x, its last dimensions first.
+    """Compute ONNX's PRelu: x where x is above 0, else slope * x. The slope is broadcast to the shape of x.
 
-    Slopes for each channel are torch's PReLU.
+    Where each channel has one slope, torch's PReLU computes it.
     """
     slope, sizes = tensor(slope), shape(slope)
     own = len(sizes) - (rank(X) - 1)  # the slope's dimension beside the channels
@@ -321,7 +331,11 @@ def dropout(data: Any, ratio: Any = None, training_mode: Any = None, *, seed: in
 
 
 def _reduced(name: str, newest: int, function: Callable[[Any, list[int], bool], Any], exact: Any = None) -> None:
-    """Enter a reduction. function: for tensors, with dimensions and keepdim. exact: for arrays of known numbers."""
+    """Enter a reduction of ONNX, such as ReduceSum, into the table of operators.
+
+    name: ONNX's name. newest: the last version of the operator that is known. function: computes it for a tensor, a
+    list of dimensions, and whether these stay with size 1. exact: numpy's function for known numbers, or None.
+    """
 
     def apply(data: Any, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Any:
         given = [] if axes is None else [axis_of(axis, rank(data)) for axis in ints(axes, "axes")]
@@ -338,7 +352,11 @@ def _reduced(name: str, newest: int, function: Callable[[Any, list[int], bool], 
 
 
 def _largest(x: Any, dims: list[int], keep: bool) -> Any:
-    """Return the maximum over dimensions; those of one image by adaptive max pooling, which has a private form."""
+    """Return the maximum over the dimensions `dims`, as torch.amax does.
+
+    Where they are dimensions of one image, adaptive max pooling computes it, because that has a private form. keep:
+    whether the dimensions stay, with size 1.
+    """
     sizes = shape(x)
     if 0 in dims or not x.is_floating_point() or any(type(sizes[dim]) is not int for dim in dims):
         return torch.amax(x, dims, keep)
@@ -375,7 +393,10 @@ _reduced("ReduceLogSumExp", 28, lambda x, dims, keep: torch.logsumexp(x, dims, k
 @operator("ArgMax", 13)
 @operator("ArgMin", 13)
 def arg_extreme(data: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0, op: str) -> Any:
-    """Compute the index of the first largest or smallest element along an axis. op: "ArgMax" or "ArgMin"."""
+    """Compute ONNX's ArgMax or ArgMin: the index of the first largest or smallest element along an axis.
+
+    op: "ArgMax" or "ArgMin". The other arguments are ONNX's input and attributes; `select_last_index` must be 0.
+    """
     unlike("select_last_index", select_last_index, 0)
     x, dim = tensor(data), axis_of(axis, rank(data))
     return (x if op == "ArgMax" else -x).argmax(dim, bool(keepdims))
@@ -383,7 +404,11 @@ def arg_extreme(data: Any, *, axis: int = 0, keepdims: int = 1, select_last_inde
 
 @operator("TopK", 24, numbers=(1,))
 def top_k(X: Any, K: Any = None, *, k: int | None = None, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
-    """Compute the K largest or smallest elements along an axis, of equal ones the first, and their indices."""
+    """Compute ONNX's TopK: the K largest (or smallest) elements along an axis, and their indices along it.
+
+    Of equal elements the first comes first. K: the number of elements, an input in newer versions of the operator; k:
+    the attribute that gives it in older ones.
+    """
     count, dim = number(k if K is None else K, "K"), axis_of(axis, rank(X))
     values, places = torch.sort(X, dim=dim, descending=bool(largest), stable=True)
     return values.narrow(dim, 0, count), places.narrow(dim, 0, count)
@@ -418,7 +443,10 @@ def gemm(
     transB: int = 0,
     constant: tuple[bool, ...],
 ) -> Any:
-    """Compute alpha A B + beta C, with A and B transposed if the file says so; by a linear layer if B is a weight."""
+    """Compute ONNX's Gemm, alpha A B + beta C, with A and B transposed where `transA` and `transB` are 1.
+
+    constant: for each input, whether it is a weight of the file. If B is a weight, a linear layer computes the product.
+    """
     a, b = tensor(A), tensor(B)
     a = a.transpose(0, 1) if transA else a
     c = None if C is None or beta == 0 else tensor(C) if beta == 1 else tensor(C) * beta

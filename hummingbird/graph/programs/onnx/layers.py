@@ -23,9 +23,10 @@ Sides = list[tuple[int, int]]
 def _sides(
     auto_pad: str, pads: Sequence[int] | None, sizes: Sequence[Any], kernel: Any, stride: Any, dilation: Any
 ) -> Sides:
-    """Return how many values are added (before, behind) each spatial dimension.
+    """Return for each spatial dimension how many values are added (before, behind) it.
 
-    auto_pad, pads: ONNX's attributes. sizes: of the input's spatial dimensions. kernel, stride, dilation: of each.
+    auto_pad, pads: ONNX's attributes. sizes: the input's spatial sizes. kernel, stride, dilation: one number for each
+    spatial dimension.
     """
     unlike("auto_pad", auto_pad, "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     n = len(sizes)
@@ -97,7 +98,11 @@ def conv_transpose(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Any:
-    """Compute a transposed convolution; what `pads` differ by on the two sides is cut from the result."""
+    """Compute ONNX's ConvTranspose by torch's transposed convolution.
+
+    torch cuts equally from both sides of the result. Where ONNX cuts more from one side, the rest is cut afterwards.
+    The arguments are ONNX's inputs and attributes.
+    """
     n, weight, bias = _spatial(X), tensor(W), None if B is None else tensor(B)
     kernel = list(shape(weight)[2:])
     unlike("kernel_shape", kernel if kernel_shape is None else list(kernel_shape), kernel)
@@ -143,9 +148,10 @@ def max_pool(
     storage_order: int = 0,
     strides: Sequence[int] | None = None,
 ) -> Any:
-    """Compute a max pooling; different pads on the two sides repeat the edge.
+    """Compute ONNX's MaxPool by torch's. The arguments are ONNX's input and attributes.
 
-    A window that reaches beyond the edge has the edge's value too, if it has no gaps, so its maximum stays the same.
+    Padding that torch's pool cannot add is added before: copies of the values at the edge, which are in every window
+    that reaches beyond the edge and so change no maximum; or -inf, if windows have gaps or could lie beyond the edge.
     """
     n = _spatial(X)
     kernel, stride, dilation = (
@@ -166,13 +172,20 @@ def max_pool(
 
 
 def _torch_pads(sides: Sides, kernel: Any, dilation: Any) -> bool:
-    """Whether torch's pools take these pads: the same on both sides, and at most half of the window."""
+    """Whether torch's pools can add this padding: as much on both sides, and at most half of the window's reach.
+
+    sides: (before, behind) for each spatial dimension. kernel, dilation: one number for each spatial dimension.
+    """
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     return all(before == behind <= size // 2 for (before, behind), size in zip(sides, reach, strict=True))
 
 
 def _up_to(sides: Sides, sizes: Any, kernel: Any, stride: Any, dilation: Any) -> Sides:
-    """Return the pads with which a pool that rounds down has as many windows as one with ceil_mode."""
+    """Return the padding with which a pool without ceil_mode has as many windows as with it.
+
+    sides: (before, behind) for each spatial dimension; the result has the same form, with another `behind`. sizes: the
+    input's spatial sizes. kernel, stride, dilation: one number for each spatial dimension.
+    """
     found = []
     for (before, behind), size, k, s, d in zip(sides, sizes, kernel, stride, dilation, strict=True):
         reach = (k - 1) * d + 1

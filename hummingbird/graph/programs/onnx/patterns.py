@@ -16,9 +16,10 @@ Named = tuple[NodeProto, str]
 
 
 def joined(graph: GraphProto, nodes: Sequence[Named]) -> list[Named]:
-    """Return the graph's nodes with each GELU and SiLU as one node, which has the name of the last node it replaces.
+    """Replace each GELU and SiLU that an exporter wrote out in several nodes by one node; return the graph's new nodes.
 
-    nodes: the graph's, each with its name in the net.
+    nodes: pairs of a node and its name in the net; the result has the same form. The new node has the name of the last
+    node that it replaces.
     """
     found = _Graph(graph, nodes)
     for node, _ in nodes:
@@ -40,7 +41,10 @@ def _read(graph: GraphProto) -> Iterator[str]:
 
 
 class _Graph:
-    """Nodes by the values that they compute and read. instead: a node's output -> the node that replaces it."""
+    """The nodes of an ONNX graph, indexed by the values that they compute and read, to find written-out activations.
+
+    instead: name of a node's output -> the node that replaces it.
+    """
 
     def __init__(self, graph: GraphProto, nodes: Sequence[Named]) -> None:
         self.nodes, self.outputs = list(nodes), {value.name for value in graph.output}
@@ -61,7 +65,7 @@ class _Graph:
         self.instead: dict[str, NodeProto] = {}
 
     def number(self, name: str) -> float | None:
-        """Return a constant of one element."""
+        """Return the constant of one element called `name` as a float; None if there is no floating-point one."""
         one = self.constants.get(name)
         if one is None or one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
             return None
@@ -69,17 +73,23 @@ class _Graph:
         return float(array.reshape(-1)[0]) if array.size == 1 and array.ndim <= 1 else None  # adds no dimensions
 
     def only_reader(self, name: str, kind: str) -> NodeProto | None:
-        """Return the one node that reads a value, if it is of this operator."""
+        """Return the node that reads the value `name`, if it is the only reader and its operator is `kind`; else None.
+
+        A value that is a result of the graph has further readers.
+        """
         readers = self.readers[name]
         fits = len(readers) == 1 and readers[0].op_type == kind and name not in self.outputs
         return readers[0] if fits else None
 
     def other(self, node: NodeProto, name: str) -> str:
-        """Return the operand of a node of two that is not `name`."""
+        """Return the name of the input of `node`, which has two, that is not called `name`."""
         return str(node.input[1] if node.input[0] == name else node.input[0])
 
     def scaled(self, name: str) -> tuple[str, float]:
-        """Return (x, c) for a value c x that a product or a quotient with a constant computes; else (name, 1)."""
+        """Return (x, c) if the value `name` is c x, the product or quotient of x and a constant; else return (name, 1).
+
+        x is the name of a value, c a number.
+        """
         node = self.makers.get(name)
         if node is None or node.op_type not in ("Mul", "Div"):
             return name, 1.0
@@ -119,7 +129,7 @@ class _Graph:
             self.instead[node.output[0]] = helper.make_node("Swish", [x], [node.output[0]])
 
     def rest(self) -> list[Named]:
-        """Return the nodes that the graph's results need, with the replacements."""
+        """Return the pairs (node, its name in the net) that the graph's results need, after the replacements."""
         replaced = [
             (self.instead.get(node.output[0], node) if node.output else node, title) for node, title in self.nodes
         ]

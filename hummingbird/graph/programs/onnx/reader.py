@@ -40,10 +40,10 @@ _REALS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 
 
 def read(source: str | Path | ModelProto) -> ProgramNet:
-    """Read an ONNX file, or a model of the package `onnx`, as a net.
+    """Read an ONNX file, or a model of the package `onnx`, and return it as a net.
 
-    Weights beside the file are read too. Raises InputError for a file that is no valid ONNX file, is incomplete, or has
-    a newer opset than the installed package knows; ModelError, with every node, for operators that are not known.
+    Weights in files beside it are read too. Raises InputError for a file that is no valid ONNX file, is incomplete, or
+    has a newer opset than the installed package knows; ModelError, which lists all nodes whose operators are not known.
     """
     where = "the ONNX model" if isinstance(source, ModelProto) else str(source)
     model = _checked(source, where)
@@ -55,7 +55,11 @@ def read(source: str | Path | ModelProto) -> ProgramNet:
 
 
 def _checked(source: str | Path | ModelProto, where: str) -> ModelProto:
-    """Return a valid model with all its weights, and with the functions that it defines written out."""
+    """Return the model of an ONNX file, checked, with all its weights.
+
+    Functions that the model defines are replaced by their nodes. source: the file's path, or a model. where: its name,
+    for errors. Raises InputError for an invalid model.
+    """
     model = source if isinstance(source, ModelProto) else _parsed(Path(source), where)
     _opset(model, where)
     folder = None if isinstance(source, ModelProto) else Path(source).parent
@@ -136,9 +140,10 @@ def _outside(model: ModelProto, folder: Path | None, where: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A node of the graph, as a function of its inputs' values.
+    """A node of an ONNX graph, as a function from the values of its inputs to those of its outputs.
 
-    title: its name in the net, for errors. attributes: by the function's parameters.
+    title: its name in the net, for errors. operator: ONNX's name. function: computes the operator. attributes: the
+    function's keyword arguments.
     """
 
     title: str
@@ -160,10 +165,11 @@ class Node:
 
 
 class _Branches:
-    """The two graphs of an If; its condition is known when the net is traced.
+    """The two graphs of ONNX's operator If, as a function of the condition and of the outer values that the graphs use.
 
-    names: of the outer values that the graphs use. steps, results: of (else, then): the nodes with the names of their
-    inputs and outputs, and the names of the results.
+    The condition must be known when the net is traced. names: names of the outer values. steps: for "else" and for
+    "then", a list of nodes, each with the names of its inputs and outputs. results: the names of the results of both
+    graphs.
     """
 
     def __init__(self, names: Sequence[str], steps: Any, results: Any) -> None:
@@ -180,7 +186,7 @@ class _Branches:
 
 
 class _Reader:
-    """The construction of a `ProgramNet` from a graph: weights, names and calls. where: the file, for errors."""
+    """Makes a `ProgramNet` of an ONNX graph. version: of ONNX's operators (the opset). where: the file, for errors."""
 
     def __init__(self, graph: GraphProto, version: int, where: str) -> None:
         self.graph, self.version, self.where = graph, version, where
@@ -214,7 +220,7 @@ class _Reader:
     # Names -----------------------------------------------------------------------------------------------------------
 
     def _path(self, name: str, taken: Iterable[str] = ()) -> str:
-        """Return a free qualified name in the net for ONNX's name: slashes become dots."""
+        """Return a free qualified name in the net for ONNX's name of a node or weight: slashes become dots."""
         parts = [part for part in re.split(r"[/.]", name) if part] or ["unnamed"]
         path = ".".join(part + "_" if hasattr(ProgramNet, part) or part in _OWN else part for part in parts)
         while path in self.paths or any(other.startswith(path + ".") for other in self.weights):
@@ -228,7 +234,7 @@ class _Reader:
         return self._path(node.name or f"{node.op_type}_{number}")
 
     def _arguments(self, inputs: Sequence[Any]) -> list[str]:
-        """Enter the graph's inputs into the values, and return their names as parameters of forward()."""
+        """Enter the graph's inputs into this reader's `values`, and return their names as parameters of forward()."""
         names: list[str] = []
         for value in inputs:
             name = re.sub(r"\W", "_", value.name)
@@ -240,9 +246,9 @@ class _Reader:
         return names
 
     def _example(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...] | None, bool]:
-        """Return inputs of the file's shapes, and whether it leaves the batch open.
+        """Return example inputs, zeros of the shapes in the file, and whether the file leaves the batch size open.
 
-        None in place of inputs if the file leaves other sizes open; the user gives an example then.
+        inputs: ONNX's descriptions of them. If the file leaves other sizes open, None takes the place of the example.
         """
         tensors, free = [], True
         first = inputs[0].type.tensor_type.shape if inputs else None
@@ -272,9 +278,11 @@ class _Reader:
             self._constant(one.name, one, literal=False)
 
     def _constant(self, name: str, content: TensorProto, literal: bool) -> None:
-        """Enter a constant into the values: as a parameter of the net if it is of floating-point numbers.
+        """Enter a constant of the file into this reader's `values`, as a parameter of the net or as a known number.
 
-        literal: a number in the program, not a weight. It becomes known, as do limits and the like, whatever they are.
+        Floating-point constants become parameters; other types, and those that must be known, such as limits, known
+        numbers.
+        literal: whether it stands in a node of the graph; then a constant of one element is a known number too.
         """
         try:
             torch_type(content.data_type, f"the weights {name!r}")
@@ -304,7 +312,7 @@ class _Reader:
         return self.values[name] if name else None
 
     def _add(self, calls: list[ProgramCall], node: NodeProto, title: str) -> None:
-        """Append the call of one node, and enter its outputs into the values."""
+        """Append the call of a node, named `title`, to `calls`; enter its outputs into this reader's `values`."""
         if node.op_type == "Constant" and node.domain in _STANDARD:
             self._literal(node, title)
             return
@@ -344,7 +352,7 @@ class _Reader:
         self.problems.append(Problem(title, what, hint))
 
     def _node(self, node: NodeProto, title: str) -> Any:
-        """Return the function of a node; a node that is not known becomes a problem."""
+        """Return the `Node` of a node, named `title` in the net; None, and a problem noted, for an unknown operator."""
         found = self._operator(node, title)
         if found is None:
             return None
@@ -395,12 +403,15 @@ class _Reader:
         return found
 
     def _since(self, name: str) -> int:
-        """Return the version of an operator in the file's opset; of one that we have put in, the last."""
+        """Return the version of operator `name` in the file's opset, or its last known one if the opset lacks it."""
         known = defs.has(name, self.version, "")
         return int(defs.get_schema(name, self.version, "").since_version) if known else OPERATORS[name].newest
 
     def _branches(self, node: NodeProto, title: str) -> tuple[_Branches, list[str]]:
-        """Return the function of an If, and the names of the values that it takes: the condition, then outer ones."""
+        """Return the function that computes an If, and the names of the values that it takes, the condition first.
+
+        The others are outer values that the two graphs of the If use. title: the node's name in the net.
+        """
         graphs = {attribute.name: attribute.g for attribute in node.attribute}
         sides = [graphs["else_branch"], graphs["then_branch"]]
         steps, outer = [], dict[str, None]()
@@ -415,9 +426,11 @@ class _Reader:
         return _Branches(list(outer), steps, results), [node.input[0], *outer]
 
     def _inner(self, graph: GraphProto, title: str, steps: list[Any], outer: dict[str, None]) -> set[str]:
-        """Append the nodes of a graph inside a node to `steps`; return the names that they compute.
+        """Read a graph inside a node, append its nodes to `steps`, and return the names of the values they compute.
 
-        outer: gets the names of all other values that they read, the graph's own constants among them.
+        title: text before the nodes' names in the net. steps: gets for each node its function, and the names of its
+        inputs and outputs. outer: gets, as keys, the names of all other values that the nodes read, also of the graph's
+        constants.
         """
         self._constants(graph)
         made: set[str] = set()
@@ -441,7 +454,10 @@ _OWN = frozenset(vars(nn.Module()))
 
 
 def _part(value: Any, number: int) -> Any:
-    """Return one output of a node; a node with several that has only one computed returns it by itself."""
+    """Return output number `number` of a node. value: all its outputs as a tuple, or the first output alone.
+
+    In the second case InputError is raised for any other number, as that output is not computed.
+    """
     if not isinstance(value, tuple):
         if number:
             raise InputError("an output that is not computed", hint="indices of MaxPool and masks of Dropout are not")
@@ -454,7 +470,7 @@ _PASSING = frozenset("Cast Identity Squeeze Unsqueeze Reshape Concat Add Sub Mul
 
 
 def _numbers(graph: GraphProto) -> set[str]:
-    """Return the names of values that must be known numbers, such as limits: what is constant there is no weight."""
+    """Return the names of values that must be known numbers, such as limits; constants among them are no weights."""
     nodes = [*_nodes(graph)]
     makers = {name: node for node in nodes for name in node.output}
     found: set[str] = set()

@@ -48,7 +48,11 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     version: int,
 ) -> Any:
-    """Resize by the coordinates of ONNX: its formula for the position in the input of every element of the result."""
+    """Compute ONNX's Resize by its own formula for the position in the input of every element of the result.
+
+    version: the version of the operator. The other arguments are ONNX's inputs and attributes. Raises InputError for
+    attributes that are not supported, and for a resize of the batch.
+    """
     unlike("antialias", antialias, 0)
     unlike("exclude_outside", exclude_outside, 0)
     unlike("keep_aspect_ratio_policy", keep_aspect_ratio_policy, "stretch")
@@ -85,9 +89,11 @@ def upsample(X: Any, scales: Any, *, mode: str = "nearest") -> Any:
 def _resized(
     x: Any, dims: list[int], new: list[int], factors: list[float], mode: str, place: str, rounding: str, cubic: float
 ) -> Any:
-    """Resize the dimensions `dims` of x to the sizes `new`: by torch's interpolate where it means the same.
+    """Resize the dimensions `dims` of x, by torch's interpolate where that computes what ONNX asks for.
 
-    Otherwise a resize with nearest selects elements, and a linear one multiplies each dimension by a matrix.
+    Otherwise the mode "nearest" selects elements, and "linear" multiplies each dimension by a matrix. new, factors:
+    size and scale factor of every dimension of x. mode: "nearest", "linear" or "cubic". place: ONNX's formula for
+    positions (coordinate_transformation_mode). rounding: its nearest_mode. cubic: its cubic_coeff_a.
     """
     old = list(shape(x))
     if not dims:
@@ -137,7 +143,11 @@ def _resized(
 
 
 def _coordinates(old: int, new: int, factor: float, place: str) -> Any:
-    """Return the position in the input of each element of the result, along one dimension: ONNX's formulas."""
+    """Return the position in the input of each element of a resize's result along one dimension, `new` floats.
+
+    old, new: length of the dimension before and after. factor: new / old, as the file gives it. place: ONNX's name of
+    the formula (coordinate_transformation_mode). Raises InputError for an unknown formula.
+    """
     n, factor = np.arange(new, dtype=np.float32), np.float32(factor)  # in float32, as runtimes round
     if place == "asymmetric":
         return n / factor

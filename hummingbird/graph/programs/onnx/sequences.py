@@ -18,7 +18,10 @@ from hummingbird.graph.programs.onnx.values import ints, is_known, operator, ran
 
 
 def _directions(direction: str) -> list[bool]:
-    """Return for each direction of a recurrent layer whether it goes backwards in time."""
+    """List the directions of a recurrent layer, True for one that goes backwards in time.
+
+    direction: ONNX's attribute.
+    """
     unlike("direction", direction, "forward", "reverse", "bidirectional")
     return {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
 
@@ -33,11 +36,14 @@ def _unrolled(
     cell: Callable[[Any, Any, tuple[Any, ...], int], tuple[Any, ...]],
     arranged: Callable[[Any], Any],
 ) -> tuple[Any, ...]:
-    """Run a recurrent layer; return ONNX's outputs: Y, (time, directions, batch, hidden), and the last states.
+    """Run a recurrent layer of ONNX step by step in time; return its outputs: Y, then the last states.
 
-    layout: 1 for (batch, time, ...). weights: W, R and B of all directions. states: the first ones, or None for zeros.
-    cell: the next state, of the input's part of the gates, the weights of the state and its bias, the state, and the
-    number of the direction. arranged: puts the rows of weights into the order that the cell takes.
+    X: (time, batch, features). Y: the states h of all time steps, (time, directions, batch, hidden). states: the first
+    states, (directions, batch, hidden) each, or None for zeros. layout: if 1, the batch comes first in all of these.
+    weights: ONNX's W, R and B of all directions. sequence_lens, direction: as in ONNX.
+    cell: computes the next state, a tuple that begins with h. Its arguments are what the input adds to the gates, a
+    pair of the state's matrix and bias, the state (() for zeros), and the number of the direction. arranged: a function
+    that puts the rows of a weight into the order that `cell` takes.
     """
     if layout:  # the batch before the time
         X, states = X.transpose(0, 1), [None if state is None else tensor(state).transpose(0, 1) for state in states]
@@ -72,7 +78,11 @@ def _unrolled(
 
 
 def _of_state(weights: Any, state: tuple[Any, ...]) -> Any:
-    """Return the state's part of the gates; None if it is 0."""
+    """Compute what a recurrent layer's state adds to its gates: weights times h plus bias.
+
+    weights: the matrix and the bias, or None in place of the bias. state: its first entry is h, (batch, hidden); ()
+    stands for a state of 0, for which the bias is returned.
+    """
     return F.linear(state[0], *weights) if state else weights[1]
 
 
@@ -81,7 +91,11 @@ def _plus(a: Any, b: Any) -> Any:
 
 
 def _usual(activations: Sequence[str] | None, clip: float | None, backwards: list[bool], usual: Sequence[str]) -> None:
-    """Raise InputError unless a layer has its default activations and no limit, which all exporters write."""
+    """Raise InputError if a recurrent layer has other activations than the default ones, or a limit of its gates.
+
+    activations, clip: ONNX's attributes, None for the defaults. backwards: an entry for each direction. usual: the
+    names of the default activations of one direction.
+    """
     unlike("clip", clip or None, None)
     names = [*usual] * len(backwards) if activations is None else [name.capitalize() for name in activations]
     unlike("activations", names, [*usual] * len(backwards))
@@ -131,9 +145,12 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> tuple[Any, ...]:
-    """Run an LSTM; with tanh(g) = 2 sigmoid(2 g) - 1 all its gates are one sigmoid.
+    """Run ONNX's LSTM, and return its outputs Y, Y_h and Y_c.
 
     c' = sigmoid(f) c + sigmoid(i) tanh(g)   h' = sigmoid(o) tanh(c')
+
+    As tanh(g) = 2 sigmoid(2 g) - 1, one sigmoid computes all four gates i, o, f, g. The arguments are ONNX's inputs and
+    attributes.
     """
     unlike("input_forget", input_forget, 0)
     _usual(activations, clip, _directions(direction), ("Sigmoid", "Tanh", "Tanh"))
@@ -173,10 +190,12 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Any, ...]:
-    """Run a GRU, h' = n + sigmoid(z) (h - n).
+    """Run ONNX's GRU, h' = n + sigmoid(z) (h - n), and return its outputs Y and Y_h.
 
-    n = tanh(W x + b + sigmoid(r) (R h + c))   with linear_before_reset, as torch's
-    n = tanh(W x + b + R (sigmoid(r) h) + c)   without
+    n = tanh(W x + b + sigmoid(r) (R h + c))   if linear_before_reset is 1, as in torch
+    n = tanh(W x + b + R (sigmoid(r) h) + c)   if it is 0
+
+    z, r: the update and the reset gate. b, c: the biases of W and R. The arguments are ONNX's inputs and attributes.
     """
     _usual(activations, clip, _directions(direction), ("Sigmoid", "Tanh"))
 
@@ -225,7 +244,12 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> Any:
-    """Compute softmax(scale Q K^T + mask) V for heads in a dimension, or side by side in the last one."""
+    """Compute ONNX's Attention, softmax(scale Q K^T + mask) V, by torch's attention.
+
+    Q, K, V: (batch, heads, positions, size), or (batch, positions, heads * size); the result has the form of Q. The
+        other arguments are ONNX's inputs and attributes. Raises InputError for a cache of keys and values, and for
+        attributes that are not supported.
+    """
     for name, value in {"past_key": past_key, "past_value": past_value, "nonpad_kv_seqlen": nonpad_kv_seqlen}.items():
         if value is not None:
             raise InputError(f"an attention with {name}", hint="export the net without a cache of keys and values")

@@ -42,9 +42,9 @@ _TYPES |= {"BOOL": torch.bool} | dict.fromkeys(_REALS, torch.float32)
 
 
 def torch_type(code: int, what: str = "a value") -> torch.dtype:
-    """Return torch's type for one of ONNX's; all floating-point types are float32. Raises InputError for others.
+    """Return torch's dtype for the number `code` by which ONNX names a type; all floating-point types become float32.
 
-    what: the value's name for the error.
+    what: name of the value that has this type, for the error. Raises InputError for a type that is not supported.
     """
     names = {value: name for name, value in onnx.TensorProto.DataType.items()}
     name = names.get(code, str(code))
@@ -274,7 +274,7 @@ def space_to_depth(input: Any, *, blocksize: int, mode: str = "DCR") -> Any:
 
 @operator("Slice", 13)
 def slice_of(data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
-    """Take slices along some axes; a slice with a negative step is one of the flipped value."""
+    """Compute ONNX's Slice along some axes. For a negative step the value is flipped, and then sliced forwards."""
     first, last = ints(starts, "starts"), ints(ends, "ends")
     dims = list(range(len(first))) if axes is None else [axis_of(axis, rank(data)) for axis in ints(axes, "axes")]
     by = [1] * len(first) if steps is None else ints(steps, "steps")
@@ -303,7 +303,11 @@ def slice_of(data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = N
 
 @operator("Gather", 13)
 def gather(data: Any, indices: Any, *, axis: int = 0) -> Any:
-    """Select along an axis by known indices; by public ones, rows of a table (torch's embedding)."""
+    """Compute ONNX's Gather: select elements of `data` along an axis by their indices.
+
+    The indices are known numbers or a public tensor. By a public tensor, rows of a floating-point matrix are selected
+    with torch's embedding.
+    """
     dim = axis_of(axis, rank(data))
     if is_known(indices):
         size = shape(data)[dim]
@@ -356,7 +360,10 @@ _MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 def pad(
     data: Any, pads: Any, constant_value: Any = None, axes: Any = None, *, mode: str = "constant", value: Any = None
 ) -> Any:
-    """Pad, or cut where a number is negative; ONNX lists what is before every axis, then what is behind."""
+    """Compute ONNX's Pad: add values before and behind dimensions, or cut values off where a number is negative.
+
+    pads: the numbers before all padded axes, then those behind them. The other arguments are ONNX's too.
+    """
     unlike("mode", mode, "constant", *_MODES)
     given, dims = ints(pads, "pads"), rank(data)
     places = list(range(dims)) if axes is None else [axis_of(axis, dims) for axis in ints(axes, "axes")]
@@ -376,9 +383,10 @@ def pad(
 
 
 def padded(data: Any, sides: Sequence[tuple[int, int]], mode: str, filled: Any) -> Any:
-    """Return a tensor padded by `sides`, (before, behind) for each dimension, in one of ONNX's modes.
+    """Return a tensor with values added before and behind its dimensions; negative numbers cut values off.
 
-    filled: the value for the mode "constant".
+    sides: (before, behind) for each dimension. mode: ONNX's "constant", "reflect", "edge" or "wrap". filled: the added
+    value in the mode "constant".
     """
     if not any(map(any, sides)):
         return data

@@ -33,10 +33,11 @@ MOST = 1 << 24  # elements of an array of known numbers; a short file can ask fo
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of ONNX.
+    """The entry of one ONNX operator in the table of operators.
 
-    function: computes it. newest: the last version of the operator (the opset of its last change) that is known here.
-    numbers: positions of inputs that must be known numbers, such as limits: a file's weights there become numbers.
+    function: computes the operator from its inputs and attributes. newest: the operator's last version (an opset) that
+    is known here. numbers: positions of inputs that must be known numbers, such as limits; a constant of the file in
+    such a position becomes a number, and no weight.
     """
 
     function: Callable[..., Any]
@@ -53,7 +54,10 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator(name: str, newest: int, numbers: Sequence[int] = ()) -> Callable[[Any], Any]:
-    """Enter a function into `OPERATORS` under ONNX's name; the parameters are those of `Operator`."""
+    """Return a decorator that enters a function into the table `OPERATORS` as the one for the ONNX operator `name`.
+
+    newest, numbers: as in `Operator`: the last version that is known, and the inputs that must be known numbers.
+    """
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         OPERATORS[name] = Operator(function, newest, tuple(numbers))
@@ -63,12 +67,15 @@ def operator(name: str, newest: int, numbers: Sequence[int] = ()) -> Callable[[A
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is known before any input: an array of numpy."""
+    """Whether a value is known before any input. Such values are numpy arrays here; all others are torch's tensors."""
     return isinstance(value, np.ndarray)
 
 
 def known(value: Any) -> Known:
-    """Return a number, a size or a list of these as an array; floats become float32, and arrays stay as they are."""
+    """Return a number, a size, an array or a list of numbers as a numpy array, the form of known values.
+
+    Floats become float32. Sizes that grow with the batch are kept as objects (dtype object).
+    """
     if isinstance(value, BatchSize):
         one = np.empty((), dtype=object)
         one[()] = value
@@ -79,15 +86,18 @@ def known(value: Any) -> Known:
 
 
 def limited(count: Any, what: str) -> None:
-    """Raise InputError if an array of known numbers would have more than `MOST` elements."""
+    """Raise InputError if an array of known numbers would have more than `MOST` elements.
+
+    count: the array's shape. what: its name for the error.
+    """
     if math.prod(count) > MOST:
         raise InputError(f"{what} of {math.prod(count)} known numbers", hint=f"up to {MOST}; give them as an input")
 
 
 def ints(value: Any, what: str) -> list[Any]:
-    """Return the integers and sizes of a known array, a list or a number; raises InputError for other values.
+    """Return a list of the integers and sizes in a known array, a list or a single number.
 
-    what: the value's name for the error.
+    what: the value's name for the error. Raises InputError if the value has other numbers, or depends on an input.
     """
     if isinstance(value, int):
         return [value]
@@ -107,7 +117,7 @@ def ints(value: Any, what: str) -> list[Any]:
 
 
 def number(value: Any, what: str) -> Any:
-    """Return a value that is one known number as Python's; raises InputError for other values.
+    """Return a value that is one known number, as a number of Python; raises InputError for other values.
 
     what: the value's name for the error.
     """
@@ -122,7 +132,7 @@ def number(value: Any, what: str) -> Any:
 
 
 def tensor(value: Any) -> Any:
-    """Return a value as torch's tensor; floats become float32."""
+    """Return a known array as a tensor of torch, with floats in float32; a tensor is returned unchanged."""
     if not is_known(value):
         return value
     if value.dtype == object:
@@ -131,9 +141,10 @@ def tensor(value: Any) -> Any:
 
 
 def operand(value: Any, beside: Any) -> Any:
-    """Return an operand of a calculation with a tensor: known single numbers as Python's, so that types stay.
+    """Convert a value to an operand for torch: one known number becomes a number of Python, a known array a tensor.
 
-    beside: the other operand. A single number with more dimensions than it would add dimensions: it stays a tensor.
+    A number of Python leaves the type of the other operand `beside` as it is. An array of one element that has more
+    dimensions than `beside` becomes a tensor, because it adds dimensions to the result.
     """
     if is_known(value) and value.size == 1 and (value.ndim == 0 or value.ndim <= rank(beside)):
         return value.reshape(-1).tolist()[0]
@@ -141,17 +152,21 @@ def operand(value: Any, beside: Any) -> Any:
 
 
 def rank(value: Any) -> int:
-    """Return how many dimensions a value has."""
+    """Return the number of dimensions of a known array or a tensor."""
     return int(value.ndim if is_known(value) else value.dim())
 
 
 def shape(value: Any) -> tuple[Any, ...]:
-    """Return a value's shape, with sizes that may grow with the batch."""
+    """Return the shape of a known array or a tensor, as a tuple; sizes that grow with the batch are `BatchSize`s."""
     return tuple(value.shape)
 
 
 def axis_of(axis: Any, dims: int) -> int:
-    """Return an axis counted from the first; raises InputError for one outside `dims` dimensions."""
+    """Return an axis, counted from the first, of a value that has `dims` dimensions.
+
+    axis: a known number; a negative one counts from the end. Raises InputError for an axis that the value does not
+        have.
+    """
     found = number(axis, "axis")
     if not -dims <= found < dims:
         raise InputError(f"axis {found} of a value of {dims} dimension(s)", hint="the file is wrong, or its input is")
@@ -159,9 +174,10 @@ def axis_of(axis: Any, dims: int) -> int:
 
 
 def unlike(name: str, value: Any, *fits: Any, hint: str = "") -> None:
-    """Raise InputError unless an attribute has one of the values that are known.
+    """Raise InputError if an attribute of an operator has a value that is not supported.
 
-    name: the attribute's. fits: the known values. hint: of the error; "" names them.
+    name: the attribute's name. value: its value. fits: the values that are supported. hint: the error's hint; "": it
+    lists these values.
     """
     if value not in fits:
         raise InputError(f"{name}={value!r}", hint=hint or f"known: {', '.join(map(repr, fits))}")

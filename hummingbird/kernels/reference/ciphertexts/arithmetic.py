@@ -64,10 +64,10 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
     """Split the linear combinations of `linear` into matrix products that fit the cache.
 
     weights, index: as for `linear`. most: how many places a product may have. Yields for each product the range of
-    groups and the range of places that it computes, its matrices (g, n rows, u), and the numbers of the ciphertexts by
-    which they are multiplied, (g, u, p). Usually the columns are p places, and n is 1. But where a layer has so few
-    rows that reading the columns would take most of the time, n places that read mostly the same u ciphertexts share
-    one larger matrix, and p is 1.
+    groups and the range of places that it computes, its matrices (one for each group), and the numbers of the
+    ciphertexts by which they are multiplied, (groups, ciphertexts, columns). Usually a product has a column for each
+    place. But where a layer has so few rows that reading the columns would take most of the time, a few places that
+    read mostly the same ciphertexts share one larger matrix, and there is one column (`_stacked`).
     """
     (groups, rows, _), places = weights.shape, index.shape[1]
     runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
@@ -89,9 +89,9 @@ def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
 def _runs(index: Tensor) -> list[int]:
     """Divide the places of a linear layer, in order, into runs of up to 4 that read mostly the same ciphertexts.
 
-    index: the ciphertexts that each place reads, (places, K). Returns the number of places in each run. At least half
-    of what a place reads, earlier places of its run read too: so a run of 4 reads at most 2.5 K ciphertexts, and
-    computing it as one matrix product takes at most 2.5 times as many multiplications.
+    index: the ciphertexts that each place reads, (places, K). Returns the number of places in each run. A place joins a
+        run if earlier places of the run read at least half of its ciphertexts too. So a run of 4 reads at most 2.5 K
+        ciphertexts, and computing it as one matrix product takes at most 2.5 times as many multiplications.
     """
     runs: list[int] = []
     seen: set[int] = set()
@@ -166,7 +166,7 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
 
 @implements(arithmetic.add, "reference")
 def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.add` in plain torch."""
+    """Implement `kernels.ciphertexts.arithmetic.add` in plain torch: add two ciphertexts, one times a factor."""
     flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
     left, right = x.view(flat), y.view(flat)  # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
     sums = _by_residue(ring, 1, 1, lambda _, out, a, b: torch.add(a, b, alpha=factor, out=out), left, right)
@@ -175,7 +175,7 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
 
 @implements(arithmetic.shift, "reference")
 def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
-    """Implement `kernels.ciphertexts.arithmetic.shift` in plain torch.
+    """Implement `kernels.ciphertexts.arithmetic.shift` in plain torch: add constants to ciphertexts.
 
     constants: residues 0 .. q - 1. moduli: the primes, int32 (L,).
     """
@@ -189,7 +189,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -
 
 @implements(arithmetic.multiply, "reference")
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.multiply` in plain torch."""
+    """Implement `kernels.ciphertexts.arithmetic.multiply` in plain torch: multiply ciphertexts."""
     a, b = x.shape[1], y.shape[1]
     steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
     if x is y:
@@ -212,7 +212,7 @@ def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
 
 @implements(arithmetic.switch, "reference")
 def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.switch` in plain torch.
+    """Implement `kernels.ciphertexts.arithmetic.switch` in plain torch: divide ciphertexts by the last prime.
 
     plain: how many of the first elements of a ciphertext are coefficients; the others are NTT values. inverses: of the
     last prime modulo each other prime.
@@ -261,7 +261,7 @@ def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, f
 
 @implements(arithmetic.encode, "reference")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
-    """Implement `kernels.ciphertexts.arithmetic.encode` in plain torch.
+    """Implement `kernels.ciphertexts.arithmetic.encode` in plain torch: encode numbers mod 2^k for encryption.
 
     factor: Q mod 2^k, Q the product of the primes. inverses: 2^-k modulo each prime, centred.
     """

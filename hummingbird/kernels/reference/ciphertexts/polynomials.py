@@ -46,7 +46,7 @@ def uniform(x: Tensor, moduli: Tensor) -> Tensor:
 
 @implements(polynomials.noise, "reference")
 def noise(words: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.noise` in plain torch.
+    """Implement `kernels.ciphertexts.polynomials.noise` in plain torch: draw random errors from words.
 
     words: random, int64 (n, degree); they are overwritten.
     """
@@ -70,7 +70,7 @@ def noise(words: Tensor) -> Tensor:
 
 @implements(polynomials.wide, "reference")
 def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.wide` in plain torch.
+    """Implement `kernels.ciphertexts.polynomials.wide` in plain torch: make residues of random integers.
 
     words: random, int32 (digits, n, N), the highest first. spare: how many bits of the highest word are not used.
     """
@@ -88,7 +88,7 @@ def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
 
 @implements(polynomials.encrypt, "reference")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.encrypt` in plain torch."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt` in plain torch: encrypt messages."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -101,7 +101,7 @@ def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tenso
 
 @implements(polynomials.encrypt_ntt, "reference")
 def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in plain torch."""
+    """Implement `kernels.ciphertexts.polynomials.encrypt_ntt` in plain torch: encrypt messages, as NTT values."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
         plain = space.keep(message[piece] + noise[piece])
@@ -114,7 +114,7 @@ def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: T
 
 @implements(polynomials.phase, "reference")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.phase` in plain torch."""
+    """Implement `kernels.ciphertexts.polynomials.phase` in plain torch: decrypt ciphertexts."""
     out, s = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32, device=c.device), secret.double()
     for piece, space in pieces(ring.degree, c.shape[0], c.device):
         for i, q in enumerate(ring.primes):
@@ -133,7 +133,7 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 
 @implements(polynomials.compose, "reference")
 def compose(ring: Ring, x: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.compose` in plain torch."""
+    """Implement `kernels.ciphertexts.polynomials.compose` in plain torch: combine residues to integers."""
     digits = list(x.double().unbind(1))
     for k, factors in enumerate(inverses(ring.primes)):
         later = zip(digits[k + 1 :], factors, ring.primes[k + 1 :], strict=True)
@@ -149,7 +149,7 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """Compute the inverse of every prime modulo each later prime, centred."""
+    """Compute the inverse of every prime modulo each later prime, centred; returns a tuple of floats for each prime."""
     rows = []
     for k, earlier in enumerate(primes):
         found = [(pow(earlier, -1, q), q) for q in primes[k + 1 :]]
@@ -175,7 +175,7 @@ def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @implements(polynomials.pack, "reference")
 def pack(ring: Ring, x: Tensor) -> Tensor:
-    """Implement `kernels.ciphertexts.polynomials.pack` in plain torch."""
+    """Implement `kernels.ciphertexts.polynomials.pack` in plain torch: pack residues in 26 bits each."""
     out = torch.empty(packed_bytes(x.shape), dtype=torch.uint8, device=x.device)
     low, middle, top = _planes(ring, out)
     v = (x + (x >> 31 & moduli(ring, str(x.device)))).view(-1, ring.degree)
@@ -188,7 +188,7 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
 
 @implements(polynomials.unpack, "reference")
 def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
-    """Implement `kernels.ciphertexts.polynomials.unpack` in plain torch.
+    """Implement `kernels.ciphertexts.polynomials.unpack` in plain torch: unpack residues of 26 bits.
 
     The second result is True if all values are below their primes.
     """

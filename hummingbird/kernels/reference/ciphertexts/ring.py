@@ -32,12 +32,11 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Compute the matrices by which the steps of a transform multiply, in order of use; of the inverse transform if
-    `inverse`.
+    """Compute the matrices by which the steps of a transform modulo the prime q multiply, in the order of their use.
 
-    degree: N. q: the prime. The inverse transform undoes the last step first. Each step has a pair of float64 (G, K,
-    K): the matrix with the entries c_{g,i}^k at [g, i, k] (module head; for the inverse transform the inverse of this
-    matrix mod q), and the matrix divided by q.
+    degree: N. inverse: return the matrices of the inverse transform, which undoes the last step first. device: where
+    the matrices are to be. Returns for each step a pair of float64 (G, K, K): G matrices of size K, and these divided
+    by q. A step splits each of G polynomials into K parts (module head has the entries).
     """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
@@ -104,13 +103,14 @@ class Workspace:
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """Transform polynomials modulo q to their values, or back if `inverse`: |result| <= q/2 + 16.
+        """Transform polynomials modulo q to their values, or back if `inverse`; returns a buffer, |result| <= q/2 + 16.
 
-        x: from `load` or `keep`, |x| <= 2^25. The result is in a buffer that the next `load` or transform may
-            overwrite. A step multiplies by a matrix M, M x - q n with n = (M/q) x rounded, so that memory is touched
-            three times and not five. The sums of M x are below 8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047:
-            they are exact in any order, before and after q n is subtracted. The sums of (M/q) x are below 2^27 and have
-            up to 10 errors of 2^-53 of that, 2^-22: 16 after the product with q.
+        x: from `load` or `keep`, |x| <= 2^25. The next `load` or transform may overwrite the result's buffer. Each step
+            multiplies by a matrix M and reduces: it computes M x - q n, with n = (M/q) x rounded to integers. So memory
+            is touched three times and not five. The sums of M x are below 8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26
+            - 2047: they are exact in any order, before and after q n is subtracted. The sums of (M/q) x are below 2^27,
+            and have up to 10 errors of 2^-53 of that, 2^-22 in all; times q it is 16, by which a result may be above
+            q/2.
         """
         degree, columns, device = self.key
         for matrix, scaled in _matrices(degree, q, inverse, str(device)):
@@ -132,7 +132,7 @@ _kept = threading.local()
 
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Split `count` polynomials into pieces that fit this thread's workspace.
+    """Split `count` polynomials of `degree` coefficients into pieces that fit this thread's workspace.
 
     Yields for each piece the range of its polynomials, as a Python slice, and the workspace.
     """
@@ -146,7 +146,7 @@ def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slic
 
 @implements(declared.transform, "reference")
 def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """Implement `kernels.ciphertexts.ring.transform` in plain torch."""
+    """Implement `kernels.ciphertexts.ring.transform` in plain torch: transform polynomials to NTT values or back."""
     rows = x.view(-1, len(ring.primes), ring.degree)
     out = torch.empty_like(rows)
     for piece, space in pieces(ring.degree, rows.shape[0], x.device):
