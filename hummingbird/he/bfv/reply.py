@@ -36,11 +36,11 @@ def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
     """Make a reply of sums of products, from which the client decrypts values - masks mod 2^k and nothing else.
 
-    public: the client's key. sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of
-    bfv/noise.py.
-    masks: int64 (n, N), from `draw_masks`, for this reply only.
-    used: for each sum the coefficients to send, int64 (values,).
-    The randomness is drawn here. Raises InputError for other types, shapes, k, or coefficients.
+    public: the client's key.
+    sums: n ciphertexts, int32 (n, 2, 4, N), from `products`. The bounds of bfv/noise.py must hold for their noise.
+    masks: int64 (n, N), from `draw_masks`, for this reply only. k: bits of a plaintext value.
+    used: for each ciphertext the positions of the coefficients to send, int64 (values,).
+    The randomness is drawn here. Raises InputError for other types, shapes, k, or positions.
     """
     where = "he.bfv.evaluate"
     check_bits(k, f"{where}(k)")
