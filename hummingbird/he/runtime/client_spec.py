@@ -88,13 +88,18 @@ class Public:
         return found
 
     def joined(self, batches: Sequence[Sequence[Tensor]]) -> Any:
-        """Join the results of batches, a list of tensors each; return them in the structure of the net's results."""
+        """Join the results of several batches to the net's results for all images, in the structure that the net
+        returns.
+
+        batches: for each batch the list of tensors from `ClientBatch.parts`.
+        """
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
-        """Count the bytes of `count` ciphertexts from the client: one component, 26 bits a coefficient and prime.
+        """Count the bytes of `count` ciphertexts from the client, without the seeds.
 
-        Seeds are not counted.
+        Of each ciphertext one polynomial is sent, with 26 bits for each coefficient and prime; the other one follows
+        from a seed.
         """
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 

@@ -21,11 +21,12 @@ from hummingbird.table import Report, text_table
 
 @dataclass(frozen=True)
 class CallFigures:
-    """Measurements of a call of a model, for its report.
+    """What was measured during one call of a model, for its report.
 
-    count: seconds of "client" and "server", bytes "up" and "down".
-    before, peak: the process's resident memory at the start, and its maximum so far, bytes. precision: of each batch.
-    images, outputs: the first few images and their outputs in order, to compare with the net in the clear.
+    images_done, batches: how many. count: seconds of "client" and "server", bytes "up" and "down".
+    before, peak: the process's resident memory at the start, and its maximum so far, in bytes. precision: of each
+    batch.
+    images, outputs: the first few images and their outputs, to compare with the net in the clear.
     """
 
     images_done: int
