@@ -38,13 +38,14 @@ _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The data's side of one session with the server at `address`: it prepares slots in its store.
+    """The data's side of one session with a server: a connection, and a store with slots that it prepares with the
+    server.
 
     It begins a new session if the folder holds none.
-    folder: this side's store, which only this process uses.
-    tls, token: see `rpc.client.connect`.
+    address: of the server. folder: this side's store, which only this process uses.
+    tls, token: who both sides are; as in `rpc.client.connect`.
     timeout: longest silence of the server, seconds.
-    offline, online: bytes of all messages so far, by name, both ways.
+    offline, online: bytes of all messages so far, sent and received, by the message's name.
     Raises the errors of `rpc.client.connect`; PeerError if the service is of another kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
     """
@@ -89,7 +90,9 @@ class Connection:
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
         """Call a method of the server; the `with` block gets this end of the connection, a `MessageStream`.
 
-        count: when the block ends, the bytes of the call are added to it. Raises PeerError for a malformed answer.
+        count: when the block ends, the bytes of the call's messages are added to it, by the message's name. Raises
+        PeerError
+        for a malformed answer.
         """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:

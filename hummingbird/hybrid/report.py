@@ -17,11 +17,13 @@ from hummingbird.table import Report, text_table
 
 
 def before(model: Model) -> Report:
-    """Return a plan as a text table: window, ring, bytes and noise of every layer for one image.
+    """Return a plan as a text table: for every layer its window, ring, bytes and noise, for one image.
 
-    The table's columns: window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's
-    result. room: bits between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of
-    the statistical distance of replies from ones that hide the weights.
+    Columns that are not plain:
+    window: the bits that a gate reads, of the net's values in units of 2^-16.
+    k: bits of the shares of a layer's or gate's result.
+    room: bits between the noise of a reply and the largest noise that decrypts correctly.
+    distance: -log2 of the statistical distance of replies from ones that hide the weights.
     """
     plan, rows, total = model.plan, [], 0.0
     for number, step in _priced(plan).items():
@@ -40,9 +42,9 @@ def before(model: Model) -> Report:
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> Report:
-    """Return a text table of the counted bytes of an image beside the predicted ones.
+    """Return a text table of the counted bytes of a slot or an image beside the predicted ones, for each layer.
 
-    offline, online: bytes by name, of all `slots` and `images` together.
+    offline: counted bytes by message name, of all `slots` together. online: likewise of all `images` together.
     """
     rows = []
     for title, predicted, counted, times in (
