@@ -85,8 +85,7 @@ def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: Local
 
     x: the value of the input step, int64 (B, *shape). linear, gate, other: functions that compute a layer with weights,
     a gate, and any other step. Each gets the step's number and the step, and returns the step's value. As a third
-    argument
-    `linear` and `gate` get the value that the step reads, and `other` a tuple of the values that it reads.
+    argument `linear` and `gate` get the value that the step reads, and `other` a tuple of the values that it reads.
     """
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -132,10 +131,8 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
     masks: the data side's masks r of the image and of the gates' results, by number of the step, int64 (B, *shape), mod
     2^ring.
     linear: a function that returns this side's share of a layer's result: W r - s mod 2^ring, int64 (B, *step.shape).
-    It
-    gets the number of the step, the step, and this side's share r of the input. W are the layer's weights, and s is a
-    mask
-    that the model's side has drawn.
+    It gets the number of the step, the step, and this side's share r of the input. W are the layer's weights, and s is
+    a mask that the model's side has drawn.
     Returns two things: the shares of the gates' inputs, mod 2^width, by number of the step; and the share of the
     logits.
     """
@@ -153,11 +150,9 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
 
     x: this side's share X - r, int64 (B, *shape), where r is the data side's mask.
     linear: a function that returns this side's share of a layer's result, from the number of the step, the step, and
-    this
-    side's share of the input (`model_linear`).
+    this side's share of the input (`model_linear`).
     gate: a function that returns this side's share of a gate's result y, from the number of the step, the step, and
-    this
-    side's share of the input mod 2^width. The share is y - r mod 2^ring, where r is the data side's mask of y.
+    this side's share of the input mod 2^width. The share is y - r mod 2^ring, where r is the data side's mask of y.
     """
     return walk(plan, x, linear, gate, _model_side)
 
@@ -176,8 +171,7 @@ def model_linear(
     """Make the function that computes the model side's share of a layer's result; `online` calls it for each layer.
 
     The function gets the number of the step, the step, and the model side's share x of the input. It returns W x + s +
-    bias
-    mod 2^ring, where W are the layer's weights and s is the mask of its result.
+    bias mod 2^ring, where W are the layer's weights and s is the mask of its result.
     parameters: the layers' integer weights and biases, by number of the step. weights: the result of `factors`.
     masks: the masks s, int64 (B, *step.shape), by number of the step.
     """

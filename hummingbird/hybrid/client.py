@@ -91,8 +91,7 @@ class Connection:
         """Call a method of the server; the `with` block gets this end of the connection, a `MessageStream`.
 
         count: when the block ends, the bytes of the call's messages are added to it, by the message's name. Raises
-        PeerError
-        for a malformed answer.
+        PeerError for a malformed answer.
         """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:

@@ -30,8 +30,7 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 
     Where it is possible, the tensor, or a number in its place, becomes part of the layer before the step. Otherwise a
     tensor becomes a layer of its own, and a number stays as it is. A step is not changed if its tensor changes the
-    shape
-    of an image's value, or differs between images.
+    shape of an image's value, or differs between images.
     steps: of the net. shapes: of each step's value for one image.
     """
     steps = list(steps)

@@ -130,8 +130,7 @@ class TracedNet:
         """Return the attributes of the plan's output step: {} for a net with one result.
 
         For a net with several results they are "structure", such as a tuple of tensors, and "shapes", of each result
-        for one
-        image.
+        for one image.
         """
         if "structure" not in self.steps[-1].attrs:
             return {}
@@ -151,8 +150,7 @@ def check_windows(
     come from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed.
     steps: of the net. config: the windows.
     searched: a function without arguments that returns the net's steps as a search for windows traces them. It is
-    called
-    only for windows from a search. Default: `steps`.
+    called only for windows from a search. Default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"

@@ -179,8 +179,7 @@ class DataSide:
         """Take part in the model side's run over an image: answer its messages for all gates of the plan, in order.
 
         A garbler receives masked bits and answers with their labels. An evaluator receives labels and answers with the
-        gate's
-        masked result. link: the connection to the model's side.
+        gate's masked result. link: the connection to the model's side.
         """
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":

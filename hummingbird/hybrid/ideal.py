@@ -20,8 +20,7 @@ def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict
     """Draw all masks of a plan from a seed; return two dictionaries of masks, by number of the step.
 
     The first has the data side's masks r of the input and of the gates' results. The second has the model side's masks
-    s of
-    the layers' results. A mask is int64 (images, *shape), uniform mod 2^ring. images: how many.
+    s of the layers' results. A mask is int64 (images, *shape), uniform mod 2^ring. images: how many.
     """
 
     def mask(kind: str, number: int) -> Tensor:
@@ -44,8 +43,7 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
     """Make a function that stands for the encrypted product of a layer, and computes it in the clear.
 
     The function gets the step's number, the step, and the data side's share r of the layer's input. It returns that
-    side's share
-    of the result, W r - s mod 2^ring, where W are the layer's weights.
+    side's share of the result, W r - s mod 2^ring, where W are the layer's weights.
     hidden: the masks s, by number of the step.
     """
 
@@ -60,8 +58,7 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
     2^ring.
 
     x: the images as integers, int64 (B, *shape). masks, hidden: the data side's masks r and the model side's masks s,
-    by
-    number of the step, both from `drawn`.
+    by number of the step, both from `drawn`.
     """
     plan = model.plan
     shares, last = arithmetic.offline(plan, masks, encrypted(model, hidden))
@@ -76,7 +73,7 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on plain integers, without shares or messages: for tests and for searches of windows.
+    """Computes a plan on plain integers, without shares or messages: for simulations, and for searches of windows.
 
     With `plain = Plain(model)`, `plain(x, low)` returns the very logits that the two sides would compute together.
     model: the plan with its weights.
@@ -110,11 +107,9 @@ def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmeti
 
     Needs no weights.
     masks: a function that gets a step's number and the step, and returns the data side's mask of its value, mod 2^ring.
-    It
-    is called for the steps in `plan.masked`.
+    It is called for the steps in `plan.masked`.
     linear: a function that gets a layer's number, the layer, and the data side's share of its input. It returns that
-    side's
-    share of the result, which is uniform whatever the input is.
+    side's share of the result, which is uniform whatever the input is.
     """
     found: dict[int, Tensor] = {}
 

@@ -104,9 +104,8 @@ class Lowering:
         step.
 
         It is the pooling's own window, with one exception: a ReLU before the pooling is computed after it, and no
-        window is
-        given for the pooling. Then it is the ReLU's window with one more high bit, as a difference can have twice the
-        size.
+        window is given for the pooling. Then it is the ReLU's window with one more high bit, as a difference can have
+        twice the size.
         """
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
@@ -310,8 +309,7 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
     """Add steps to a plan for the maximum over the first dimension of x, as a tree of ReLUs; return the last step.
 
     drafts: the plan under construction. name: how the names of the new steps begin. window: of the differences between
-    two
-    values, which the ReLUs read.
+    two values, which the ReLUs read.
     """
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
@@ -421,8 +419,7 @@ def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
     """List a problem for each step that cannot become steps of a plan, and for a net without weights.
 
     A step is a problem if its operation has no rule here or an option that the rule does not support. So is a softmax
-    or
-    sigmoid at the end: the caller can compute it on the opened result. shapes: of each step's value for one image.
+    or sigmoid at the end: the caller can compute it on the opened result. shapes: of each step's value for one image.
     """
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):

@@ -161,8 +161,7 @@ class Online:
 
         place: the gate. tables: the gate's, from the slot.
         bits: the bits of this side's share of the input, packed, uint8. They are sent masked, and the data's side
-        answers
-        with their labels. Only an evaluator calls this.
+        answers with their labels. Only an evaluator calls this.
         """
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
@@ -177,8 +176,7 @@ class Online:
 
         place: the gate. offset: int64 (n,), what this side had added to the results when it garbled the gate.
         bits: the bits of this side's share of the input, packed, uint8. Their labels are sent, and the data's side
-        answers
-        with its masked result, from which the offset is subtracted. Only a garbler calls this.
+        answers with its masked result, from which the offset is subtracted. Only a garbler calls this.
         """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

@@ -185,11 +185,9 @@ class PlanBuilder:
         weights.
 
         last: the step whose value is the plan's result. garbler: the side that garbles, "data" or "model". input_range:
-        bound
-        on |x| of an image. window: bounds the result; None for the bound that follows from the weights.
+        bound on |x| of an image. window: bounds the result; None for the bound that follows from the weights.
         attrs: attributes of the output step, which is added here. Raises ConfigError, naming the steps, for values that
-        need
-        too large a ring, and ModelError if no unit is fine enough.
+        need too large a ring, and ModelError if no unit is fine enough.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:

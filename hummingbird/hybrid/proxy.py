@@ -148,8 +148,7 @@ class _Call:
     connection: to the model's side. slot: the slot that the image uses. secret: the proxy's key, if the image comes
     encrypted; None otherwise.
     leave: a function that is called at the end, if the model's side has heard of the user. Its argument is the number
-    of
-    seconds for which the call still counts against the quota of the user's name.
+    of seconds for which the call still counts against the quota of the user's name.
     count: a function that is called after a completed image, with the kind of its input, "shares" or "switched".
     """
 

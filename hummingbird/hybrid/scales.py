@@ -116,10 +116,8 @@ def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, so that a value can be cut.
 
     If the unit of `scale` is a power of two or can still be chosen so, this is `scale` itself. Otherwise it is a new
-    scale
-    with a finer unit, of which the old unit is nearly an integer multiple. The caller must then multiply the value by
-    this
-    integer.
+    scale with a finer unit, of which the old unit is nearly an integer multiple. The caller must then multiply the
+    value by this integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio

@@ -94,8 +94,7 @@ class ConnectedUsers:
 
         link: the connection to the proxy. kind: how the user sends its image, "shares" or "switched".
         infer: a function that returns the model side's share of the logits, from its share X - r of the image X; r is
-        the
-        proxy's mask. It uses a slot that is marked as used already.
+        the proxy's mask. It uses a slot that is marked as used already.
         Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output

@@ -172,11 +172,13 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up records by one query to each server, again if a server is busy or the table is updated; check all
-        signatures.
+        """Look up records by one query to each server, and check all signatures.
 
-        places: numbers of rows in the servers' table, int64 (n,). numbers: as for `read`. Returns the state of the
-        table, and the records, uint8 (n, record_bytes).
+        The query is repeated, with new keys, if a server is busy or the servers' states differ because of an update.
+        places: numbers of rows in the servers' table, int64 (n,).
+        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 for
+        zeros.
+        Returns the state of the table, and the records, uint8 (n, record_bytes).
         """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:

@@ -104,8 +104,7 @@ def room_bits(norm: int, k: int, switched: bool = False) -> float:
     """Return log2 of the largest noise that decrypts correctly over the bound on a reply's noise.
 
     If the result is above 0, decrypted values are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of
-    the
-    two primes of a reply.
+    the two primes of a reply.
     norm: the factor by which weights enlarge noise, from `Layout.norms`. k: bits of a plaintext value.
     switched: whether the input was switched to another key.
     """

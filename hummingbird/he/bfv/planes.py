@@ -119,10 +119,8 @@ class Axis:
 
         most: largest number of outputs of a tile in this dimension.
         In a product, output i of a tile is at position i - start + shift, where `start` is the first input position
-        that the
-        tile reads (`Tile`). The weight of a kernel position is at shift - offset (`Tap`). The result is the smallest
-        shift for
-        which all these positions are 0 or more.
+        that the tile reads (`Tile`). The weight of a kernel position is at shift - offset (`Tap`). The result is the
+        smallest shift for which all these positions are 0 or more.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
@@ -131,11 +129,9 @@ class Axis:
 
         most: largest number of outputs of a tile in this dimension.
         The gap keeps products apart. Take output i, input value y and a kernel position with the offset d (`Tap`). If
-        this
-        kernel position multiplies this value for this output, i - y + d is 0. Otherwise it must lie between -length and
-        length, so that the product gets into another coefficient. The row must also hold all outputs of a tile. The
-        result is the
-        least length that meets both conditions.
+        this kernel position multiplies this value for this output, i - y + d is 0. Otherwise it must lie between
+        -length and length, so that the product gets into another coefficient. The row must also hold all outputs of a
+        tile. The result is the least length that meets both conditions.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -258,8 +254,7 @@ class Planes:
         """Which of an input channel's planes each weight multiplies, as a number from 0: int64 (rows, columns).
 
         Without a stride, a channel has one plane for a tile; with a stride it has one for each phase. Rows and columns
-        are the
-        kernel positions in use (`Axis.taps`).
+        are the kernel positions in use (`Axis.taps`).
         """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)

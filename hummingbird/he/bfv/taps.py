@@ -50,8 +50,7 @@ class Taps:
 
     An input polynomial has one plane of each of several images; a plane has one channel's values for a tile
     (bfv/planes.py). A reply polynomial has one output channel of each of these images. The polynomials of the inputs
-    are ordered by tile, and so
-    are those of the replies.
+    are ordered by tile, and so are those of the replies.
     """
 
     layer: LayerShape

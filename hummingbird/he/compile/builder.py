@@ -142,8 +142,7 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
     these.
 
     weights: float64 (groups, rows, terms); a row makes one output channel of a convolution, for example. They are cut
-    along
-    the terms.
+    along the terms.
     most: the largest sum of |weights| that a row of a piece may have.
     name: of the layer, for the error.
     Raises ModelError if even single weights are larger.
@@ -174,8 +173,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
     added.
 
     To add them, multiply each value by its integer first. Returns three things: u; the integers, one for each unit, of
-    at
-    most 20 significant bits; and the largest relative error of a unit.
+    at most 20 significant bits; and the largest relative error of a unit.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None

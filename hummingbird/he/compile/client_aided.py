@@ -156,8 +156,7 @@ class _TurnBuilder:
         smallest.
 
         Only such t are tried with which float64 adds the products with integer weights exactly. If there is none, the
-        result
-        is the least t of all, and a later check reports the layer. index: number of the layer's step.
+        result is the least t of all, and a later check reports the layer. index: number of the layer's step.
         """
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
@@ -247,8 +246,7 @@ class _TurnBuilder:
         """Copy a value into a register of its own, broadcast to `shape`; return where the copy is.
 
         A register is an array of ciphertexts at the server. located: where the value is now. Nothing is copied if the
-        value
-        already fills a register in this shape.
+        value already fills a register in this shape.
         """
         own = self.registers.own(located, shape)
         if own.register != located.register:
@@ -277,8 +275,7 @@ class _TurnBuilder:
 
         turn: the turn without errors. program: the server's program for it.
         The predictions assume the input scale that fits the measured sizes. A value that the server returns is divided
-        by all
-        primes but the first, if the rounding error of this is small beside the value or no larger than its other
+        by all primes but the first, if the rounding error of this is small beside the value or no larger than its other
         errors.
         """
         whole = self.whole
@@ -326,8 +323,7 @@ class _TurnBuilder:
         weights.
 
         Both are root mean squares. The first is in units of 2^-s, where the client encrypts at scale 2^s; the second is
-        in real
-        numbers. index: the step's number.
+        in real numbers. index: the step's number.
         """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))

@@ -50,8 +50,7 @@ class Map:
 
     gather: which input value each weight multiplies.
     weights: float64 (groups, rows, terms); a row makes one output channel of a convolution, for example. None for a
-    pool or
-    a sum: all weights are 1, and each sum is divided by `divisor`.
+    pool or a sum: all weights are 1, and each sum is divided by `divisor`.
     bias: float64, one number for each row of each group, or None.
     shape: of the output for one image. last: whether the output's last dimension, and not its first, counts the rows.
     """
@@ -100,8 +99,7 @@ def _batched(index: Any) -> Any:
     """Prepare a step's table of positions for torch's operations: add 1 to each position, and a first dimension of 1.
 
     The table says where each input value is, int64, with -1 for a zero. Afterwards 0 stands for a zero, so a pad with
-    the value 0
-    inserts zeros. index: the table, or a tuple of tables, for which the result is a tuple.
+    the value 0 inserts zeros. index: the table, or a tuple of tables, for which the result is a tuple.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -116,8 +114,7 @@ def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
     """Return for each value of a layer's output its position in the server's result: int64 of the output's shape.
 
     The server's result is an array (rows, places), and positions count through it. A place is one position of the
-    output,
-    such as a pixel.
+    output, such as a pixel.
     shape: of the output for one image. rows: number of rows, `Map.rows`.
     last: whether the last dimension of `shape` counts the rows; otherwise the first does.
     """

@@ -33,8 +33,7 @@ class Magnitude:
 
     shape: for one image. rms: root mean square. peak: largest absolute value.
     gains: a factor for each step whose value this step reads, by the number of that step. An error in that value causes
-    an
-    error here that is larger by this factor, if the errors of single numbers are independent.
+    an error here that is larger by this factor, if the errors of single numbers are independent.
     """
 
     shape: tuple[int, ...]

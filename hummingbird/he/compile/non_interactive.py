@@ -162,8 +162,7 @@ class PlanAttempt(PlanBuilder):
         """Return s for inputs encoded at scale 2^s, so fine that encryption's error is small beside a typical input.
 
         Small means 2^-`self.precision` of a typical input. But encoded inputs must stay below 2^30, since the kernel
-        uses
-        int32; s is smaller if this demands it.
+        uses int32; s is smaller if this demands it.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
@@ -192,8 +191,7 @@ class PlanAttempt(PlanBuilder):
         """Return where the ciphertexts of a step's value are at the server.
 
         The server computes nothing for a free step, such as a reshape: the value consists of its inputs' ciphertexts,
-        in
-        another order. Raises TooLarge for a value that does not fit its modulus. index: of the step.
+        in another order. Raises TooLarge for a value that does not fit its modulus. index: of the step.
         """
         if index not in self.located:
             self.error(index)
@@ -238,8 +236,7 @@ class PlanAttempt(PlanBuilder):
 
         Returns the number of primes that are left, the unit after the divisions, and the rounding error that they add.
         form: of the register that holds the answer. unit: the real number that an integer 1 of the answer stands for
-        before
-        the divisions. rms: a typical value of the answer, as root mean square.
+        before the divisions. rms: a typical value of the answer, as root mean square.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)

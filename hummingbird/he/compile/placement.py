@@ -134,8 +134,7 @@ class Placement:
         anyway.
 
         If not, the client computes the value and encrypts it. Reshapes, slices and padding can be done on ciphertexts,
-        so
-        that the client encrypts the value before them, and no zeros. index: of the step. turn: number of the turn.
+        so that the client encrypts the value before them, and no zeros. index: of the step. turn: number of the turn.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:

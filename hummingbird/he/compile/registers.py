@@ -20,11 +20,9 @@ class Located:
     """Where the ciphertexts of a value are at the server: in which register, an array of ciphertexts, and where in it.
 
     register: its number. index: for each number of the value the position of its ciphertext in the register, int64 in
-    the
-    value's shape; -1 for a zero.
+    the value's shape; -1 for a zero.
     unit: the real number that an integer 1 of the value stands for. In client-aided mode it is multiplied by 2^-s,
-    where the client
-    encrypts at scale 2^s.
+    where the client encrypts at scale 2^s.
     """
 
     register: int
@@ -76,14 +74,12 @@ class Registers:
 
         registers: numbers of the registers that are read.
         index: which ciphertexts to copy, int64 in the shape of the new value. Positions count through the registers one
-        after
-        another; -1 inserts a zero.
+        after another; -1 inserts a zero.
         factors: an integer for each register, by which its ciphertexts are multiplied.
         unit: the real number that an integer 1 of the result stands for.
         constants: residues to add to the copies, int32 (copies, primes), or None.
         size, primes: components and primes of each new ciphertext; 0: the most components and the fewest primes that
-        any of the
-        registers has.
+        any of the registers has.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]

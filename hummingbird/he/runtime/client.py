@@ -333,8 +333,7 @@ class ClientBatch:
         """Return the net's results after the last turn: a list of tensors on the CPU, each (images, ...).
 
         They are float32, or indices, such as those of an argmax. Raises InputError unless all turns are complete, and
-        for
-        images whose results would not be precise enough.
+        for images whose results would not be precise enough.
         """
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
@@ -370,8 +369,7 @@ class ClientBatch:
         (`Shadow`).
 
         In polynomial mode it is for all images; otherwise for those whose values are larger than the plan expects.
-        Returns None if there
-        are no such images. The scales of the turn must be chosen already.
+        Returns None if there are no such images. The scales of the turn must be chosen already.
         """
         if turn.scale is not None:
             return Shadow(torch.arange(self.images, device=self._device), self._first, PLANNED, TIMES)

@@ -96,8 +96,7 @@ class BatchHead:
     """The record in a file that holds a client's batch while it waits for an answer.
 
     The file's tensors are `scales`, `small` and `squares` (the chosen scales, the images with small values, and the
-    errors
-    so far), and the values of steps.
+    errors so far), and the values of steps.
     client: the name of the client whose batch it is. batch: the random number that names it. turn: the turn whose
     answer is due. images: how many. first: number of the first image, for errors.
     values: for each step whose value is kept a pair: its number, and how many tensors are in it if it is a tuple, else
@@ -215,8 +214,8 @@ def _read(path: Path, kind: str, head: type[_H]) -> tuple[_H, dict[str, Tensor]]
     """Read a file's record, of the class `head`, and its tensors by name; return both.
 
     kind: the kind of file that is expected, such as "he-client".
-    The digest in the record, which shows damage, is not checked here. Raises InputError for a missing or damaged
-    file, and AgreementError for another kind or release.
+    The digest in the record, which shows damage, is not checked here. Raises InputError for a missing or damaged file,
+    and AgreementError for another kind or release.
     """
     try:
         with safe_open(path, "pt") as file:

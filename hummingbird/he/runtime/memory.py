@@ -52,8 +52,7 @@ def at_client(public: Public) -> int:
     """Return the peak bytes of memory that a client is predicted to need for a full batch.
 
     public: the net's description from the server, which may be dishonest. So the client compares the result with the
-    memory
-    that it has before it starts.
+    memory that it has before it starts.
     """
     *moments, last = _moments(public)
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])

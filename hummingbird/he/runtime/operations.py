@@ -42,8 +42,7 @@ class Gather:
     """A table that says for each weight of a layer which ciphertext it multiplies, in a form that takes little memory.
 
     Term k of the sum for row group g and output place p reads ciphertext number flat[groups[g] + places[p] + taps[k]];
-    a
-    place is a position of the output, such as a pixel.
+    a place is a position of the output, such as a pixel.
     flat: numbers of ciphertexts, -1 for a zero, int32 (n,). groups, places, taps: offsets into `flat`, int64,
     one-dimensional.
     """
@@ -74,8 +73,7 @@ class Linear:
 
     source: number of the register that it reads. gather: which ciphertext of this register each weight multiplies.
     parts: the weights, float64 (groups, rows, terms), cut along the terms into pieces that float64 computes exactly.
-    The
-    sums of all pieces are added modulo each prime.
+    The sums of all pieces are added modulo each prime.
     one: position in the register of the encrypted constant 1, which the weights' last column multiplies; None without
     such a column.
     constants: residues that are added to all results of a row, int32 (groups * rows, primes), or None.

@@ -45,8 +45,7 @@ class Precision:
 
     The client adds all integers that the server returns (`add`), and then reads `predicted` and `measured`: float64
     (images,), on the CPU. `predicted` comes from the plan. `measured` comes from slots that hold no image; it is None
-    if
-    the batch leaves fewer than two of them.
+    if the batch leaves fewer than two of them.
     images: number of images. slots: number of images of a full batch. device: where the returned integers are.
     """
 
@@ -159,8 +158,7 @@ class Shadow:
         """Run a step on the images of this second run, whose values have errors added, and store the result.
 
         index: number of the step. values: the values of all images without added errors, by number of the step. They
-        are read
-        where this run has none of its own.
+        are read where this run has none of its own.
         """
 
         def read(ref: Ref) -> Any:
@@ -174,8 +172,7 @@ class Shadow:
 
         The size of values and changes is their root mean square. Only the images of this second run are checked.
         index: number of the step; nothing is checked if the second run does not have it. value: the step's value for
-        all
-        images of the batch, without added errors. where: name of the step.
+        all images of the batch, without added errors. where: name of the step.
         least: int64 (batch,): for each image the number of bits that must be right; None: 6 bits.
         """
         if index not in self._values:

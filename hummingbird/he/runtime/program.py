@@ -28,8 +28,7 @@ class Program:
     received: form of register 0, which the client sends. Operation k makes register k + 1.
     returns: numbers of the registers to send back, in order.
     masks: the noise that hides the weights, one `Mask` for each returned register; empty if answers are not masked.
-    With
-    masks, the last ciphertext from the client encrypts a zero.
+    With masks, the last ciphertext from the client encrypts a zero.
     """
 
     received: Form

@@ -105,8 +105,7 @@ class Return:
         divisions.
 
         Before the server sends a ciphertext, it may divide it by some primes. The bound is half of the modulus, less
-        what
-        roundings cost. Dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
+        what roundings cost. Dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
         coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
@@ -183,10 +182,8 @@ class Round:
         peaks: (sends, images), the largest absolute value of each sent value for each image. packing: how values are
         encoded in polynomials. The result is -1 if no scale of 1 or more fits.
         The bound is proven: errors of encryption are at most 21, roundings at most 1/2, and the gains of `Return` bound
-        every
-        sum. With the scale 2^s, the gains g_i, the gain g of the constant 1, and the packing's largest coefficient m,
-        an
-        integer is at most
+        every sum. With the scale 2^s, the gains g_i, the gain g of the constant 1, and the packing's largest
+        coefficient m, an integer is at most
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 

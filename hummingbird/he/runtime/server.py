@@ -73,9 +73,8 @@ class Server:
         """Compute the answer to one turn of a batch.
 
         request: the bytes from the client's `ClientBatch.request`. Request and answer have the sizes that the report
-        states
-        for the turn (`Public.turn_bytes`), and 256 bytes more each. Nothing is kept, so one request may be answered
-        again.
+        states for the turn (`Public.turn_bytes`), and 256 bytes more each. Nothing is kept, so one request may be
+        answered again.
         Raises AgreementError for a request of another net or release, InputError for anything else that is no request.
         """
         head = messages.read_head(request, messages.REQUEST, self.public, self._digest)

@@ -74,12 +74,10 @@ def step_fields(step: Step) -> list[Any]:
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
     """Return the step that JSON fields describe: a step of the client, or a step of the server, of which only the name
-    is
-    known (its operation is `REMOTE`).
+    is known (its operation is `REMOTE`).
 
     number: of the step. name, op, inputs, attrs: the fields. Raises ValueError or another error of the tuple
-    `MALFORMED`
-    for fields that no client's step has, such as an operation with weights or a reference to a later step.
+    `MALFORMED` for fields that no client's step has, such as an operation with weights or a reference to a later step.
     """
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")

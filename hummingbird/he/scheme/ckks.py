@@ -139,8 +139,7 @@ def fresh_error(packing: str, degree: int) -> float:
     """Return the standard deviation of the error that encryption adds to a value, in units of 1 / (the input scale).
 
     packing: how values are encoded in polynomials: "coefficients", "complex" or "real". degree: number of coefficients
-    of a
-    polynomial.
+    of a polynomial.
     """
     # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
@@ -151,8 +150,7 @@ def switch_error(packing: str, degree: int, size: int) -> float:
 
     The result counts in integers of the divided ciphertext.
     packing: how values are encoded in polynomials: "coefficients", "complex" or "real". degree: number of coefficients
-    of a
-    polynomial. size: components of the ciphertext.
+    of a polynomial. size: components of the ciphertext.
     """
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

@@ -83,8 +83,7 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
     zero: the client's encryption of zero, int32 (2, primes, N).
     flood: log2 of the width of the range of the noise that is added.
     form: of c, `zero` and the result: "mixed" if component 0 is given as coefficients and the others are transformed
-    (NTT),
-    "ntt" if all are transformed.
+    (NTT), "ntt" if all are transformed.
     Fresh randomness is drawn here for each ciphertext.
     """
     n, size, primes, degree = c.shape

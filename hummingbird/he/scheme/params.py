@@ -29,8 +29,8 @@ class Parameters:
     """Checked parameters of the encryption: the degree N of polynomials, and the primes whose product is the modulus Q.
 
     Two published tables bound log2 Q for 128 bits of security; they stand in he/scheme/params.py, by the year. Raises
-    ConfigError for a
-    degree that they do not have, for primes unsuitable for this degree, and for a log2 Q above one of the bounds.
+    ConfigError for a degree that they do not have, for primes unsuitable for this degree, and for a log2 Q above one of
+    the bounds.
 
         choose(2048, 2).limits == {"2018": 54, "2024": 53}
     """

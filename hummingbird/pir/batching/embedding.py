@@ -190,9 +190,9 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Raise InputError if torch's EmbeddingBag would refuse these arguments of a call; nothing is sent before.
+        """Raise InputError for arguments of a call that torch's EmbeddingBag would refuse; so nothing is sent for them.
 
-        weights: the call's per_sample_weights.
+        input, offsets: as in torch. weights: the call's per_sample_weights.
         """
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
@@ -294,11 +294,10 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records that the keys of B inferences select: (B, keys, parts, dim), with `parts` rows in a
-        record.
+        """Look up the records that the keys of B inferences read: (B, keys, parts, dim), with `parts` rows in a record.
 
-        inside: for each inference the position that every key selects in its bucket, int64 (keys,). Raises
-        AgreementError if the table is updated during every attempt.
+        inside: for each inference the position that every key reads in its bucket, int64 (keys,). Raises AgreementError
+        if the table is updated during every attempt.
         """
         if not inside:
             return torch.empty(0)
@@ -311,10 +310,11 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up records in the buckets of one code of the plan, for the keys of B inferences.
+        """Look up records in the buckets of one of the plan's tables, for B inferences.
 
-        number: index of the code in `Plan.codes`. asked: the position that each key selects in its bucket, int64 (B,
-        keys). Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
+        number: of the table, its index in `Plan.codes`. asked: int64 (B, keys), the position that each key reads in its
+        bucket.
+        Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)

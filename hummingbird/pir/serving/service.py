@@ -44,9 +44,9 @@ class _Job:
 class Batcher:
     """Collects queries of several clients, and answers them by one call of `answer`, which is one pass over the table.
 
-    answer: such as `Server.answer`. metrics: counts the passes. max_batch: number of waiting keys at which a pass
-    begins; a pass has more only if a single query has. max_wait: seconds, 0 to 60, after which a pass begins with fewer
-    keys.
+    answer: a function with the arguments and results of `Server.answer`. metrics: counts the passes.
+    max_batch: number of waiting keys at which a pass begins; a pass has more only if a single query has.
+    max_wait: seconds, 0 to 60, after which a pass begins with fewer keys.
     """
 
     def __init__(
