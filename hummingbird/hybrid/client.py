@@ -191,7 +191,8 @@ class RemoteNet(Connection):
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
     """Return the result of `attempt`, which takes a slot; if the slot cannot be used, try again with another one.
 
-    After 8 tries the last error is raised. failed: called before each further try.
+    attempt: a function without arguments; it raises SlotError or NotFoundError for a slot that cannot be used. After 8
+    tries the last error is raised. failed: a function without arguments that is called before each further try.
     """
     retry = Retry(math.inf, (0.0, 0.0), passing=(SlotError, NotFoundError), tries=TRIES)
     while True:
@@ -204,7 +205,10 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Hands out one slot for each of `images` images: first the ready slots, then slots that a thread has dealt."""
+    """Says to the threads that run `images` images when each may take a slot: a ready one first, then new ones.
+
+    A thread of this object has the new slots dealt. net: the connection, with its store.
+    """
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -216,9 +220,9 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until a slot is ready, and hand it out to the caller.
+        """Wait until there is a slot that the caller may take from the store.
 
-        Raises the error that dealing slots met, if there is no ready slot left, and CancelledError if the supply is
+        Raises the error that dealing slots met, if there is no ready slot left, and CancelledError if this supply is
         closed.
         """
         with self._changed:
@@ -231,7 +235,10 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Allow one more slot to be handed out, and have it dealt if needed, because a slot turned out damaged."""
+        """Allow one more slot to be taken, because a slot turned out damaged.
+
+        If no spare one is ready, it is dealt.
+        """
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -240,7 +247,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait until the slot that is now dealt is complete; it stays in the store."""
+        """Let no more slots be taken, and wait until the slot that is now dealt is complete; it stays in the store."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -28,10 +28,10 @@ def layout(step: Linear) -> Layout:
 
 
 class MessageSizes:
-    """The two messages of one layer when a slot is dealt: functions that make and read them, and their sizes.
+    """The two messages of one layer when a slot is dealt: it makes and reads them, and knows their sizes.
 
-    The data's side sends the encrypted mask of the layer's input; the model's side replies with the product. step: the
-    layer. up, down: bytes of the two messages.
+    The data's side sends the encrypted mask r of the layer's input. The model's side replies with W r - s, the product
+    with the weights W minus a mask s. step: the layer. up, down: bytes of the two messages.
     """
 
     def __init__(self, step: Linear) -> None:

@@ -246,10 +246,12 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run one side of a call on a thread of its own, at a service; yield the messages that this side sends.
+    """Run one side of a call at a service, on a thread of its own; yield the messages that this side sends.
 
-    role: the function that is run; its argument is the side's end of the connection. requests: the caller's messages.
-    While the side computes, empty messages are sent as heartbeats. An error of the side is raised at the end.
+    role: the function that is run; its argument is the side's end of the connection, a `MessageStream`.
+    requests: the caller's messages. context: gRPC's; it says whether the caller is still there. timeout: longest
+    silence of the caller, seconds. While the side computes, empty messages are sent as heartbeats. An error of the side
+    is raised at the end.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

@@ -119,7 +119,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Add a step that concatenates values with one unit along the first dimension of one image; return the step."""
+        """Add a step that concatenates values along the first dimension of one image, and return the step.
+
+        name: of the step. parts: the values, which must all have one unit.
+        """
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -164,9 +167,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a step with garbled gates on x, and return the step.
+        """Add a step with garbled gates to the plan, and return the step.
 
-        x: a result of `cut`, or made of such results without a layer; its unit must be known. kind: "relu" or "lift".
+        name: of the step. x: the value that the gates read. It was cut, or follows from cut values without a layer, so
+        that its unit is known. kind: "relu" or "lift".
         window: [k:m); the gates read the bits of x below bit k. Raises ConfigError if these are fewer than two.
         """
         width = window.k - SCALE + fraction(x.scale.unit)

@@ -47,7 +47,7 @@ def online(plan: Plan) -> dict[str, int]:
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes between the proxy and the model's side for one image of a user, by the names of the messages.
 
-    kind: how the user sends its image, one of `users.INPUTS`.
+    kind: how the user sends its image: "shares", under a mask, or "switched", encrypted.
     """
     found = {"switched": Image(plan.input).down, "input": _bytes(plan.input)} if kind == "switched" else {}
     return {"done": 2 * len(messages.DONE)} | found | _gates(plan)
@@ -56,8 +56,8 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
 
-    The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read. kind: how the user
-    sends its images, one of `users.INPUTS`.
+    The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read.
+    kind: how the user sends its images: "shares", under a mask, or "switched", encrypted.
     """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
@@ -71,8 +71,8 @@ def user(plan: Plan, kind: str) -> dict[str, int]:
     """Return the bytes that a proxy's user sends and receives for one image, by method called.
 
     The user calls `Slot` of the proxy and `Input` of the model's side; the bytes of an answer stand under "Slot:
-    answer" and "Input: answer". plan: only its input and output are read. kind: how the user sends its image, one of
-    `users.INPUTS`.
+    answer" and "Input: answer". plan: only its input and output are read.
+    kind: how the user sends its image: "shares", under a mask, or "switched", encrypted.
     """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)

@@ -63,7 +63,7 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
 def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> Report:
     """Return a text table of the counted bytes between a proxy and the model's side beside the predicted ones.
 
-    served: number of images, by kind of input.
+    online: counted bytes by message name. served: number of images by kind of input, "shares" or "switched".
     """
     predicted: Counter[str] = Counter()
     for kind, images in served.items():
@@ -74,8 +74,8 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> Report:
     """Return a text table of the counted bytes of a proxy's user beside the predicted ones.
 
-    plan: only its input and output are read. kind: how the user sends images. once, online: bytes before the first
-    image, and of all `images` together.
+    plan: only its input and output are read. kind: how the user sends images, "shares" or "switched".
+    once: counted bytes before the first image, by method called. online: likewise of all `images` together.
     """
     rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
     each = prices.user(plan, kind).items() if images else ()

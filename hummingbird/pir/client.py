@@ -108,13 +108,13 @@ class Client:
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
-        """Look up rows as `rows` does; returns the state of the table, which is the same for all rows, and the rows.
+        """Look up rows, and return the state of the table, which is the same for all rows, and the rows, (n, dim).
 
-        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 where
-        a record has zeros in place of a row; default: `indices`. Only the tables of a plan (`pir.batching`) have
-        several rows in a record.
+        indices: int32 or int64 (n,). numbers: the numbers under which the owner signed the rows in each record, int64
+        (n, rows in a record), -1 where a record has zeros in place of a row; default: `indices`. Only the tables of a
+        plan (`pir.batching`) have several rows in a record.
         together: how many consecutive indices must be in one message: those of one inference.
-        Raises as `rows`, and AgreementError if the table is updated during every attempt.
+        Raises the errors of `rows`, and AgreementError if the table is updated during every attempt.
         """
         places = self._checked(indices)
         numbers = places[:, None] if numbers is None else numbers

@@ -205,7 +205,8 @@ def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tenso
     """Count the rows in `records` that the owner has not signed, or has signed for a version above `newest`.
 
     key: the owner's public key. facts: of the table. numbers: the numbers of the rows that each record holds, int64 (n,
-    parts), -1 for zeros in place of a row. records: uint8 (n, record_bytes).
+    parts). records: uint8 (n, record_bytes). -1 stands for zeros in place of a row; anything else in this place counts
+    too.
     It takes 0.1 ms for each row. All rows are checked, and only the count is returned, because the positions would
     reveal which rows are wrong.
     """

@@ -216,9 +216,10 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """Compute the state of a table as it was loaded.
+    """Compute the state (version and digest) of a table as it was loaded.
 
-    version: that of its `Source`. digests: of all leaves of the table, in order (`leaf_digests`).
+    version: that of its `Source`. digests: of all leaves of the table, which are blocks of 1024 rows, in order
+    (`leaf_digests`).
     """
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 

@@ -109,9 +109,11 @@ def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
 
 
 class Secret:
-    """A client's secret polynomial of coefficients -1, 0 and 1: it encrypts and decrypts, and never leaves the object.
+    """A client's secret key, a polynomial of coefficients -1, 0 and 1: it encrypts and decrypts, and never leaves the
+    object.
 
-    One secret serves any number of ciphertexts.
+    One secret serves any number of ciphertexts. A server multiplies what the client has encrypted by weights w, and
+    subtracts masks:
 
         secret = Secret.new()
         reply = evaluate(secret.public(), products(secret.encrypt(r, 20).parts(), weights, pairs, 3), masks, 20, used)

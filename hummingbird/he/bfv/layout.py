@@ -86,7 +86,7 @@ class Layout:
 
     @property
     def inputs(self) -> int:
-        """Number of polynomials that the inputs of all tiles fill."""
+        """Number of polynomials that the inputs of all tiles fill: the ciphertexts that the client sends."""
         return self.tiles * -(-self.layer.input_shape[0] * self.planes.phases // self.blocks.planes)
 
     @property
@@ -137,9 +137,10 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Return an input, int64 of `input_shape`, as coefficients of polynomials, int64 (inputs, N).
+        """Return a layer's input as polynomials for `Secret.encrypt`, int64 (inputs, N): `inputs` polynomials of N
+        coefficients.
 
-        Raises InputError for another shape.
+        x: the input, int64 of `input_shape`. Raises InputError for another shape.
         """
         layer, count = self.layer, self.blocks.planes
         check(x, layer.input_shape, f"{_WHERE}.pack_input(x)")
@@ -148,7 +149,10 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Return weights, int64 of `weight_shape`, as polynomials, int64 (n, N): one for each product in `pairs`."""
+        """Return a layer's weights as polynomials for `transform`, int64 (n, N): one for each product in `pairs`.
+
+        weights: int64 of `weight_shape`. Raises InputError for another shape.
+        """
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()

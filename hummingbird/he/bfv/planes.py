@@ -186,9 +186,10 @@ class Planes:
         return tuple((row, column) for row in down for column in across)
 
     def split(self, images: Tensor) -> Tensor:
-        """Cut an image (C, H, W) into planes, (tiles, C * phases, size), and return them.
+        """Cut an image into planes, and return them: (tiles, C * phases, coefficients of a plane), with gaps of zeros.
 
-        Planes of one channel are adjacent. size: number of coefficients of a plane, zeros included.
+        images: (C, H, W); with the channels of several images one after another, C counts all of them. The planes of
+        one channel are adjacent.
         """
         rows, columns = self.rows, self.columns
         phases = [

@@ -28,7 +28,10 @@ from hummingbird.kernels.ciphertexts import add, encode, switch, wide
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
-    """Draw the masks that hide the values of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
+    """Draw the masks that hide the values of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1.
+
+    stream: the random stream to draw from. k: bits of a plaintext value.
+    """
     check_bits(k, "he.bfv.draw_masks(k)")
     return stream.words(count, DEGREE, dtype=torch.int32).long() & ((1 << k) - 1)
 

@@ -96,7 +96,7 @@ class Taps:
 
     @property
     def inputs(self) -> int:
-        """Number of polynomials that the inputs of all tiles fill."""
+        """Number of polynomials that the inputs of all tiles fill: the ciphertexts that the client sends."""
         return self.tiles * self.layer.input_shape[0] * self.planes.phases
 
     @property
@@ -117,7 +117,10 @@ class Taps:
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Return inputs, int64 (images, *input_shape), as coefficients of polynomials, int64 (inputs, N)."""
+        """Return the inputs of several images as polynomials for `Secret.encrypt`, int64 (inputs, N).
+
+        x: the inputs, int64 (images, *input_shape). Raises InputError for another shape.
+        """
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))

@@ -158,7 +158,9 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """Return a positive number rounded up by at most a 16th, so that the client learns only five significant bits."""
+    """Return `size`, a positive number, rounded up by at most a 16th, so that the client learns only five significant
+    bits.
+    """
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 
@@ -190,7 +192,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
 
 
 def _short(x: Fraction) -> int:
-    """Return the nearest integer with at most 20 significant bits."""
+    """Return an integer near x, with at most 20 significant bits: later bits are rounded away."""
     whole = round(x)
     shift = max(0, whole.bit_length() - _FACTOR_BITS)
     return round(x / (1 << shift)) << shift

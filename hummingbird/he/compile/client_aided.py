@@ -121,7 +121,7 @@ class _TurnBuilder:
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Round, Program]:
-        """Build the turn: returns its description, which the client may know, and the server's program for it."""
+        """Build the turn: return its description for the client, a `Round`, and the server's `Program` for it."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -342,9 +342,9 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Return a gain, a bound on how much a turn enlarges integers, rounded up by at most a 16th.
+    """Round a gain up by at most a 16th, so that the client learns only five significant bits of it; return the result.
 
-    So the client learns only five significant bits of it.
+    gain: a bound on the factor by which a turn enlarges integers.
     """
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift

@@ -35,7 +35,7 @@ def is_weighted(step: Step) -> bool:
 
 
 def has_bias(step: Step) -> bool:
-    """Return whether a step with parameters (`is_weighted`) adds parameters to its input or result, such as a bias."""
+    """Return whether a step with parameters (`is_weighted`) also adds one, such as a bias, besides multiplying."""
     return (
         step.op in ("add", "sub", "affine", "scale_last")
         if "bias" not in step.attrs
@@ -285,8 +285,9 @@ def _reduce(step: Step, index: Tensor) -> Map:
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
     """Return sums of input values, each divided by a number, in the form of a `Map`.
 
-    table: int64, in each row the positions of the input values of one sum. divisors: the number for each sum; if they
-    differ, they become weights. shape: of the output for one image.
+    table: int64, a row for each sum, with the positions of its input values in an array of ciphertexts.
+    divisors: float64, the number for each sum. If all are equal, the map has it as `divisor`; otherwise 1 / divisors
+    become weights. shape: of the output for one image.
     """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):

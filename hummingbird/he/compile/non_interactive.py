@@ -213,10 +213,10 @@ class PlanAttempt(PlanBuilder):
         return replace(before, index=view(step, before.index))
 
     def _joined(self, index: int) -> Located:
-        """Return where the ciphertexts of a cat's or a stack's result are.
+        """Return where the ciphertexts of a step's value are, for a step that concatenates or stacks values.
 
-        If all parts are in one register and have the same unit, the result is there too, as a list of positions;
-        otherwise all parts are copied to a new register.
+        If all parts are in one register and have one unit, the result is there too, as a list of positions. Otherwise
+        all parts are copied to a new register. index: of the step.
         """
         step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]

@@ -264,7 +264,11 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps, among those that step `index` depends on, that the server would compute encrypted but cannot."""
+    """List the numbers of the steps that only the client can compute although step `index` needs their results
+    encrypted.
+
+    They are steps on which step `index` depends, such as a ReLU between two layers in polynomial mode.
+    """
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

@@ -53,13 +53,14 @@ class Registers:
         return Program(self.received, tuple(self.operations), tuple(returns), tuple(masks))
 
     def form(self, located: Located) -> Form:
-        """Return the form of the register that a value is in."""
+        """Return the form (number of ciphertexts, of components and of primes) of the register that a value is in."""
         return self.program().forms()[located.register]
 
     def add(self, operation: Operation, shape: Sequence[int], unit: Fraction, linear: Map | None = None) -> Located:
         """Add an operation, whose result becomes the next register; return where the result is.
 
-        shape, unit: of the result. linear: the `Map` that the operation computes, None if it computes something else.
+        shape: of the result for one image. unit: the real number that an integer 1 of the result stands for.
+        linear: the `Map` that the operation computes, None if it computes something else.
         """
         self.operations.append(operation)
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)

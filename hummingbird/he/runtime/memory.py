@@ -107,16 +107,17 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Count the bytes of all values held, together with new values that are not added yet.
+        """Count the bytes of all values that the client holds, together with new values that are not added yet.
 
         made: numbers of the steps whose values are new.
         """
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Count the bytes of the copy of a value in which the images are the last dimension; 0 if no copy is made.
+        """Count the bytes of the copy of a value that is made before it is encrypted; 0 if none is made.
 
-        Only the net's input, or a view of it, needs a copy. index: number of the step whose value it is.
+        In the copy the images are the last dimension. Only the net's input, or a view of it, needs one. index: number
+        of the step whose value it is.
         """
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 

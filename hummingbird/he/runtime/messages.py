@@ -156,10 +156,10 @@ def opening(digest: str = "", turn: int = 0) -> bytes:
 
 
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
-    """Read the first message of a call; returns the digest and the turn.
+    """Read the first message of a client's call; return the digest of the net's description that it has, and the turn.
 
-    turns: number of turns that the net has. Raises AgreementError, naming both sides, for another format; InputError if
-    malformed.
+    The digest is "" if the client has no description yet. turns: number of turns that the net has.
+    Raises AgreementError, naming both sides, for another format; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "he", "hint": _HINT}
     fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
@@ -194,9 +194,10 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """Return the `size` bytes of a slice, collected from its messages.
+    """Collect a slice from the messages that carry it, and return its bytes as a tensor, uint8 (size,).
 
-    receive: returns the next message. Raises InputError if the messages hold more bytes, or one is empty.
+    receive: a function without arguments that returns the next message. size: bytes of the slice.
+    Raises InputError if the messages hold more bytes, or one is empty.
     """
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0

@@ -128,7 +128,11 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers a and b of the same form."""
+    """An operation of the server: it computes factors[0] a + factors[1] b, for each ciphertext of two registers a and
+    b.
+
+    a, b: numbers of the registers, which have one form. factors: two integers.
+    """
 
     a: int
     b: int
@@ -148,9 +152,10 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """An operation of the server: the product of two registers a and b, elementwise; the square if both are the same.
+    """An operation of the server: it multiplies the ciphertexts of register a by those of register b, one by one.
 
-    Ciphertexts must have the form "ntt".
+    If a and b are one register, it squares. a, b: numbers of the registers. The ciphertexts' components must all be NTT
+    values.
     """
 
     a: int
@@ -172,11 +177,14 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """An operation of the server: it copies ciphertexts from several registers, concatenated, and may add constants.
+    """An operation of the server: it copies ciphertexts from some registers into a new one, and may add constants.
 
-    index: positions, int32 (n,), -1 for zero. factors: an integer for each register by which its ciphertexts are
-    multiplied. size, primes: components and primes of the result. constants: residues, int32 (n, L) for L primes, or
-    None.
+    sources: numbers of the registers that are read.
+    index: which ciphertexts to copy, int32 (n,). Positions count through the registers one after another; -1 inserts a
+    zero.
+    factors: an integer for each register, by which its ciphertexts are multiplied.
+    size, primes: number of components and primes of each new ciphertext.
+    constants: residues to add, int32 (n, primes), or None.
     """
 
     sources: tuple[int, ...]

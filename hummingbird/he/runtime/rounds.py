@@ -161,13 +161,17 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the slices of the client's stream of ciphertexts, numbered from 0: first ciphertext, last + 1."""
+        """Yield the slices of what the client sends, each as two numbers: first ciphertext, last + 1.
+
+        The turn's ciphertexts are numbered from 0.
+        """
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they are part of.
+        """Yield the slices of what the server sends: first ciphertext, last + 1, and the returned value they are part
+        of.
 
-        A stream's ciphertexts are numbered from 0. No slice spans two tiles.
+        The turn's ciphertexts are numbered from 0. No slice spans two tiles.
         """
         first = 0
         for back in self.returns:

@@ -51,7 +51,7 @@ class ClientText:
 
 
 def load(text: str | bytes) -> ClientText:
-    """Read the fields of a net's description for clients from its JSON text.
+    """Read a net's description for clients from its JSON text; return its fields, a `ClientText`.
 
     Raises InputError if the text is malformed, of another version, or has a list longer than a net needs.
     """

@@ -80,7 +80,10 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
-    """Decode polynomials, float64 (n, N), to their values times the scale, float64 (n, slots)."""
+    """Decode polynomials to their values times the scale: float64 (n, N) to float64 (n, slots).
+
+    packing: "coefficients", "complex" or "real".
+    """
     if packing == "coefficients":
         return coefficients
     n, degree = coefficients.shape
@@ -94,9 +97,10 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pieces of tensors, cut along the first dimension: on a CPU 32 polynomials, elsewhere everything.
+    """Cut tensors along the first dimension, and yield their pieces together, as tuples: a piece of each tensor.
 
-    Pieces are so small that several passes over one stay in the cache.
+    Tensors on a CPU are cut into pieces of 32 polynomials, so small that several passes over one stay in the cache.
+    Others are not cut.
     """
     size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)

@@ -41,10 +41,10 @@ _REPEATS = 8  # how often one turn may break after the server has answered somet
 class RemoteModel:
     """The client of a remote net: `model(images)` encrypts images, sends them to `address` and returns the outputs.
 
-    tls, token: authentication of both sides, see `rpc.client.connect`.
+    tls, token: who both sides are; as in `rpc.client.connect`.
     timeout: longest silence of the server, and longest time for which it may be away or full, seconds.
-    memory: bytes that batches in flight may take on the device, as the server predicts; default: all that the device
-    has.
+    memory: bytes that batches in flight may take on the device, by prediction from the server's description; default:
+    all that the device has.
     device: where this side computes, "cpu" or "cuda".
     public: the server's description: shapes, operations, parameters.
     sent_bytes, received_bytes: bytes of the turns' messages.

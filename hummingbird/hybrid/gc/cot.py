@@ -105,7 +105,7 @@ def message_bytes(count: int, random: bool) -> int:
 
 
 def numbers(count: int) -> int:
-    """Return how many transfer numbers a call for `count` transfers takes: a multiple of 128.
+    """Return how many of the session's transfer numbers are used up by a call for `count` transfers: a multiple of 128.
 
     The next call begins after these numbers.
     """

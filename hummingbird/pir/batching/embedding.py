@@ -218,7 +218,7 @@ class BatchedEmbedding(nn.Module):
     """A layer in place of nn.Embedding that looks up rows at two servers by a plan; without gradients.
 
     Every inference sends the same number of keys. plan: public; the servers must have the same. clients: one `Client`
-    for each code of the plan. padding_idx: a row number that is not looked up.
+    for each table of the plan (`Plan.codes`). padding_idx: a row number that is not looked up.
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
     that no key brings is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
     `dropped` counts the positions of dropped rows in all calls; it is not sent. All rows of a call are of one version

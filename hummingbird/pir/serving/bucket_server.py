@@ -84,8 +84,11 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer a query as `Server.handle` does; raises InputError unless its keys are those of one or more complete
-        inferences.
+        """Answer a query; return the packed answer.
+
+        query: a packed query, whose keys must be those of one or more complete inferences; otherwise InputError is
+        raised.
+        answer: a function to call in place of `Server.answer`, with its arguments.
         """
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
@@ -134,12 +137,13 @@ def plan_servers(
     identity: bytes | None = None,
     journal: Path | None = None,
 ) -> list[Server]:
-    """Make the servers of party 0 or party 1 for a plan: one for the table of each code (`Plan.codes`), in order.
+    """Make the servers of party 0 or party 1 for a plan: one for each of the plan's tables (`Plan.codes`), in order.
 
     Each is served as any other server. table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or
     nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; the last server, of the full table, takes updates for all.
-    identity: as in `Server`. journal: file in which the updates of all these servers are kept; None for no journal.
+    identity: the 32 secret bytes of the key that signs answers; None: answers are not signed. journal: file in which
+    the updates of all these servers are kept; None for no journal.
     Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates. Raises
     InputError if the table has another number of rows than the plan's.
 

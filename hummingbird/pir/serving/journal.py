@@ -205,8 +205,8 @@ class Journal:
 
     A server writes an update to it before it acknowledges the update, and applies all of them again when it starts.
     path: the file. facts: of the table. states: of the tables that are served (the table itself, or those of a plan),
-    as they were loaded from files. Raises InputError for a file that is damaged or not a journal, AgreementError for
-    another table's journal, EnvironmentProblem if the file cannot be created, or another process has it.
+    as they were loaded from files. Raises InputError for a file that is not a journal, EnvironmentProblem if the file
+    cannot be created, or another process has it. Damage, and the journal of another table, show in `replay`.
     """
 
     def __init__(self, path: Path, facts: Facts, states: Sequence[State]) -> None:

@@ -120,9 +120,9 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process; returns a function that computes and returns the answer.
+        """Take a message of a `Client` in this process; return a function that computes and returns the answer.
 
-        method: as for `TableServer.begin`.
+        message: the packed request. method: the call: Describe, Answer, Offer, Switch, Update or PastUpdate.
         """
         if method == "Describe":
             return self.describe

@@ -100,8 +100,8 @@ class Updates:
     def recover(self, path: Path) -> None:
         """Open a journal, apply the updates in it again, and write new updates to it from now on.
 
-        path: the journal's file, created if missing. Raises the errors of `Journal`, and InputError for an update in
-        the file that does not fit the table.
+        path: the journal's file, created if missing. Raises the errors of `Journal` and of `Journal.replay`, and
+        InputError for an update in the file that does not fit the table.
         """
         self._journal = journal = Journal(path, self._facts, self._before)
         try:
