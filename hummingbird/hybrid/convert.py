@@ -83,9 +83,10 @@ def make_plan(
 
 
 class TracedNet:
-    """A traced net for images of one shape, from which plans with different windows are made.
+    """A net traced for images of one shape, from which plans with different windows are made.
 
-    Raises ModelError for a net that cannot be converted, InputError for a shape.
+    net: the net; it does not change. input_shape: of one image. Raises ModelError for a net that cannot be converted,
+    InputError for a shape.
     """
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:

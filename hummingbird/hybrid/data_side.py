@@ -51,7 +51,8 @@ class Slot:
 class DataSide:
     """The data's side of one session: it prepares slots, and computes the logits of an image with each slot.
 
-    digest: the digest of the model's description, to which the store is bound.
+    plan: of the net. store: this side's folder of the session. digest: the digest of the model's description, to which
+    the store must be bound.
     """
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:

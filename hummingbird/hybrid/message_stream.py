@@ -40,9 +40,9 @@ _AT_WORK = 5.0  # seconds between heartbeats, which are empty messages
 
 
 class Outgoing:
-    """A queue of messages from the thread that makes them to the thread that transports them.
+    """A queue of messages: one thread puts in what it sends, another takes the messages out and transports them.
 
-    most: limit on bytes in the queue.
+    most: the queue takes no further message while it holds this many bytes or more.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -86,7 +86,9 @@ class Outgoing:
 
 
 class Incoming(Protocol):
-    """A source of the other side's messages, such as `channel.prefetch.Prefetch`."""
+    """Interface of a source from which one side reads the other side's messages: `channel.prefetch.Prefetch`, or a
+    queue.
+    """
 
     def next(self, timeout: float) -> bytes | None:
         """Return the next message, None after the last.
@@ -178,7 +180,10 @@ class MessageStream:
 
 
 class _Queued:
-    """A queue of messages as an `Incoming`, the source from which the receiving side reads."""
+    """Lets one side read what the other side sends, if both are in one process: it takes messages from a queue.
+
+    source: the queue into which the other side puts its messages.
+    """
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source

@@ -34,9 +34,9 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side of a net, for all sessions: it deals slots and computes with them.
+    """The model's side of a net, for all sessions: it deals slots, and begins the run of each image.
 
-    Keeps what is the same for all slots, such as prepared weights.
+    It keeps what all slots share, such as prepared weights. model: the plan with its weights.
     """
 
     def __init__(self, model: Model) -> None:
@@ -110,18 +110,21 @@ class ModelSide:
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
-        """Begin an image with a slot, and return its computation; the slot is marked as used before anything is sent.
+        """Begin to run an image with a slot, and return the `Online` object that computes this side's part.
 
-        Raises StoreError if the slot is not ready.
+        The slot is marked as used before anything is sent. link: the connection to the data's side. store: the
+        session's.
+        slot: its number. Raises StoreError if the slot is not ready.
         """
         _, kept = store.use(slot)
         return Online(self, link, store, slot, kept)
 
 
 class Online:
-    """The computation of the model side's share of the logits of one image, with one slot.
+    """The model side's part of running one image with one slot: `infer` computes its share of the logits.
 
-    kept: the contents of the slot in the store. link: the connection to the data's side.
+    side: the `ModelSide`. link: the connection to the data's side. store: the session's. slot: its number.
+    kept: the contents of the slot in the store.
     """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:

@@ -17,20 +17,21 @@ from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
-    """Return the bytes of the messages that set up a session, by the names of the messages."""
+    """Return the sizes in bytes of the messages that set up a session, by message name."""
     return {"base OTs": sum(COT_SET_UP), "done": len(messages.DONE)}
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of the messages that a call for dealing slots sends once, by message name.
+    """Return the sizes in bytes of the messages that a call for dealing slots sends once, by message name.
 
-    They do not depend on the number of slots. The opening is not included; the messages for each slot are in `offline`.
+    They do not depend on the number of slots. The first message of the call is not included; the messages for each slot
+    are in `offline`.
     """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:
-    """Return the bytes of the messages that deal one slot, by the names of the messages."""
+    """Return the sizes in bytes of the messages that deal one slot, by message name."""
     numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
     for layer in layers(plan).values():
         found[f"{layer.step.name}: Enc(r)"] = layer.up
@@ -40,12 +41,13 @@ def offline(plan: Plan) -> dict[str, int]:
 
 
 def online(plan: Plan) -> dict[str, int]:
-    """Return the bytes of the messages for one image, by the names of the messages."""
+    """Return the sizes in bytes of the messages for one image, by message name."""
     return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
 
 
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes between the proxy and the model's side for one image of a user, by the names of the messages.
+    """Return the sizes in bytes of the messages between proxy and model's side for one image of a user, by message
+    name.
 
     kind: how the user sends its image: "shares", under a mask, or "switched", encrypted.
     """

@@ -238,8 +238,8 @@ class Planes:
 
     @cached_property
     def exponents(self) -> Tensor:
-        """The position of each kernel position's weight among the coefficients of the polynomial that multiplies a
-        plane.
+        """Where the weights stand in the polynomial that multiplies a plane: for each weight the position of its
+        coefficient.
 
         int64 (kernel rows in use, kernel columns in use). Kernel positions that read only padding are not in use
         (`Axis.taps`).

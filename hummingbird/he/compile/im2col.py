@@ -124,7 +124,10 @@ def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
 
 
 def _offsets(*parts: Tensor) -> Tensor:
-    """Return all sums of one number from each of the 1-D tensors `parts`; the last part varies fastest."""
+    """Return all sums that take one number from each of the given tensors: int64 (n,), the last tensor varies fastest.
+
+    parts: int64, one-dimensional.
+    """
     return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
 
 

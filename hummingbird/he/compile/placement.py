@@ -130,11 +130,13 @@ class Placement:
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether the server gets a step's value without the client's help: by moving ciphertexts that it has
-        anyway.
+        """Return whether the server gets a step's value in a turn by moving or rescaling the ciphertexts of the step's
+        inputs.
 
-        If not, the client computes the value and encrypts it. Reshapes, slices and padding can be done on ciphertexts,
-        so that the client encrypts the value before them, and no zeros. index: of the step. turn: number of the turn.
+        If not, the server computes the value, or the client encrypts it. A reshape or a pad of a value that the client
+        knows passes: the client encrypts the input, and so no zeros. A slice of such a value does not pass, as its
+        input is larger.
+        index: of the step. turn: number of the turn.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:

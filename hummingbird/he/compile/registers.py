@@ -21,8 +21,8 @@ class Located:
 
     register: its number. index: for each number of the value the position of its ciphertext in the register, int64 in
     the value's shape; -1 for a zero.
-    unit: the real number that an integer 1 of the value stands for. In client-aided mode it is multiplied by 2^-s,
-    where the client encrypts at scale 2^s.
+    unit: in polynomial mode, the real number that an integer 1 of the value stands for. In client-aided mode this
+    number is unit * 2^-s, where the client encrypts at scale 2^s.
     """
 
     register: int

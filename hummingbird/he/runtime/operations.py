@@ -33,7 +33,7 @@ class Form:
     primes: int
 
     def bytes(self, degree: int) -> int:
-        """Return the size of the register in bytes, for ciphertexts of this degree."""
+        """Return the size of the register in bytes. degree: number of coefficients of a ciphertext's polynomials."""
         return 4 * self.count * self.size * self.primes * degree
 
 
@@ -98,7 +98,8 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Return the form of the register that this operation makes.
+        """Return the form (numbers of ciphertexts, of components and of primes) of the register that this operation
+        makes.
 
         forms: the forms of all registers made before, by number.
         """
@@ -230,7 +231,10 @@ def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
 
 
 def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """Return x, int32 (..., L, N), times an integer of at most 20 significant bits, modulo each of L primes."""
+    """Multiply polynomials modulo L primes by an integer: return int32 (..., L, N).
+
+    x: int32 (..., L, N). factor: an integer of at most 20 significant bits.
+    """
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

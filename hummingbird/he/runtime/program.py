@@ -37,7 +37,7 @@ class Program:
     masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
-        """List the forms of all registers."""
+        """List the forms (numbers of ciphertexts, of components and of primes) of all registers, in order."""
         forms = [self.received]
         for operation in self.operations:
             forms.append(operation.form(forms))
@@ -48,9 +48,11 @@ class Program:
         return max((k for k, op in enumerate(self.operations) if register in op.sources), default=-1)
 
     def tile(self, number: int, degree: int) -> int:
-        """Return the number of output positions of a `Linear` that are computed at once, as one tile.
+        """Return how many output places of a layer the server computes at once, as one tile; a place is a pixel, for
+        example.
 
-        number: of the operation.
+        number: of the operation, which must be a `Linear`. degree: number of coefficients of a ciphertext's
+        polynomials.
         """
         operation, made = self.operations[number], self.forms()[number + 1]
         assert isinstance(operation, Linear)
@@ -73,8 +75,8 @@ class Program:
     def held(self, register: int, degree: int) -> int:
         """Return how many bytes of a register are held while the operation that makes it runs.
 
-        For a result that is computed and sent back tile by tile (`streams`), only one tile's bytes count, otherwise the
-        whole register's. register: its number. degree: of the ciphertexts.
+        A result that is computed and sent back tile by tile (`streams`) counts as one tile, others as whole registers.
+        register: its number. degree: number of coefficients of a ciphertext's polynomials.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):

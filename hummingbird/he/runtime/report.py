@@ -88,7 +88,10 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Return the rows of the report's table for the values that the client encrypts for turn `number`."""
+    """Return rows for the report's table: one for each value that the client encrypts in a turn, a tuple of texts.
+
+    public: the net's description for clients. number: of the turn.
+    """
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1

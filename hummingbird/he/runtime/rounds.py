@@ -55,7 +55,7 @@ class EncryptedInput:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts that the client sends: one for each position in a tensor of `shape`.
+        """Number of ciphertexts that the client sends for this value: one for each position in a tensor of `shape`.
 
         A ciphertext has the values of all images at this position, one in each slot.
         """
@@ -94,7 +94,7 @@ class Return:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts that the server returns: one for each position in a tensor of `shape`.
+        """Number of ciphertexts that the server returns for this value: one for each position in a tensor of `shape`.
 
         A ciphertext has the values of all images at this position, one in each slot.
         """
@@ -113,9 +113,10 @@ class Return:
         return (whole - rounding) / 2 * (1 - 2.0**-40)  # for float64 roundings in the value it is compared with
 
     def order(self) -> Tensor:
-        """Return the order in which ciphertexts are sent: their numbers in an array (rows, places), int64 (count,).
+        """Return the order in which the ciphertexts of this value are sent: int64 (count,), their numbers in an array.
 
-        The array is sent in tiles of `tile` places, one tile after another, and each tile row by row.
+        The array has `rows` rows and `places` columns. It is sent in tiles of `tile` columns, one tile after another,
+        and each tile row by row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
         whole = self.places // self.tile * self.tile

@@ -74,7 +74,7 @@ class Buckets:
 class BucketServer(Server):
     """A server of the buckets of one batch code, which answers the keys of complete inferences only.
 
-    A query with another number of keys is refused before others are answered together with it.
+    It refuses a query with another number of keys at once, so that no other client's query fails with it.
     table: has the facts of one bucket, and no rows. party: 0 or 1. code: the batch code. records: the records in all
     buckets, uint8 (buckets, bucket_rows, record_bytes). options: further arguments of `Server`.
     """

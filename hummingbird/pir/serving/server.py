@@ -179,14 +179,14 @@ class Server:
         return self.updates.past(unpack_version(message))
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of some rows. The caller holds `lock`.
+        """Replace the records of some rows of this server's table. The caller holds the server's `lock`.
 
         indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
         self._shard.write(indices, records)
 
     def advance(self, state: State) -> None:
-        """Set the state of the table, after an update. The caller holds `lock`."""
+        """Set the state of this server's table to `state`, after an update. The caller holds the server's `lock`."""
         self._state = state
 
     def fail(self) -> None:

@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """Interface of a served table whose rows can be changed, such as a `server.Server`; `lock` is held
-    during changes.
+    """Interface of a served table whose rows can be changed, such as a `server.Server`. `Updates` changes it.
+
+    The caller holds the table's `lock` during a change, so that no query is answered meanwhile.
     """
 
     lock: threading.Lock
@@ -42,13 +43,13 @@ class Served(Protocol):
         """The state of the table now: its version, and a digest."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of some rows. The caller holds `lock`.
+        """Replace the records of some rows of this table. The caller holds the table's `lock`.
 
         indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
 
     def advance(self, state: State) -> None:
-        """Set the state of the table, after an update. The caller holds `lock`."""
+        """Set the state of this table to `state`, after an update. The caller holds the table's `lock`."""
 
     def fail(self) -> None:
         """Refuse all queries from now on, because an update has changed a part of the table only."""
