@@ -129,9 +129,9 @@ class Axis:
 
         most: largest number of outputs of a tile in this dimension.
         The gap keeps products apart. Take output i, input value y and a kernel position with the offset d (`Tap`). If
-        this kernel position multiplies this value for this output, i - y + d is 0. Otherwise it must lie between
-        -length and length, so that the product gets into another coefficient. The row must also hold all outputs of a
-        tile. The result is the least length that meets both conditions.
+        this kernel position multiplies this value for this output, i - y + d is 0. In all other cases i - y + d must be
+        above -length and below length, so that the product gets into another coefficient. The row must also hold all
+        outputs of a tile. The result is the least length that meets both conditions.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):

@@ -161,8 +161,8 @@ class PlanAttempt(PlanBuilder):
     def _input_scale(self) -> int:
         """Return s for inputs encoded at scale 2^s, so fine that encryption's error is small beside a typical input.
 
-        Small means 2^-`self.precision` of a typical input. But encoded inputs must stay below 2^30, since the kernel
-        uses int32; s is smaller if this demands it.
+        It is small if it is below 2^-`self.precision` of a typical input. But encoded inputs must stay below 2^30,
+        since the kernel uses int32; s is smaller if this demands it.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]

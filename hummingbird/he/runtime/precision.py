@@ -125,7 +125,7 @@ def least_bits(outputs: int, small: Tensor) -> Tensor:
 
     outputs: number of outputs of an image.
     small: bool (images,), true for an image whose values are all far below typical ones. Such an image needs 6 bits.
-    Others need 4, or 2 if there is only one output, since an output may be near zero by chance.
+    Others need 4, or 2 if there is only one output, since an output may happen to be near zero.
     """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
