@@ -106,8 +106,7 @@ class DataSide:
 
         They are the labels of 0. Each is masked by XOR with the key Q of an oblivious transfer (gc/cot.py).
         slot: its number. seed: of the slot. values: this side's shares of the gates' inputs, by number of the step.
-        masks:
-        of the gates' results, by number of the step.
+        masks: this side's masks of the gates' results, by number of the step.
         """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()

@@ -21,7 +21,7 @@ from hummingbird.table import Report, text_table
 
 @dataclass(frozen=True)
 class CallFigures:
-    """What was measured during one call of a model, for its report.
+    """Measurements of one call of a model, for its report.
 
     images_done, batches: how many. count: seconds of "client" and "server", bytes "up" and "down".
     before, peak: the process's resident memory at the start, and its maximum so far, in bytes. precision: of each

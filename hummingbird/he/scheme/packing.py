@@ -59,7 +59,7 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
     values: float (n, count), a row for each polynomial, with at most `slots` values.
     packing: "coefficients", "complex" or "real". degree: N, the number of coefficients.
     scales: one number for all values, or a tensor (count,) with one for each value of a row.
-    value| * scale * m must be below 2^30, where m is 1, or sqrt(2) for "complex" (`peak`).
+    The product |value| * scale * m must be below 2^30, where m is 1, or sqrt(2) for "complex" (`peak`).
     """
     count = values.shape[1]
     if packing == "coefficients":

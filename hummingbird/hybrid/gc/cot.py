@@ -117,8 +117,7 @@ class Receiver:
     """The receiver of oblivious transfers, the evaluator: in each transfer it gets the one of two keys that it chooses.
 
     It chooses by a bit, which the sender does not learn. `accept` makes this object.
-    leaves: secret seeds, the leaves of 32 trees, from which the messages and keys of all transfers follow: uint8 (32,
-    16, 16).
+    leaves: uint8 (32, 16, 16), the leaves of 32 trees of secret seeds, from which all messages and keys follow.
     """
 
     leaves: Tensor
