@@ -337,8 +337,8 @@ def _sum_pool(
 ) -> UnfinishedStep:
     """Turn an average pooling into steps of the plan: sums over windows, in a unit that makes them averages.
 
-    to: collects the plan's steps. name: of the steps. x: the input. shape: of the result. divisor: how many values an
-    average is over. sizes: kernel, stride and padding, for each dimension. Returns the plan's step for the averages.
+    to: collects the plan's steps. name: of the steps. x: the input. shape: of the result. divisor: the number that sums
+    are divided by. sizes: kernel, stride and padding, for each dimension. Returns the plan's step for the averages.
     """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]

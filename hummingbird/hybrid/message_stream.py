@@ -204,7 +204,7 @@ def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
 def both(
     data: Callable[[MessageStream], Any], model: Callable[[MessageStream], Any], timeout: float = TIMEOUT
 ) -> tuple[Any, Any]:
-    """Run the two sides in this process, each on its own thread and with its end of a connection; return both results.
+    """Run the two sides at the same time in this process, each with its end of a connection; return both results.
 
     data, model: the functions that run one side each; they get the side's end, a `MessageStream`.
     timeout: longest silence of the other side, seconds. Raises the first error of either side.

@@ -56,7 +56,7 @@ def proxied(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
+    """Return how many bytes a proxy's user sends and receives once, before its first image, by method called.
 
     The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read.
     kind: how the user sends its images: "shares", under a mask, or "switched", encrypted.
@@ -70,7 +70,7 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes that a proxy's user sends and receives for one image, by method called.
+    """Return how many bytes a proxy's user sends and receives for one image, by method called.
 
     The user calls `Slot` of the proxy and `Input` of the model's side; the bytes of an answer stand under "Slot:
     answer" and "Input: answer". plan: only its input and output are read.

@@ -38,7 +38,7 @@ _SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 class Schedule(NamedTuple):
     """The keys that a client sends for its wanted rows, by the rule of a `BatchCode`.
 
-    inside: int64 (keys,), for each key the position in its bucket that it reads; 0 for a dummy, which is a key for no
+    inside: int64 (keys,), for each key the position in its bucket that it selects; 0 for a dummy, which is a key for no
     row.
     key: int64 (N,), for each wanted row the number of its key; -1 for a dropped row, which gets no key.
     """
@@ -180,7 +180,7 @@ def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
 class Assignment:
     """Gives keys to wanted rows, one row after another, with augmenting paths (Kuhn, 1955).
 
-    Each key reads one position of one bucket. A row can have any key of the buckets in which it is stored.
+    Each key selects one position of one bucket. A row can have any key of the buckets in which it is stored.
     code: the batch code, which says where rows are stored. rows: the wanted rows, by their numbers in the table;
     methods name a row by its index in this list. keys: for each row of the list the number of its key, -1 if it has
     none.
@@ -230,9 +230,9 @@ class Assignment:
             key = before
 
     def inside(self) -> Tensor:
-        """Return for each key the position in its bucket that it reads, int64 (keys,).
+        """Return for each key the position in its bucket that it selects, int64 (keys,).
 
-        A key without a row is a dummy and reads position 0; servers cannot distinguish it from other keys.
+        A key without a row is a dummy and selects position 0; servers cannot distinguish it from other keys.
         """
         out = [0] * len(self._owner)
         for key, row in enumerate(self._owner):

@@ -37,7 +37,7 @@ _DAMAGED = (ValueError, TypeError, OverflowError, RuntimeError, HummingbirdError
 class Lookup(NamedTuple):
     """The keys that one inference sends, and where the client finds the wanted rows in the answers.
 
-    inside: int64 (keys,), for each key the position that it reads in its bucket, the hot table's keys first.
+    inside: int64 (keys,), for each key the position that it selects in its bucket, the hot table's keys first.
     key: int64 (N,), for each wanted row the number of the key that brings it; -1 for a dropped row.
     part: int64 (N,), for each wanted row its place in the record that this key brings: 0 if the record is the row's
     own, c if the row is companion number c of the record's row.
@@ -67,7 +67,7 @@ class Plan:
     hot: the batch code of the hot table, a small second table with a copy of the rows most often wanted; None: there is
     no hot table. hot_rows: numbers of the rows in it, int64 (H,).
     companions: for each row the C other rows that are stored in its record too, int64 (rows, C), -1 for none; None: no
-    companions. A key that reads a record brings all of its rows.
+    companions. A key that selects a record brings all of its rows.
     Raises ConfigError if these do not fit each other.
 
     >>> from pathlib import Path
@@ -301,7 +301,7 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """Return for every key the position that it reads in its bucket, the hot table's keys first:
+        """Return for every key the position that it selects in its bucket, the hot table's keys first:
         int64 (keys,).
         """
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])
