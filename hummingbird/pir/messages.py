@@ -84,8 +84,8 @@ def pack_query(decoder: str, keys: Tensor) -> bytes:
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
     """Unpack a query; return the decoder, `xor` or `sum`, and the keys, uint8 (B, key_bytes).
 
-    facts: of the table. party: the server's party. The keys must be made for both. Raises InputError for a malformed
-    query; the error reveals nothing about the keys.
+    facts: of the table. party: the server's party. The keys must be made for this table and this party. Raises
+    InputError for a malformed query; the error reveals nothing about the keys.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:

@@ -68,7 +68,8 @@ class Price:
 def blocks(rows: int) -> int:
     """Count the PRF blocks (AES) that a server computes to expand one key, for a table of `rows` rows; return an int.
 
-    A key has the root of a tree of seeds with one leaf for every 1024 rows. All other nodes and all leaves take blocks.
+    A key is expanded to a tree of seeds with one leaf for every 1024 rows. Every node above the leaves takes two
+    blocks, for its children, and every leaf takes eight.
     """
     leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))

@@ -294,10 +294,11 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records that the keys of B inferences select: (B, keys, parts, dim), with `parts` rows in a record.
+        """Look up the records that the keys of B inferences select: (B, keys, parts, dim).
 
-        inside: for each inference the position that every key selects in its bucket, int64 (keys,). Raises AgreementError
-        if the table is updated during every attempt.
+        A record holds `parts` rows. inside: for each inference the position that every key selects in its bucket, int64
+        (keys,).
+        Raises AgreementError if the table is updated during every attempt.
         """
         if not inside:
             return torch.empty(0)
@@ -312,8 +313,8 @@ class BatchedEmbedding(nn.Module):
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
         """Look up records in the buckets of one of the plan's tables, for B inferences.
 
-        number: of the table, its index in `Plan.codes`. asked: int64 (B, keys), the position that each key selects in its
-        bucket.
+        number: of the table, its index in `Plan.codes`.
+        asked: int64 (B, keys), the position that each key selects in its bucket.
         Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]

@@ -301,7 +301,7 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """Return for every key the position that it selects in its bucket, the hot table's keys first:
-        int64 (keys,).
+        """Return for every key the position that it selects in its bucket, int64 (keys,). The hot table's keys come
+        first.
         """
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

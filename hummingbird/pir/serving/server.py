@@ -107,11 +107,10 @@ class Server:
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
         """Answer a query; return the packed answer.
 
-        query: a packed query. answer: a function to call in place of `Server.answer`, with the arguments of
-        `Server.answer`;
-        `service.Batcher` gives one that answers several clients' queries together. Raises InputError for a malformed
-        query;
-        the error's text depends on the table only.
+        query: a packed query.
+        answer: a function to call in place of `Server.answer`, with its arguments. `service.Batcher` gives one that
+        answers several clients' queries together.
+        Raises InputError for a malformed query. The error's text depends on the table only.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
         self._shard.accept(keys, self._width(decoder))  # before it joins a batch, which would fail with it

@@ -126,7 +126,8 @@ class Updates:
         """Check an update that the owner has signed, and hold it until `switch` applies it.
 
         message: the update; it replaces one that was offered before. Nothing is done if it is applied already. Raises
-        InputError if the owner has not signed it, AgreementError if it is for another state.
+        InputError if the owner has not signed it, AgreementError if it is for another state, and PeerError if an
+        earlier update was applied to a part of the table only.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
