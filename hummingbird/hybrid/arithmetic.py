@@ -56,9 +56,10 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor:
-    """Multiply x by a layer's weights: W x mod 2^ring, int64 (B, *step.shape).
+    """Multiply images by a layer's weights W, without bias: return W x mod 2^ring, int64 (B, *step.shape).
 
-    x: int64 (B, ...), read as (B, C, H, W).
+    step: the layer. weight: its weights, int64, or prepared for many products (`factors`).
+    x: int64 (B, ...), which is read as (B, *step.image).
     """
     rows, columns = step.padding
     image = F.pad(reduced(x, step.ring).reshape(len(x), *step.image), (columns, columns, rows, rows))
@@ -67,9 +68,10 @@ def product(step: Linear, weight: Tensor | products.Factor, x: Tensor) -> Tensor
 
 
 def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
-    """Return one side's share of the result of a step that needs no message (`plan.LOCAL`): a sum, view, pool or cut.
+    """Return one side's share of the result of a step that needs no message, such as a sum, a view, a pool or a cut.
 
-    values: the side's shares of the step's inputs. model: whether this is the model's side, which alone adds constants.
+    `plan.LOCAL` lists these operations. values: the side's shares of the step's inputs, int64 (B, ...).
+    model: whether this is the model's side, which alone adds constants.
     """
     if step.op == "cut":
         m = step.attrs["m"]
@@ -82,8 +84,8 @@ def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: Local
     """Run all steps of a plan, and return the value of the last one.
 
     x: the value of the input step, int64 (B, *shape). linear, gate, other: functions that compute a layer with weights,
-    a gate, and any other step; each gets the step's number, the step, and the values that it reads, and returns the
-    step's value.
+    a gate, and any other step. Each gets the step's number and the step, and returns the step's value. As a third
+    argument `linear` and `gate` get the value that the step reads, and `other` a tuple of the values that it reads.
     """
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
@@ -127,9 +129,12 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
     """Compute the data's side of a plan before the image is known: its shares of all gates' inputs and of the logits.
 
     masks: the data side's masks r of the image and of the gates' results, by number of the step, int64 (B, *shape), mod
-    2^ring. linear: computes for a layer d = W r - s mod 2^ring, int64 (B, *step.shape), this side's share of the
-    result, from its share r of the input; W are the layer's weights, and s is a mask that the model's side has drawn.
-    Returns the shares of the gates' inputs, mod 2^width, by number of the step, and the share of the logits.
+    2^ring.
+    linear: a function that returns this side's share of a layer's result: W r - s mod 2^ring, int64 (B, *step.shape).
+    It gets the number of the step, the step, and this side's share r of the input. W are the layer's weights, and s is
+    a mask that the model's side has drawn.
+    Returns two things: the shares of the gates' inputs, mod 2^width, by number of the step; and the share of the
+    logits.
     """
     shares: dict[int, Tensor] = {}
 
@@ -141,29 +146,34 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
 
 
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
-    """Compute the model's side of a plan: return its share of the logits, from its share x = X - r of the images X.
+    """Compute the model's side of a plan for images X: return its share of the logits.
 
-    x: int64 (B, *shape). r is the data side's mask. linear: computes for a layer W x + s + bias mod 2^ring, from this
-    side's share x of the input, the weights W and the mask s of the result (`model_linear`). gate: computes this side's
-    share of a gate's result y, which is y - r mod 2^ring with the data side's mask r of y, from its share of the input
-    mod 2^width.
+    x: this side's share X - r, int64 (B, *shape), where r is the data side's mask.
+    linear: a function that returns this side's share of a layer's result, from the number of the step, the step, and
+    this side's share of the input (`model_linear`).
+    gate: a function that returns this side's share of a gate's result y, from the number of the step, the step, and
+    this side's share of the input mod 2^width. The share is y - r mod 2^ring, where r is the data side's mask of y.
     """
     return walk(plan, x, linear, gate, _model_side)
 
 
 def factors(parameters: Mapping[int, LinearWeights]) -> dict[int, products.Factor]:
-    """Return each layer's weights prepared for many products, as `products.Factor`, by number of the step."""
+    """Prepare each layer's weights for many products: return `products.Factor` objects, by number of the layer's step.
+
+    parameters: the layers' integer weights and biases, by number of the step.
+    """
     return {number: products.Factor(found.weight) for number, found in parameters.items()}
 
 
 def model_linear(
     parameters: Mapping[int, LinearWeights], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
 ) -> LinearStep:
-    """Make the function that `online` calls for a layer: it returns W x + s + bias mod 2^ring, the model side's share.
+    """Make the function that computes the model side's share of a layer's result; `online` calls it for each layer.
 
-    x is the model side's share of the layer's input, W are the layer's weights, s is the mask of its result.
-    parameters: the layers' integer weights and biases, by number of the step. weights: from `factors`. masks: the masks
-    s, int64 (B, *step.shape), by number of the step.
+    The function gets the number of the step, the step, and the model side's share x of the input. It returns W x + s +
+    bias mod 2^ring, where W are the layer's weights and s is the mask of its result.
+    parameters: the layers' integer weights and biases, by number of the step. weights: the result of `factors`.
+    masks: the masks s, int64 (B, *step.shape), by number of the step.
     """
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:

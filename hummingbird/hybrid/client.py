@@ -38,13 +38,14 @@ _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The data's side of one session with the server at `address`: it prepares slots in its store.
+    """The data's side of one session with a server: a connection, and a store with slots that it prepares with the
+    server.
 
     It begins a new session if the folder holds none.
-    folder: this side's store, which only this process uses.
-    tls, token: see `rpc.client.connect`.
+    address: of the server. folder: this side's store, which only this process uses.
+    tls, token: who both sides are; as in `rpc.client.connect`.
     timeout: longest silence of the server, seconds.
-    offline, online: bytes of all messages so far, by name, both ways.
+    offline, online: bytes of all messages so far, sent and received, by the message's name.
     Raises the errors of `rpc.client.connect`; PeerError if the service is of another kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
     """
@@ -89,7 +90,8 @@ class Connection:
     def call(self, method: str, count: Counter[str]) -> Iterator[MessageStream]:
         """Call a method of the server; the `with` block gets this end of the connection, a `MessageStream`.
 
-        count: when the block ends, the bytes of the call are added to it. Raises PeerError for a malformed answer.
+        count: when the block ends, the bytes of the call's messages are added to it, by the message's name. Raises
+        PeerError for a malformed answer.
         """
         with called(self._channel, method, self._where, self._timeout) as link:
             try:
@@ -189,7 +191,8 @@ class RemoteNet(Connection):
 def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
     """Return the result of `attempt`, which takes a slot; if the slot cannot be used, try again with another one.
 
-    After 8 tries the last error is raised. failed: called before each further try.
+    attempt: a function without arguments; it raises SlotError or NotFoundError for a slot that cannot be used. After 8
+    tries the last error is raised. failed: a function without arguments that is called before each further try.
     """
     retry = Retry(math.inf, (0.0, 0.0), passing=(SlotError, NotFoundError), tries=TRIES)
     while True:
@@ -202,7 +205,10 @@ def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object]
 
 
 class _Supply:
-    """Hands out one slot for each of `images` images: first the ready slots, then slots that a thread has dealt."""
+    """Says to the threads that run `images` images when each may take a slot: a ready one first, then new ones.
+
+    A thread of this object has the new slots dealt. net: the connection, with its store.
+    """
 
     def __init__(self, net: Connection, images: int) -> None:
         ready, self._changed = net.ready, threading.Condition()
@@ -214,9 +220,9 @@ class _Supply:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until a slot is ready, and hand it out to the caller.
+        """Wait until there is a slot that the caller may take from the store.
 
-        Raises the error that dealing slots met, if there is no ready slot left, and CancelledError if the supply is
+        Raises the error that dealing slots met, if there is no ready slot left, and CancelledError if this supply is
         closed.
         """
         with self._changed:
@@ -229,7 +235,10 @@ class _Supply:
             self._free -= 1
 
     def lack(self) -> None:
-        """Allow one more slot to be handed out, and have it dealt if needed, because a slot turned out damaged."""
+        """Allow one more slot to be taken, because a slot turned out damaged.
+
+        If no spare one is ready, it is dealt.
+        """
         with self._changed:
             if self._spare:
                 self._spare, self._free = self._spare - 1, self._free + 1
@@ -238,7 +247,7 @@ class _Supply:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hand out no more slots, and wait until the slot that is now dealt is complete; it stays in the store."""
+        """Let no more slots be taken, and wait until the slot that is now dealt is complete; it stays in the store."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

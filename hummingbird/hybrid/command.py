@@ -137,10 +137,11 @@ def serve_proxy(args: argparse.Namespace) -> int:
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add a program to the command line, with an example at the end of its help; returns its parser.
+    """Add a program to the command line, with an example at the end of its help; return its parser.
 
-    name: of the program. text: its entry in the list of programs. description: the text of its help. example: the
-    arguments of the example.
+    commands: argparse's subparsers, from `add_subparsers`. name: of the program. text: its entry in the list of
+    programs.
+    description: the text of its help. example: the arguments of the example.
     """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
@@ -157,7 +158,11 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add the program `gc-server` to the command line. build: makes the net from the parsed arguments."""
+    """Add the program `gc-server` to the command line. commands: argparse's subparsers, from `add_subparsers`.
+
+    add_model_arguments: a function that adds to a parser the options that name a net. build: a function that makes the
+    net from the parsed options.
+    """
     text = "Offer a private net to clients that have the images; two parties, no dealer."
     example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
     sub = command(commands, "gc-server", text, _SERVER, example)
@@ -188,7 +193,7 @@ def add_connection(sub: argparse.ArgumentParser) -> None:
 
 
 def add_prepare(commands: Any) -> None:
-    """Add the program `gc-prepare` to the command line."""
+    """Add the program `gc-prepare` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Have slots dealt for images that are not known yet."
     sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
     add_connection(sub)
@@ -199,7 +204,7 @@ def add_prepare(commands: Any) -> None:
 
 
 def add_client(commands: Any) -> None:
-    """Add the program `gc-client` to the command line."""
+    """Add the program `gc-client` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Have a server compute logits of images that it does not see."
     example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
     sub = command(commands, "gc-client", text, _CLIENT, example)
@@ -216,7 +221,7 @@ def add_client(commands: Any) -> None:
 
 
 def add_proxy(commands: Any) -> None:
-    """Add the program `gc-proxy` to the command line."""
+    """Add the program `gc-proxy` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Prepare slots for users of a net, who need no store."
     example = "--server unix:gc.sock --store slots --listen unix:proxy.sock"
     sub = command(commands, "gc-proxy", text, _PROXY, example)

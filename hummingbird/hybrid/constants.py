@@ -28,9 +28,10 @@ ARITHMETIC = frozenset({"add", "sub", "mul"})
 def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
     """Return the steps, with layers in place of those that add or multiply by a tensor of the net, such as a parameter.
 
-    The tensor, or a number in its place, becomes part of the layer before the step where that is possible; otherwise a
-    tensor becomes a layer of its own, and a number stays. A step stays as it is if its tensor changes the shape of an
-    image's value, or differs between images. shapes: of each step's value for one image.
+    Where it is possible, the tensor, or a number in its place, becomes part of the layer before the step. Otherwise a
+    tensor becomes a layer of its own, and a number stays as it is. A step is not changed if its tensor changes the
+    shape of an image's value, or differs between images.
+    steps: of the net. shapes: of each step's value for one image.
     """
     steps = list(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
@@ -57,7 +58,8 @@ def absorbed(steps: Sequence[Step], shapes: Sequence[Any]) -> list[Step]:
 def _numbers(step: Step, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
     """Return s and t of a step that computes s x + t, because it adds, subtracts or multiplies by a tensor or number.
 
-    s and t are float64 in the shape of one image's value, `shape`. Returns None if the tensor differs between images.
+    s and t are float64 in the shape of one image's value, `shape`. Returns None if the step's tensor has no such shape,
+    or differs between images.
     """
     value = torch.as_tensor(step.attrs["value"], dtype=torch.float64)
     if value.dim() > len(shape) and value.shape[: value.dim() - len(shape)] != (1,) * (value.dim() - len(shape)):
@@ -87,10 +89,11 @@ def _of_channels(x: Tensor) -> Tensor | None:
 
 
 def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a step "scale_last", which multiplies each value of an image by a factor and adds a summand, into a layer.
+    """Add a layer to a plan for a step "scale_last", which computes factor * value + summand for each value of an
+    image.
 
-    to: the `Lowering` that calls this function for the operation. number, step: the net's step, which has factors and
-    summands. x: the layer's input in the plan. Returns the plan's step for the result.
+    to: the `Lowering` that builds the plan. number, step: the net's step, which has the factors and summands.
+    x: the layer's input in the plan. Returns the plan's step for the result.
     """
     count = math.prod(x.shape)
     geometry = {"image": (count, 1, 1), "weight": (count, 1, 1, 1), "groups": count}
@@ -103,10 +106,10 @@ def scale_last(to: Any, number: int, step: Step, x: UnfinishedStep) -> Unfinishe
 
 
 def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Turn a step "add" or "sub", on two values or a value and a number in the net's code, into a sum in the plan.
+    """Add a sum to a plan for a step "add" or "sub", which reads two values, or a value and a number in the net's code.
 
-    to: the `Lowering` that calls this function for both operations. number, step: the net's step. parts: the values in
-    the plan. Returns the plan's step for the sum.
+    to: the `Lowering` that builds the plan. number, step: the net's step. parts: the one or two values in the plan.
+    Returns the plan's step for the sum.
     """
     sign = -1 if step.op == "sub" else 1
     if len(parts) == 2:
@@ -116,11 +119,11 @@ def summed(to: Any, number: int, step: Step, *parts: UnfinishedStep) -> Unfinish
 
 
 def multiplied(to: Any, number: int, step: Step, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a step "mul" or "neg", which multiplies a value by a number in the net's code, into steps of a plan.
+    """Add steps to a plan for a step "mul" or "neg", which multiplies a value by a number in the net's code.
 
-    The value's integers stay and get another unit; for a negative number they change their sign. to: the `Lowering`
-    that calls this function for both operations. number, step: the net's step. x: the value in the plan. Returns the
-    plan's step for the product.
+    The value's integers stay and get another unit; for a negative number they change their sign.
+    to: the `Lowering` that builds the plan. number, step: the net's step. x: the value in the plan.
+    Returns the plan's step for the product.
     """
     factor = step.attrs.get("value", -1.0)
     if factor < 0:

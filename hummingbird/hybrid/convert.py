@@ -83,9 +83,10 @@ def make_plan(
 
 
 class TracedNet:
-    """A traced net for images of one shape, from which plans with different windows are made.
+    """A net traced for images of one shape, from which plans with different windows are made.
 
-    Raises ModelError for a net that cannot be converted, InputError for a shape.
+    net: the net; it does not change. input_shape: of one image. Raises ModelError for a net that cannot be converted,
+    InputError for a shape.
     """
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
@@ -127,7 +128,11 @@ class TracedNet:
         return lowering.drafts.finished(last, garbler, input_range, window, self._output())
 
     def _output(self) -> dict[str, Any]:
-        """Return the attributes of the plan's output step: {} for one result, else the structure and shapes."""
+        """Return the attributes of the plan's output step: {} for a net with one result.
+
+        For a net with several results they are "structure", such as a tuple of tensors, and "shapes", of each result
+        for one image.
+        """
         if "structure" not in self.steps[-1].attrs:
             return {}
         results = separate(self.steps)[-1].inputs
@@ -143,8 +148,9 @@ def check_windows(
     """Raise ConfigError for windows that do not fit the net's steps.
 
     A window's name must be the name of a step that may have a window, and its `q` must be 0. Windows from a search must
-    come from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed. searched: a function
-    that returns the net's steps as a search traces them, with the numbers that forward() reads from weights; it is
+    come from a search for this net. Assumptions about rows (`bits.BitConfig`) are not allowed.
+    steps: of the net. config: the windows.
+    searched: a function without arguments that returns the net's steps as a search for windows traces them. It is
     called only for windows from a search. Default: `steps`.
     """
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:

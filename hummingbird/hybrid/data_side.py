@@ -51,7 +51,8 @@ class Slot:
 class DataSide:
     """The data's side of one session: it prepares slots, and computes the logits of an image with each slot.
 
-    digest: the digest of the model's description, to which the store is bound.
+    plan: of the net. store: this side's folder of the session. digest: the digest of the model's description, to which
+    the store must be bound.
     """
 
     def __init__(self, plan: Plan, digest: str, store: Store) -> None:
@@ -101,11 +102,11 @@ class DataSide:
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
     ) -> Tensor:
-        """Garble all gates and send their tables; return labels for the model side's bits, masked.
+        """Garble all gates and send their tables; return the labels for the model side's bits, masked: int64 (bits, 2).
 
-        This side keeps the result. It has the labels of 0, int64 (bits, 2), each masked by XOR with the key Q of an
-        oblivious transfer (gc/cot.py). slot: its number. seed: of the slot. values: this side's shares of the gates'
-        inputs, by number of the step. masks: of the gates' results, by number of the step.
+        They are the labels of 0. Each is masked by XOR with the key Q of an oblivious transfer (gc/cot.py).
+        slot: its number. seed: of the slot. values: this side's shares of the gates' inputs, by number of the step.
+        masks: this side's masks of the gates' results, by number of the step.
         """
         bits, sender = self._numbering.bits, sender_of(self.store)
         message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
@@ -119,10 +120,11 @@ class DataSide:
         return labels ^ keys
 
     def _take_tables(self, link: MessageStream, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
-        """Receive the labels of this side's bits, by oblivious transfer, and the tables of all gates; return them.
+        """Receive what this side needs to evaluate a slot's gates: the labels of its own bits, and the gates' tables.
 
-        The labels, int64 (bits, 2), come first, then the tables of each gate. slot: its number. values: this side's
-        shares of the gates' inputs, by number of the step.
+        Returns a list: the labels, int64 (bits, 2), which come by oblivious transfer, then one tensor of tables for
+        each gate.
+        slot: its number. values: this side's shares of the gates' inputs, by number of the step.
         """
         bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
         choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
@@ -150,7 +152,10 @@ class DataSide:
         return self._mask(slot.seed, self.plan.input_number)
 
     def infer(self, link: MessageStream, slot: Slot, x: Tensor) -> Tensor:
-        """Compute the logits of an encoded image (1, *shape) with a slot from `take`: int64 (1, *shape), mod 2^ring."""
+        """Compute the logits of one image with the model's side: int64 (1, *shape), mod 2^ring.
+
+        link: the connection to the model's side. slot: a slot from `take`. x: the image as integers, int64 (1, *shape).
+        """
         step, output = self.plan.input, self.plan.output
         self.open(link, slot)
         link.send("input", messages.pack(reduced(x - self.input_mask(slot), step.ring), step.ring))
@@ -161,7 +166,8 @@ class DataSide:
     def open(self, link: MessageStream, slot: Slot, ticket: str | None = None, input: str | None = None) -> None:
         """Begin a call for one image: send its first message, which names the session and the slot.
 
-        ticket, input: given by a proxy only: the ticket by which its user is known, and how the user sends its image.
+        link: the connection to the model's side. slot: the slot that the image uses.
+        ticket, input: a proxy gives both: the ticket by which its user is known, and how the user sends its image.
         """
         session = self.store.header.session
         opening = messages.OnlineOpening(
@@ -170,10 +176,10 @@ class DataSide:
         link.send("opening", opening.pack())
 
     def answer(self, link: MessageStream, slot: Slot) -> None:
-        """Answer the messages of the model's side for all gates of the plan, in order.
+        """Take part in the model side's run over an image: answer its messages for all gates of the plan, in order.
 
-        A garbler receives masked bits and answers with their labels; an evaluator receives labels and answers with the
-        gate's masked result.
+        A garbler receives masked bits and answers with their labels. An evaluator receives labels and answers with the
+        gate's masked result. link: the connection to the model's side.
         """
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
@@ -188,11 +194,11 @@ class DataSide:
                 link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
 
     def _evaluate(self, slot: Slot, position: int, place: GatePosition, labels: Tensor) -> Tensor:
-        """Evaluate a gate; return the message from which the model's side gets its share of the result: int64 (n,).
+        """Evaluate a gate that the model's side has garbled; return what that side gets: int64 (n,).
 
-        The message is the result plus the garbler's offset, minus the data side's mask of the result. position, place:
-        of the gate among the slot's gates, as number and as `GatePosition`. labels: the labels of the bits of the model
-        side's share.
+        This is the gate's result, which still has the garbler's offset, minus the data side's mask of the result.
+        slot: the slot in use. position: the gate's number among the slot's gates. place: the gate.
+        labels: int64 (bits, 2), the labels of the bits of the model side's share.
         """
         tile = self._numbering.first_tile(slot.number) + place.tile
         own, tables = place.part(slot.kept[0]), slot.kept[1 + position]

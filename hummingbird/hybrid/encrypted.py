@@ -23,15 +23,15 @@ _POLYNOMIAL = 1 << 16  # bytes of a transformed polynomial
 
 
 def layout(step: Linear) -> Layout:
-    """Return how a layer's values are laid out in polynomials, which both sides derive from the plan."""
+    """Return the mapping of a layer's values to coefficients of polynomials. Both sides derive it from the plan."""
     return Layout.of(step.image, step.weight, step.stride, step.padding, step.dilation, step.groups)
 
 
 class MessageSizes:
-    """The two messages of one layer when a slot is dealt: functions that make and read them, and their sizes.
+    """The two messages of one layer when a slot is dealt: it makes and reads them, and knows their sizes.
 
-    The data's side sends the encrypted mask of the layer's input; the model's side replies with the product. step: the
-    layer. up, down: bytes of the two messages.
+    The data's side sends the encrypted mask r of the layer's input. The model's side replies with W r - s, the product
+    with the weights W minus a mask s. step: the layer. up, down: bytes of the two messages.
     """
 
     def __init__(self, step: Linear) -> None:
@@ -55,8 +55,9 @@ class MessageSizes:
         return self.layout.unpack(polys).view(1, *self.step.shape)
 
     def masks(self, seed: bytes) -> Tensor:
-        """Draw the masks that the model's side subtracts from all coefficients of a layer's reply: int64 (replies, N).
+        """Draw the masks that hide a layer's result in the reply of the model's side: int64 (replies, N), mod 2^ring.
 
+        The model's side subtracts them from all coefficients of the reply's polynomials.
         seed: of the slot's masks for this layer (`mask_seed`), a new one for every slot.
         """
         return bfv.draw_masks(Stream(seed), self.layout.replies, self.step.ring)
@@ -113,5 +114,8 @@ class Weights:
 
 
 def mask_seed(slot_seed: bytes, number: int) -> bytes:
-    """Derive the seed of the masks s of layer `number`, at the model's side."""
+    """Derive the seed of the masks s of a layer's result, which the model's side draws.
+
+    slot_seed: the seed of the model side's randomness for the slot. number: of the layer's step.
+    """
     return derive(slot_seed, "s", number)

@@ -17,10 +17,10 @@ from hummingbird.prg import Stream, derive
 
 
 def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Draw all masks of a plan from a seed; return the masks r of the input and the gates, and s of the layers.
+    """Draw all masks of a plan from a seed; return two dictionaries of masks, by number of the step.
 
-    Each is a dictionary by number of the step: int64 (images, *shape), mod 2^ring. `plan.masked` lists the steps with
-    an r.
+    The first has the data side's masks r of the input and of the gates' results. The second has the model side's masks
+    s of the layers' results. A mask is int64 (images, *shape), uniform mod 2^ring. images: how many.
     """
 
     def mask(kind: str, number: int) -> Tensor:
@@ -31,16 +31,20 @@ def drawn(plan: Plan, seed: bytes, images: int) -> tuple[dict[int, Tensor], dict
 
 
 def gate(step: Gate, x: Tensor) -> Tensor:
-    """Compute the result of a gate in the clear, mod 2^ring, from integers mod 2^width."""
+    """Compute the result of a gate in the clear, mod 2^ring: relu(x), or x for a lift.
+
+    x: int64, the sum of both sides' shares, read as a signed number mod 2^width.
+    """
     value = signed(x, step.width)
     return reduced(value.clamp(min=0) if step.kind == "relu" else value, step.ring)
 
 
 def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
-    """Make a function that computes the data side's share of a layer's result, W r - s mod 2^ring, without encryption.
+    """Make a function that stands for the encrypted product of a layer, and computes it in the clear.
 
-    r is the data side's share of the layer's input, and W are the layer's weights. hidden: the masks s, by number of
-    the step.
+    The function gets the step's number, the step, and the data side's share r of the layer's input. It returns that
+    side's share of the result, W r - s mod 2^ring, where W are the layer's weights.
+    hidden: the masks s, by number of the step.
     """
 
     def linear(number: int, step: Linear, r: Tensor) -> Tensor:
@@ -50,9 +54,11 @@ def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearSt
 
 
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
-    """Run both sides, with gates and products of weights computed in the clear; returns the logits mod 2^ring.
+    """Run both sides of a plan in this process, with gates and products computed in the clear; return the logits mod
+    2^ring.
 
-    x: encoded images, int64 (B, *shape). masks, hidden: the masks r and s by number of the step, both from `drawn`.
+    x: the images as integers, int64 (B, *shape). masks, hidden: the data side's masks r and the model side's masks s,
+    by number of the step, both from `drawn`.
     """
     plan = model.plan
     shares, last = arithmetic.offline(plan, masks, encrypted(model, hidden))
@@ -67,9 +73,10 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
 
 
 class Plain:
-    """Computes a plan on plain integers, without shares or messages.
+    """Computes a plan on plain integers, without shares or messages: for simulations, and for searches of windows.
 
-    model: the plan with its weights. `plain(x, low)` returns the logits that the two sides compute together.
+    With `plain = Plain(model)`, `plain(x, low)` returns the very logits that the two sides would compute together.
+    model: the plan with its weights.
     """
 
     def __init__(self, model: Model) -> None:
@@ -77,8 +84,9 @@ class Plain:
         self._factors = arithmetic.factors(model.parameters)
 
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
-        """Compute the logits mod 2^ring of encoded images x, int64 (B, *shape).
+        """Compute the logits, mod 2^ring, of images.
 
+        x: the images as integers, int64 (B, *shape).
         low: for each cut, by number of the step, the low bits of the data side's share that the cut drops, from
         `low_bits`. The result depends on them because each side cuts its share by itself.
         """
@@ -97,8 +105,11 @@ class Plain:
 def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
     """Return, for each cut of a plan, the low bits that it drops from the data side's share, by number of the step.
 
-    Needs no weights. masks: a function that returns the mask of a step in `plan.masked`, mod 2^ring. linear: a function
-    that returns the data side's share of a layer's result, which is uniform for any share of the input.
+    Needs no weights.
+    masks: a function that gets a step's number and the step, and returns the data side's mask of its value, mod 2^ring.
+    It is called for the steps in `plan.masked`.
+    linear: a function that gets a layer's number, the layer, and the data side's share of its input. It returns that
+    side's share of the result, which is uniform whatever the input is.
     """
     found: dict[int, Tensor] = {}
 

@@ -58,9 +58,9 @@ class Lowering:
         return self.values[next(refs(self.steps[-1].inputs)).index]
 
     def results(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Bring several results of the net to one unit, and concatenate them; returns the concatenated value.
+        """Bring several results of the net to one unit, and concatenate them; return the plan's step that does so.
 
-        A window under the name of a result's step bounds the result's values.
+        name: of the plan's step. parts: the results in the plan. A window under a result's name bounds its values.
         """
         scale = joined([part.scale for part in parts])
         rows = []
@@ -100,11 +100,12 @@ class Lowering:
             raise ConfigError(what, where="bits", hint=hint)
 
     def pool_window(self, number: int) -> BitWindow:
-        """Return the window that a max pooling uses for the difference of any two values.
+        """Return the window that a max pooling uses for the difference of any two values. number: of the pooling's
+        step.
 
-        If a ReLU before the pooling is computed after it, and no window is given for the pooling, it is the ReLU's
-        window with one more high bit, as a difference can have twice the size. Otherwise it is the pooling's own
-        window. number: of the pooling's step.
+        It is the pooling's own window, with one exception: a ReLU before the pooling is computed after it, and no
+        window is given for the pooling. Then it is the ReLU's window with one more high bit, as a difference can have
+        twice the size.
         """
         relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
         named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
@@ -189,7 +190,7 @@ def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfi
 def _affine(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
     """Turn a batch norm that follows no layer into a layer of the plan: a 1x1 convolution of each channel.
 
-    number, step: the net's step. x: its input in the plan. Returns the plan's step for the result.
+    to: collects the plan's steps. number, step: the net's. x: the step's input. Returns the plan's step for the result.
     """
     weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
     image = (channels, 1, math.prod(x.shape[1:]))
@@ -202,9 +203,9 @@ def _relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfini
 
 
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a clamp into steps of the plan: low + relu(x - low) - relu(x - high).
+    """Turn a clamp into steps of the plan: low + relu(x - low) - relu(x - high). One gate computes both ReLUs.
 
-    One gate computes both ReLUs in one round trip. number, step: the net's step. Returns the plan's last step for it.
+    to: collects the plan's steps. number, step: the net's. x: the step's input. Returns the plan's last step for it.
     """
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
@@ -222,9 +223,9 @@ def _hardtanh(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a LeakyReLU into steps of the plan: (c lift(x) + (2^f - c) relu(x)) / 2^f.
+    """Turn a LeakyReLU into steps of the plan: (c lift(x) + (2^f - c) relu(x)) / 2^f, with c / 2^f near the slope.
 
-    c / 2^f is nearly the slope of the LeakyReLU; lift(x) is x, from a lift gate. Returns the plan's last step for it.
+    Here lift(x) is x, from a lift gate. to: collects the plan's steps. number, step: the net's. Returns the last step.
     """
     slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
     f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
@@ -238,9 +239,9 @@ def _leaky_relu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> 
 
 
 def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a PReLU into steps of the plan: relu(x) - slope relu(-x).
+    """Turn a PReLU into steps of the plan: relu(x) - slope relu(-x). A layer multiplies by the slopes.
 
-    One gate computes both ReLUs, and a layer multiplies by the slopes. Returns the plan's last step for it.
+    One gate computes both ReLUs. to: collects the plan's steps. number, step: the net's. Returns the plan's last step.
     """
     window, drafts, name, count = to.config.window(step.name), to.drafts, step.name, x.shape[0]
     cut = drafts.cut(f"{name}.cut", x, window)
@@ -256,10 +257,11 @@ def _prelu(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Unfin
 
 
 def _cat(to: Lowering, number: int, step: NetStep, *parts: UnfinishedStep) -> UnfinishedStep:
-    """Turn a concatenation into steps of the plan that bring the values to one unit, and concatenate them.
+    """Turn a concatenation into steps of the plan that bring values to one unit, and concatenate them; return the last
+    one.
 
     Values are concatenated along an image's first dimension; for another dimension, they are permuted before and after.
-    parts: the values in the plan. Returns the plan's step for the result.
+    to: collects the plan's steps. number, step: the net's. parts: the values, in the plan.
     """
     drafts, name, axis = to.drafts, step.name, step.attrs["dim"] % (len(parts[0].shape) + 1)
     scale = joined([part.scale for part in parts])
@@ -281,9 +283,11 @@ def _turned(to: Lowering, name: str, x: UnfinishedStep, order: Sequence[int]) ->
 
 
 def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    """Turn a max pooling into steps of the plan: max(a, b) = a + relu(b - a), a tree for each dimension of the window.
+    """Turn a max pooling into steps of the plan: max(a, b) = a + relu(b - a), a tree for each dimension of the pool's
+    kernel.
 
-    A ReLU before the pooling is computed after it, on fewer values. Returns the plan's step for the result.
+    A ReLU before the pooling is computed after it, on fewer values. to: collects the plan's steps. Returns the last
+    step.
     """
     a, drafts, name = step.attrs, to.drafts, step.name
     window, n = to.pool_window(number), len(a["kernel"])
@@ -302,10 +306,10 @@ def _max_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> Un
 
 
 def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
-    """Add steps to the plan for the maximum over the first dimension of x, as a tree of ReLUs; return the last step.
+    """Add steps to a plan for the maximum over the first dimension of x, as a tree of ReLUs; return the last step.
 
-    drafts: the plan. name: begins the steps' names. window: of the differences between two values, which the ReLUs
-    read.
+    drafts: the plan under construction. name: how the names of the new steps begin. window: of the differences between
+    two values, which the ReLUs read.
     """
     while x.shape[0] > 1:
         count, half = x.shape[0], x.shape[0] // 2
@@ -331,10 +335,10 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
 def _sum_pool(
     to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
 ) -> UnfinishedStep:
-    """Turn an average pooling into steps of the plan: sums under the kernel, in a unit that makes the sums averages.
+    """Turn an average pooling into steps of the plan: sums over windows, in a unit that makes them averages.
 
-    name: of the steps. shape: of the result. divisor: an average is a sum divided by this number, so the result's unit
-    is the unit of x over `divisor`. sizes: kernel, stride, padding. Returns the plan's step for the averages.
+    to: collects the plan's steps. name: of the steps. x: the input. shape: of the result. divisor: the number that sums
+    are divided by. sizes: kernel, stride and padding, for each dimension. Returns the plan's step for the averages.
     """
     flat = len(x.shape) - 1 < 2
     rows = [(1, *size) if flat else tuple(size) for size in sizes]
@@ -412,10 +416,10 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
-    """List a problem for each step that cannot become steps of a plan, and for other faults of the net.
+    """List a problem for each step that cannot become steps of a plan, and for a net without weights.
 
-    A step cannot if it has no rule, or an option that its rule does not support. Other faults are a last step that
-    garbled gates and shares do not support, and a net without weights. shapes: of each step's value for one image.
+    A step is a problem if its operation has no rule here or an option that the rule does not support. So is a softmax
+    or sigmoid at the end: the caller can compute it on the opened result. shapes: of each step's value for one image.
     """
     found, last = [], next(refs(steps[-1].inputs), None)
     for number, step in enumerate(steps):

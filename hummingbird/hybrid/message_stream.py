@@ -40,9 +40,9 @@ _AT_WORK = 5.0  # seconds between heartbeats, which are empty messages
 
 
 class Outgoing:
-    """A queue of messages from the thread that makes them to the thread that transports them.
+    """A queue of messages: one thread puts in what it sends, another takes the messages out and transports them.
 
-    most: limit on bytes in the queue.
+    most: the queue takes no further message while it holds this many bytes or more.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -86,7 +86,9 @@ class Outgoing:
 
 
 class Incoming(Protocol):
-    """A source of the other side's messages, such as `channel.prefetch.Prefetch`."""
+    """Interface of a source from which one side reads the other side's messages: `channel.prefetch.Prefetch`, or a
+    queue.
+    """
 
     def next(self, timeout: float) -> bytes | None:
         """Return the next message, None after the last.
@@ -178,7 +180,10 @@ class MessageStream:
 
 
 class _Queued:
-    """A queue of messages as an `Incoming`, the source from which the receiving side reads."""
+    """Lets one side read what the other side sends, if both are in one process: it takes messages from a queue.
+
+    source: the queue into which the other side puts its messages.
+    """
 
     def __init__(self, source: Outgoing) -> None:
         self._source = source
@@ -199,9 +204,10 @@ def paired(timeout: float = TIMEOUT) -> tuple[MessageStream, MessageStream]:
 def both(
     data: Callable[[MessageStream], Any], model: Callable[[MessageStream], Any], timeout: float = TIMEOUT
 ) -> tuple[Any, Any]:
-    """Run the two sides in this process, each with its end of a connection; returns their results.
+    """Run the two sides at the same time in this process, each with its end of a connection; return both results.
 
-    Raises the first error of either side.
+    data, model: the functions that run one side each; they get the side's end, a `MessageStream`.
+    timeout: longest silence of the other side, seconds. Raises the first error of either side.
     """
     here, there = paired(timeout)
     results: list[Any] = [None, None]
@@ -245,10 +251,12 @@ def answered(
     context: grpc.ServicerContext,
     timeout: float = TIMEOUT,
 ) -> Iterator[bytes]:
-    """Run one side of a call on a thread of its own, at a service; yield the messages that this side sends.
+    """Run one side of a call at a service, on a thread of its own; yield the messages that this side sends.
 
-    role: the function that is run; its argument is the side's end of the connection. requests: the caller's messages.
-    While the side computes, empty messages are sent as heartbeats. An error of the side is raised at the end.
+    role: the function that is run; its argument is the side's end of the connection, a `MessageStream`.
+    requests: the caller's messages. context: gRPC's; it says whether the caller is still there. timeout: longest
+    silence of the caller, seconds. While the side computes, empty messages are sent as heartbeats. An error of the side
+    is raised at the end.
     """
     outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)

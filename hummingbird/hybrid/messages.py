@@ -92,7 +92,11 @@ class OnlineOpening(SessionOpening):
 
 @dataclass(frozen=True, kw_only=True)
 class UserOpening(CallOpening):
-    """A user's request for a slot, to a proxy. input: how the user sends its image, "shares" or "switched"."""
+    """A user's request for a slot, which it sends to a proxy.
+
+    input: how the user sends its image to the model's side: "shares", under a mask of the proxy, or "switched",
+    encrypted.
+    """
 
     input: str = field(records.one_of(INPUTS))
 

@@ -34,9 +34,9 @@ from hummingbird.prg import Stream, derive
 
 
 class ModelSide:
-    """The model's side of a net, for all sessions: it deals slots and computes with them.
+    """The model's side of a net, for all sessions: it deals slots, and begins the run of each image.
 
-    Keeps what is the same for all slots, such as prepared weights.
+    It keeps what all slots share, such as prepared weights. model: the plan with its weights.
     """
 
     def __init__(self, model: Model) -> None:
@@ -54,11 +54,12 @@ class ModelSide:
     def prepare(
         self, link: MessageStream, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
-        """Deal slots until the data's side sends END.
+        """Deal slots with the data's side, as many as it asks for, until it says that there are no more.
 
-        link: the connection to the data's side. store: the session's store. room: makes a context manager that reserves
-        disk space for one more slot, or raises. Raises the errors of `MessageStream.receive`, `MessageStream.send` and
-        `Store.deal`.
+        link: the connection to the data's side. store: the session's store.
+        room: a function that returns a context manager, in which one slot is dealt. It reserves disk space for the
+        slot, or raises.
+        Raises the errors of `MessageStream.receive`, `MessageStream.send` and `Store.deal`.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
         while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
@@ -81,9 +82,11 @@ class ModelSide:
         return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
-        """Garble all gates of a slot and send their tables; return for each gate the offsets added to its results.
+        """Garble all gates of a slot and send their tables; return a list with the offsets of each gate's results,
+        int64 (n,).
 
-        The evaluator sees a result plus its offset only. slot: its number.
+        The model's side adds an offset to each result, so that the evaluator sees the sum only. slot: its number.
+        link: the connection to the data's side. store: the session's.
         """
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
@@ -99,22 +102,29 @@ class ModelSide:
         return offsets
 
     def own(self, store: Store, slot: int) -> Tensor:
-        """Return the labels of 0 for all bits of this side's shares in a slot: int64 (bits, 2). Only for a garbler."""
+        """Return the labels of 0 for all bits of this side's shares in a slot: int64 (bits, 2). Only a garbler has
+        them.
+
+        store: the session's. slot: its number.
+        """
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
     def begin(self, link: MessageStream, store: Store, slot: int) -> Online:
-        """Begin an image with a slot, and return its computation; the slot is marked as used before anything is sent.
+        """Begin to run an image with a slot, and return the `Online` object that computes this side's part.
 
-        Raises StoreError if the slot is not ready.
+        The slot is marked as used before anything is sent. link: the connection to the data's side. store: the
+        session's.
+        slot: its number. Raises StoreError if the slot is not ready.
         """
         _, kept = store.use(slot)
         return Online(self, link, store, slot, kept)
 
 
 class Online:
-    """The computation of the model side's share of the logits of one image, with one slot.
+    """The model side's part of running one image with one slot: `infer` computes its share of the logits.
 
-    kept: the contents of the slot in the store. link: the connection to the data's side.
+    side: the `ModelSide`. link: the connection to the data's side. store: the session's. slot: its number.
+    kept: the contents of the slot in the store.
     """
 
     def __init__(self, side: ModelSide, link: MessageStream, store: Store, slot: int, kept: list[Tensor]) -> None:
@@ -150,10 +160,11 @@ class Online:
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
 
     def _evaluate(self, place: GatePosition, tables: Tensor, bits: Tensor) -> Tensor:
-        """Evaluate a gate that the data's side has garbled; return this side's share of its result.
+        """Evaluate a gate that the data's side has garbled; return this side's share of its result, int64 (n,).
 
-        place: the gate. bits: of this side's share of the input, packed; they are sent masked, and the data's side
-        answers with their labels. tables: of the gate. Only an evaluator calls this.
+        place: the gate. tables: the gate's, from the slot.
+        bits: the bits of this side's share of the input, packed, uint8. They are sent masked, and the data's side
+        answers with their labels. Only an evaluator calls this.
         """
         name = place.gate.name
         choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
@@ -163,11 +174,12 @@ class Online:
         return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
 
     def _send_labels(self, place: GatePosition, offset: Tensor, bits: Tensor) -> Tensor:
-        """Have the data's side evaluate a gate that this side has garbled; return this side's share of its result.
+        """Have the data's side evaluate a gate that this side has garbled; return this side's share of its result,
+        int64 (n,).
 
-        place: the gate. bits: of this side's share of the input, packed; their labels are sent, and the data's side
-        answers with the masked result. offset: what is subtracted from this answer to get the share. Only a garbler
-        calls this.
+        place: the gate. offset: int64 (n,), what this side had added to the results when it garbled the gate.
+        bits: the bits of this side's share of the input, packed, uint8. Their labels are sent, and the data's side
+        answers with its masked result, from which the offset is subtracted. Only a garbler calls this.
         """
         name, ring = place.gate.name, place.gate.ring
         self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))

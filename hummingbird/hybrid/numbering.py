@@ -41,7 +41,7 @@ class GatePosition:
         return self.circuit.table_bytes(self.gate.count)
 
     def part(self, labels: Tensor) -> Tensor:
-        """Return this gate's labels, int64 (n, width, 2), out of all labels of a slot, int64 (bits, 2)."""
+        """Return this gate's labels, int64 (values, width, 2), out of all labels of a slot, int64 (bits, 2)."""
         return labels[self.bit : self.bit + self.bits].view(self.gate.count, self.gate.width, 2)
 
 

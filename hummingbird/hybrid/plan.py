@@ -58,13 +58,13 @@ class Step:
     """A step of a plan and its value; `str(step)` is `conv1 = linear(%0) (64, 16, 16) mod 2^20`, for example.
 
     name: unique; the name of the net's layer, with a suffix for its purpose if a layer becomes several steps.
-    op: "input", "linear", "gate", "output", or one of LOCAL, which each side computes alone.
-    inputs: Ref, one or more; none for the input.
+    op: "input", "linear", "gate", "output", or an operation that each side computes alone, such as "sum" (`LOCAL`).
+    inputs: a Ref, which has a step's number, for each step that this one reads.
     shape: of the value for one image.
     ring: shares of the value are mod 2^ring.
     unit: the real number that the integer 1 stands for.
-    attrs: integers, strings and tuples of them; `arithmetic.OPERATIONS` lists those of LOCAL. An output that
-    concatenates several results has their structure and shapes.
+    attrs: integers, strings and tuples of them, by name; arithmetic.py lists those of each operation. An output of
+    several results, which are concatenated in it, has their structure and shapes.
     """
 
     name: str = field(records.text(1024, 1, printable=True))
@@ -104,10 +104,11 @@ class Linear(Step):
 
 @dataclass(frozen=True, eq=False)
 class Gate(Step):
-    """A step of a plan that is computed by garbled gates, which read shares of a signed integer of `width` bits.
+    """A step of a plan that garbled gates compute: each reads a shared number, and gives new shares of the result.
 
-    kind: "relu", or "lift", which leaves the integer as it is and only changes the ring. Each gate reads the low
-    `width` bits of both shares; the shares of its result are mod 2^ring.
+    kind: "relu", or "lift", which leaves the number as it is and only gives it shares in another ring.
+    width: each gate reads the low `width` bits of both shares, as a signed number. The shares of its result are mod
+    2^ring.
     """
 
     kind: str = field(records.one_of(("relu", "lift")), default="relu")
@@ -203,7 +204,7 @@ class Plan:
     def decode(self, values: Tensor) -> Tensor:
         """Return the logits, float32, that integers stand for.
 
-        values: the sum of both sides' shares, int64 (B, *shape), reduced mod 2^ring or not.
+        values: the sum of both sides' shares, int64 (B, *shape); only their remainders mod 2^ring matter.
         """
         return (signed(values, self.output.ring).double() * self.output.unit).float()
 

@@ -26,19 +26,20 @@ INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's s
 
 @dataclass(eq=False)
 class UnfinishedStep:
-    """A step of a plan under construction; its name, op, shape and attrs are as in `Step`.
+    """A step of a plan under construction; its name, op, inputs, shape and attrs become those of the plan's `Step`.
 
     scale: the unit, which may be unknown yet.
-    rests: whether the data side's share follows from masks only, so that a layer may read the value.
-    signs: 1 or -1 for each value that a sum adds; a further integer brings the value to the sum's unit.
-    factors: the integers that multiply the values of a sum, given instead of signs.
-    real: a real number added to a sum.
-    weights: of a layer, float64 (O, C // groups, h, w), and its bias or None.
-    geometry: of a layer, fields of a `Linear`.
-    kind, width: of a `Gate`.
+    rests: whether the data side's share follows from its masks only, so that a layer may read the value.
+    signs: for a sum, 1 or -1 for each value; the value is also multiplied by an integer that brings it to the sum's
+    unit.
+    factors: for a sum without signs, the integer that multiplies each value.
+    real: for a sum, a real number that is added.
+    weights: for a layer, its weights, float64 (O, C // groups, h, w), and its bias or None.
+    geometry: for a layer, the fields of a `Linear` by name.
+    kind, width: for a gate, the fields of a `Gate`.
     window: the window to which the values are cut.
-    limit: bound on the absolute real values, if known.
-    bound: bound on the absolute values as integers, once all units are chosen.
+    limit: bound on the absolute real values, None if unknown.
+    ring, bound: bits of the shares, and a bound on the absolute values as integers; chosen at the end.
     """
 
     name: str
@@ -87,33 +88,41 @@ class PlanBuilder:
         attrs: Mapping[str, Any],
         ratio: float = 1.0,
     ) -> UnfinishedStep:
-        """Add a step without weights, on one value x, that each side computes alone; return the step.
+        """Add a step that each side computes alone from its share of one value, such as a view or a pool; return the
+        step.
 
-        op: one of plan.LOCAL. shape, attrs: of the step. ratio: the unit of the result divided by the unit of x.
+        name, op, shape, attrs: of the step; op is one of `plan.LOCAL`. x: the value.
+        ratio: the unit of the result divided by the unit of x.
         """
         return self._add(UnfinishedStep(name, op, [x], shape, x.scale.times(ratio), x.rests, dict(attrs)))
 
     def sum(
         self, name: str, parts: Sequence[UnfinishedStep], signs: Sequence[int] = (), real: float = 0.0
     ) -> UnfinishedStep:
-        """Add a step that sums values of equal shape, and a real number; return the step.
+        """Add a step that sums values, and perhaps a real number, and return the step. The values have equal shapes.
 
-        Each value is multiplied by an integer that brings it to the sum's unit. parts: the values. signs: 1 or -1 for
-        each value; by default all are added. real: the number.
+        The step multiplies each value by an integer that brings it to the sum's unit.
+        name: of the step. parts: the values. signs: 1 or -1 for each value; by default all are added.
+        real: the number that is added, 0 for none.
         """
         scale = joined([part.scale for part in parts])
         return self.weighted(name, parts, scale, signs=tuple(signs) or (1,) * len(parts), real=real)
 
     def weighted(self, name: str, parts: Sequence[UnfinishedStep], scale: ValueScale, **attrs: Any) -> UnfinishedStep:
-        """Add a step that sums values in the unit that `scale` gives, and return it.
+        """Add a step that sums values, in a given unit, and return the step.
 
-        parts: the values. attrs: `factors` or `signs` of the values, and other fields of an `UnfinishedStep`.
+        name: of the step. parts: the values. scale: the unit of the sum.
+        attrs: further fields of the `UnfinishedStep`: `signs` of the values, or integers `factors` by which they are
+        multiplied, and perhaps `real`, a number that is added, or `limit`, a bound.
         """
         rests = all(part.rests for part in parts)
         return self._add(UnfinishedStep(name, "sum", list(parts), parts[0].shape, scale, rests, **attrs))
 
     def concatenated(self, name: str, parts: Sequence[UnfinishedStep]) -> UnfinishedStep:
-        """Add a step that concatenates values with one unit along the first dimension of one image; return the step."""
+        """Add a step that concatenates values along the first dimension of one image, and return the step.
+
+        name: of the step. parts: the values, which must all have one unit.
+        """
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         rests, scale = all(part.rests for part in parts), parts[0].scale.times(1.0)
         return self._add(UnfinishedStep(name, "cat", list(parts), shape, scale, rests))
@@ -127,10 +136,12 @@ class PlanBuilder:
         bias: Tensor | None,
         geometry: dict[str, Any],
     ) -> UnfinishedStep:
-        """Add a layer with weights on x, a value that layers may read (`UnfinishedStep.rests`), and return the step.
+        """Add a layer with weights to the plan, and return the step.
 
         The unit of its result is chosen later, together with the units of values that are added to the result.
-        shape: of the result, for one image. geometry: fields of a `Linear`.
+        name: of the step. x: the input, a value that layers may read (`UnfinishedStep.rests`).
+        shape: of the result, for one image. weight: float (O, C // groups, h, w). bias: float (O,) or None.
+        geometry: fields of the plan's `Linear` by name, such as "image", "weight" and "stride".
         """
         weights = weight.double(), None if bias is None else bias.double()
         scale = ValueScale(UnitGroup())
@@ -141,8 +152,9 @@ class PlanBuilder:
     def cut(self, name: str, x: UnfinishedStep, window: BitWindow) -> UnfinishedStep:
         """Add a step that drops low bits of x, and return it: its unit is 2^(m-16), the lowest bit of the window [k:m).
 
-        A unit of x that is no power of two is first changed to one that is, by a sum. If the unit is then as coarse as
-        the step's, or coarser, nothing is dropped, and the value with this unit is returned.
+        name: of the step. x: the value to cut.
+        A unit of x that is no power of two is first changed to one that is, by a sum. If this unit is 2^(m-16) or more,
+        nothing is dropped, and the value with this unit is returned.
         """
         scale = power(x.scale)
         if scale is not x.scale:
@@ -155,9 +167,10 @@ class PlanBuilder:
         return self._add(UnfinishedStep(name, "cut", [x], x.shape, known(unit), x.rests, window=window))
 
     def gate(self, name: str, x: UnfinishedStep, kind: str, window: BitWindow) -> UnfinishedStep:
-        """Add a step with garbled gates on x, and return the step.
+        """Add a step with garbled gates to the plan, and return the step.
 
-        x: a result of `cut`, or made of such results without a layer; its unit must be known. kind: "relu" or "lift".
+        name: of the step. x: the value that the gates read. It was cut, or follows from cut values without a layer, so
+        that its unit is known. kind: "relu" or "lift".
         window: [k:m); the gates read the bits of x below bit k. Raises ConfigError if these are fewer than two.
         """
         width = window.k - SCALE + fraction(x.scale.unit)
@@ -172,11 +185,13 @@ class PlanBuilder:
     def finished(
         self, last: UnfinishedStep, garbler: str, input_range: float, window: BitWindow | None, attrs: Mapping[str, Any]
     ) -> Model:
-        """Finish the plan with result `last`: choose units and rings, round weights to integers; return a `Model`.
+        """Finish the plan: choose units and rings, and round weights to integers; return a `Model`, the plan with its
+        weights.
 
-        garbler: the side that garbles, "data" or "model". input_range: bound on |x| of an image. window: bounds the
-        result; None for the bound that follows from the weights. attrs: of the output step. Raises ConfigError, naming
-        the steps, for values that need too large a ring, and ModelError if no unit is fine enough.
+        last: the step whose value is the plan's result. garbler: the side that garbles, "data" or "model". input_range:
+        bound on |x| of an image. window: bounds the result; None for the bound that follows from the weights.
+        attrs: attributes of the output step, which is added here. Raises ConfigError, naming the steps, for values that
+        need too large a ring, and ModelError if no unit is fine enough.
         """
         self._add(UnfinishedStep("output", "output", [last], last.shape, last.scale.times(1.0), False, dict(attrs)))
         for draft in self.steps:
@@ -226,9 +241,10 @@ def _complete(draft: UnfinishedStep) -> None:
 
 
 def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights | None) -> int:
-    """Return a bound on |integer| of a step's value, if all values that are cut to windows lie in the windows.
+    """Return a bound on the absolute integers of a step's value, if all cut values lie in their windows.
 
-    input_range: bound on |x| of an image. parameters: the integer weights of a layer, None for other steps.
+    draft: the step. input_range: bound on |x| of an image. parameters: the integer weights of a layer, None for other
+    steps.
     """
     bounds, found = [part.bound for part in draft.inputs], 0
     if draft.op == "input":
@@ -249,7 +265,7 @@ def _bound(draft: UnfinishedStep, input_range: float, parameters: LinearWeights 
 
 
 def _needs(draft: UnfinishedStep) -> list[int]:
-    """Return for each input of a step how many low bits of the input's shares the step reads."""
+    """Return for each input of a step how many low bits of the input's shares the step reads: a list of ints."""
     if draft.op == "gate":
         return [draft.width]
     if draft.op == "cut":

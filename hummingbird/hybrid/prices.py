@@ -17,20 +17,21 @@ from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
-    """Return the bytes of the messages that set up a session, by the names of the messages."""
+    """Return the sizes in bytes of the messages that set up a session, by message name."""
     return {"base OTs": sum(COT_SET_UP), "done": len(messages.DONE)}
 
 
 def call() -> dict[str, int]:
-    """Return the bytes of the messages that a call for dealing slots sends once, by message name.
+    """Return the sizes in bytes of the messages that a call for dealing slots sends once, by message name.
 
-    They do not depend on the number of slots. The opening is not included; the messages for each slot are in `offline`.
+    They do not depend on the number of slots. The first message of the call is not included; the messages for each slot
+    are in `offline`.
     """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:
-    """Return the bytes of the messages that deal one slot, by the names of the messages."""
+    """Return the sizes in bytes of the messages that deal one slot, by message name."""
     numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
     for layer in layers(plan).values():
         found[f"{layer.step.name}: Enc(r)"] = layer.up
@@ -40,24 +41,25 @@ def offline(plan: Plan) -> dict[str, int]:
 
 
 def online(plan: Plan) -> dict[str, int]:
-    """Return the bytes of the messages for one image, by the names of the messages."""
+    """Return the sizes in bytes of the messages for one image, by message name."""
     return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
 
 
 def proxied(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes between the proxy and the model's side for one image of a user, by the names of the messages.
+    """Return the sizes in bytes of the messages between proxy and model's side for one image of a user, by message
+    name.
 
-    kind: how the user sends its image, one of `users.INPUTS`.
+    kind: how the user sends its image: "shares", under a mask, or "switched", encrypted.
     """
     found = {"switched": Image(plan.input).down, "input": _bytes(plan.input)} if kind == "switched" else {}
     return {"done": 2 * len(messages.DONE)} | found | _gates(plan)
 
 
 def user_once(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes that a proxy's user sends and receives once, before its first image, by method called.
+    """Return how many bytes a proxy's user sends and receives once, before its first image, by method called.
 
-    The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read. kind: how the user
-    sends its images, one of `users.INPUTS`.
+    The bytes of an answer stand under "METHOD: answer". plan: only its input and output are read.
+    kind: how the user sends its images: "shares", under a mask, or "switched", encrypted.
     """
     digest = "0" * (2 * DIGEST_BYTES)
     found = {"Public": len(messages.CallOpening().pack()), "Public: answer": len(proxy_view(plan, digest))}
@@ -68,11 +70,11 @@ def user_once(plan: Plan, kind: str) -> dict[str, int]:
 
 
 def user(plan: Plan, kind: str) -> dict[str, int]:
-    """Return the bytes that a proxy's user sends and receives for one image, by method called.
+    """Return how many bytes a proxy's user sends and receives for one image, by method called.
 
     The user calls `Slot` of the proxy and `Input` of the model's side; the bytes of an answer stand under "Slot:
-    answer" and "Input: answer". plan: only its input and output are read. kind: how the user sends its image, one of
-    `users.INPUTS`.
+    answer" and "Input: answer". plan: only its input and output are read.
+    kind: how the user sends its image: "shares", under a mask, or "switched", encrypted.
     """
     asked = len(messages.UserOpening(plan="0" * (2 * DIGEST_BYTES), input=kind).pack())
     body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)

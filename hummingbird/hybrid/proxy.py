@@ -145,10 +145,11 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side once the user has sent its image.
 
-    slot: for the image. leave: a function that is called at the end, if the model's side has heard of the user; its
-    argument is the seconds for which the call still counts against the quota of the user's name. count: a function that
-    is called after a completed image, with the kind of its input. secret: the proxy's key, if the image comes
+    connection: to the model's side. slot: the slot that the image uses. secret: the proxy's key, if the image comes
     encrypted; None otherwise.
+    leave: a function that is called at the end, if the model's side has heard of the user. Its argument is the number
+    of seconds for which the call still counts against the quota of the user's name.
+    count: a function that is called after a completed image, with the kind of its input, "shares" or "switched".
     """
 
     def __init__(

@@ -17,11 +17,13 @@ from hummingbird.table import Report, text_table
 
 
 def before(model: Model) -> Report:
-    """Return a plan as a text table: window, ring, bytes and noise of every layer for one image.
+    """Return a plan as a text table: for every layer its window, ring, bytes and noise, for one image.
 
-    The table's columns: window: of the net's values in units of 2^-16. k: bits of the shares of a layer's or gate's
-    result. room: bits between the noise of a reply and the largest noise that decrypts correctly. distance: -log2 of
-    the statistical distance of replies from ones that hide the weights.
+    Columns that are not plain:
+    window: the bits that a gate reads, of the net's values in units of 2^-16.
+    k: bits of the shares of a layer's or gate's result.
+    room: bits between the noise of a reply and the largest noise that decrypts correctly.
+    distance: -log2 of the statistical distance of replies from ones that hide the weights.
     """
     plan, rows, total = model.plan, [], 0.0
     for number, step in _priced(plan).items():
@@ -40,9 +42,9 @@ def before(model: Model) -> Report:
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> Report:
-    """Return a text table of the counted bytes of an image beside the predicted ones.
+    """Return a text table of the counted bytes of a slot or an image beside the predicted ones, for each layer.
 
-    offline, online: bytes by name, of all `slots` and `images` together.
+    offline: counted bytes by message name, of all `slots` together. online: likewise of all `images` together.
     """
     rows = []
     for title, predicted, counted, times in (
@@ -61,7 +63,7 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
 def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> Report:
     """Return a text table of the counted bytes between a proxy and the model's side beside the predicted ones.
 
-    served: number of images, by kind of input.
+    online: counted bytes by message name. served: number of images by kind of input, "shares" or "switched".
     """
     predicted: Counter[str] = Counter()
     for kind, images in served.items():
@@ -72,8 +74,8 @@ def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) ->
 def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> Report:
     """Return a text table of the counted bytes of a proxy's user beside the predicted ones.
 
-    plan: only its input and output are read. kind: how the user sends images. once, online: bytes before the first
-    image, and of all `images` together.
+    plan: only its input and output are read. kind: how the user sends images, "shares" or "switched".
+    once: counted bytes before the first image, by method called. online: likewise of all `images` together.
     """
     rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
     each = prices.user(plan, kind).items() if images else ()

@@ -30,9 +30,13 @@ _FRACTIONS = range(-32, 64)
 class UnitGroup:
     """A group of values whose units have known ratios to each other, because sums add the values.
 
-    unit: the unit of the group, None until `resolve` has chosen it; the unit of a value is a known factor times it.
-    demands: functions without arguments that say whether the current unit is fine enough. anchored: whether the ratios
-    are fixed such that the unit of a value that is cut becomes a power of two.
+    unit: the unit of the group; the unit of a value is a known factor times it. It is None until `resolve` has chosen
+    it.
+    scales: the scale of each value in the group.
+    demands: functions without arguments; each returns whether the group's present unit is fine enough for one of its
+    users.
+    anchored: whether the group's ratios are fixed, because a value of the group is cut: its unit must become a power of
+    two.
     """
 
     unit: float | None = None
@@ -111,9 +115,9 @@ def finest(units: Sequence[float]) -> float:
 def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, so that a value can be cut.
 
-    If the unit of `scale` is a power of two or can still be chosen so, this is `scale`. Otherwise it is a scale with a
-    finer unit, and the given unit is nearly an integer multiple of it; the value must then be multiplied by that
-    integer.
+    If the unit of `scale` is a power of two or can still be chosen so, this is `scale` itself. Otherwise it is a new
+    scale with a finer unit, of which the old unit is nearly an integer multiple. The caller must then multiply the
+    value by this integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio
@@ -128,10 +132,10 @@ def power(scale: ValueScale) -> ValueScale:
 
 
 def joined(scales: Sequence[ValueScale]) -> ValueScale:
-    """Return the scale of a sum of values with these scales.
+    """Return the scale of a sum of values that have these scales.
 
-    All values whose units are not chosen yet come into one group with the sum. The group gets the demand that each unit
-    that is known already is nearly an integer multiple of the sum's unit.
+    Values whose units are not chosen yet come into one group with the sum. Values whose units are known add a demand to
+    this group: their unit must nearly be an integer multiple of the sum's unit.
     """
     pending = [scale for scale in scales if not scale.known]
     if not pending:
@@ -164,15 +168,16 @@ def _merge(into: UnitGroup, group: UnitGroup, ratio: float) -> None:
 def holds_weights(rms: float, source: ValueScale, result: ValueScale) -> Callable[[], bool]:
     """Return a layer's demand on its result's unit: a function that says whether integer weights are precise enough.
 
-    They are if their root mean square is at least 16. rms: root mean square of the real weights. source, result: scales
-    of the layer's input and result. `UnitGroup.demands` takes the function.
+    They are if their root mean square is at least 16. The function has no arguments; `UnitGroup.demands` takes it.
+    rms: root mean square of the real weights. source, result: scales of the layer's input and result.
     """
     return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
 
 
 def holds_window(m: int, source: ValueScale) -> Callable[[], bool]:
-    """Return a cut's demand on the unit of its input: a function that says whether the unit is at most 2^(m-16).
+    """Return a cut's demand on its input's unit: a function that says whether the unit is small enough to cut at bit m.
 
-    m: the lowest bit of the cut's window. source: scale of the input. `UnitGroup.demands` takes the function.
+    It must be at most 2^(m-16). The function has no arguments; `UnitGroup.demands` takes it.
+    m: the lowest bit of the cut's window. source: scale of the input.
     """
     return lambda: source.unit <= 2.0 ** (m - SCALE)

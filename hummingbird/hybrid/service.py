@@ -41,8 +41,9 @@ S = TypeVar("S", bound=messages.SessionOpening)
 class Service:
     """The model's side of one net as a service for all clients: `serve(Service(model, folder).handlers(), address)`.
 
+    model: the plan with its weights.
     folder: holds the stores of all sessions; only this process uses it.
-    disk, days: as in `Sessions`.
+    disk: bytes that all slots may take, None for no limit. days: a session that is unused for so many days is removed.
     idle: seconds of silence that end a call.
     Raises StoreError for a folder that is in use or cannot be written; ConfigError for weights that encrypted products
     would not hide.

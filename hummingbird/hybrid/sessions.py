@@ -44,7 +44,7 @@ class _Session:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """The number of slots of this session that are ready, and their size in bytes."""
+        """Two numbers: how many slots of this session are ready, and their size in bytes."""
         return (self.slots, self.size) if self.store is None else (len(self.store.ready), self.store.bytes)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Sessions:
 
     @property
     def ready(self) -> tuple[int, int]:
-        """The number of ready slots of all sessions, and their size in bytes."""
+        """Two numbers: how many slots of all sessions are ready, and their size in bytes."""
         with self._lock:
             found = [session.ready for session in self._sessions.values()]
         return sum(slots for slots, _ in found), sum(size for _, size in found)

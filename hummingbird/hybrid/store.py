@@ -253,7 +253,7 @@ def owner_of(folder: Path) -> str:
 
 
 def slots_of(folder: Path) -> list[int]:
-    """List the sizes of the slot files in the folder of a session that is not open."""
+    """List the sizes in bytes of the slot files in a session's folder. The session need not be open."""
     return [path.stat().st_size for path in folder.glob(f"{SLOT}*")]
 
 

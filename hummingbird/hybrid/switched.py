@@ -25,10 +25,12 @@ KEYS_BYTES = KEY_BYTES + bfv_switching_key()  # the proxy's public key, and the 
 
 
 class Image:
-    """The messages of an encrypted image from a proxy's user, which the model's side switches to the proxy's key.
+    """Makes and reads the messages that carry a proxy user's encrypted image to the model's side, and from there to the
+    proxy.
 
-    An image's values are consecutive coefficients of polynomials. up, down: bytes of the user's message, and of the
-    message to the proxy.
+    The model's side switches the image from the user's key to the proxy's, and masks it. An image's values are
+    consecutive coefficients of polynomials.
+    step: the plan's input step. up, down: bytes of the user's message, and of the message to the proxy.
     """
 
     def __init__(self, step: Step) -> None:

@@ -36,7 +36,8 @@ class ProxiedNet:
     """The client of a net behind a proxy, which supplies the slots: `net(images)` returns the net's logits.
 
     server, proxy: addresses. input: how images are sent: "shares", under a mask of the proxy, or "switched", encrypted.
-    tls, token: authentication to both services, see `rpc.client.connect`. timeout: longest wait for an answer, seconds.
+    tls, token: who both sides are, for both services; as in `rpc.client.connect`. timeout: longest wait for an answer,
+    seconds.
     once: bytes sent and received before the first image, by method called. online: bytes sent and received for images,
     by method called.
     Raises the errors of `rpc.client.connect`; PeerError if a service is of another kind, refuses, or is silent.

@@ -92,9 +92,10 @@ class ConnectedUsers:
     def serve(self, link: MessageStream, ticket: str, kind: str, infer: Callable[[Tensor], Tensor]) -> None:
         """Run a proxy's call for one image: wait for the user with this ticket, compute, and send the user its answer.
 
-        link: the connection to the proxy. kind: how the user sends its image. infer: computes this side's share of the
-        logits from its share X - r of the image X, with a slot that is marked as used; r is the proxy's mask. Raises
-        the errors of `infer`, which the user receives too, and PeerError if no user comes.
+        link: the connection to the proxy. kind: how the user sends its image, "shares" or "switched".
+        infer: a function that returns the model side's share of the logits, from its share X - r of the image X; r is
+        the proxy's mask. It uses a slot that is marked as used already.
+        Raises the errors of `infer`, which the user receives too, and PeerError if no user comes.
         """
         step, output = self._plan.input, self._plan.output
         with self._expected(ticket, self._sizes[kind]) as met:
@@ -112,9 +113,11 @@ class ConnectedUsers:
             link.send("done", messages.DONE)
 
     def _switched(self, link: MessageStream, data: bytes) -> Tensor:
-        """Return this side's share X - r of an image X that a user has sent encrypted; the proxy helps to compute it.
+        """Compute the model side's share X - r of an image X that a user has sent encrypted; the proxy helps.
 
-        r is the proxy's mask. link: the connection to the proxy. data: name of the user's keys, then the ciphertexts.
+        r is the proxy's mask. link: the connection to the proxy. data: the name of the user's keys, then the
+        ciphertexts of X.
+        Returns int64 (1, *shape), mod 2^ring.
         """
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:

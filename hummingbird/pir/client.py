@@ -108,13 +108,13 @@ class Client:
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
-        """Look up rows as `rows` does; returns the state of the table, which is the same for all rows, and the rows.
+        """Look up rows, and return the state of the table, which is the same for all rows, and the rows, (n, dim).
 
-        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 where
-        a record has zeros in place of a row; default: `indices`. Only the tables of a plan (`pir.batching`) have
-        several rows in a record.
+        indices: int32 or int64 (n,). numbers: the numbers under which the owner signed the rows in each record, int64
+        (n, rows in a record), -1 where a record has zeros in place of a row; default: `indices`. Only the tables of a
+        plan (`pir.batching`) have several rows in a record.
         together: how many consecutive indices must be in one message: those of one inference.
-        Raises as `rows`, and AgreementError if the table is updated during every attempt.
+        Raises the errors of `rows`, and AgreementError if the table is updated during every attempt.
         """
         places = self._checked(indices)
         numbers = places[:, None] if numbers is None else numbers
@@ -172,11 +172,13 @@ class Client:
         return keys_in_a_query(self.facts)
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
-        """Look up records by one query to each server, again if a server is busy or the table is updated; check all
-        signatures.
+        """Look up records by one query to each server, and check all signatures.
 
-        places: numbers of rows in the servers' table, int64 (n,). numbers: as for `read`. Returns the state of the
-        table, and the records, uint8 (n, record_bytes).
+        The query is repeated, with new keys, if a server is busy or the servers' states differ because of an update.
+        places: numbers of rows in the servers' table, int64 (n,).
+        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 for
+        zeros.
+        Returns the state of the table, and the records, uint8 (n, record_bytes).
         """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:

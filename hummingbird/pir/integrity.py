@@ -95,10 +95,11 @@ class Owner:
     def sign(
         self, source: Source, table_id: bytes | None = None, progress: Callable[[int], object] = lambda rows: None
     ) -> Source:
-        """Sign all rows of a plain table; returns the signed table, in memory.
+        """Sign all rows of a plain table; return the signed table, a `Source` in memory.
 
-        Each row then has 72 bytes more, and takes about 0.1 ms. table_id: 16 bytes, random by default; must differ
-        between the tables of one owner. progress: called with the number of newly signed rows.
+        source: the plain table. Each row then has 72 bytes more, and takes about 0.1 ms.
+        table_id: 16 bytes, random by default; must differ between the tables of one owner.
+        progress: a function that is called with the number of newly signed rows.
         """
         if source.facts.table_id:
             raise InputError("only a plain table's rows are signed", where="pir.Owner.sign")
@@ -201,12 +202,13 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
 
 
 def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
-    """Count the rows in `records` that the owner has not signed for a version up to `newest`; takes 0.1 ms for each
-    row.
+    """Count the rows in `records` that the owner has not signed, or has signed for a version above `newest`.
 
     key: the owner's public key. facts: of the table. numbers: the numbers of the rows that each record holds, int64 (n,
-    parts), -1 for zeros in place of a row. All rows are checked, and only the count is returned, because the positions
-    would reveal which rows are wrong.
+    parts). records: uint8 (n, record_bytes). -1 stands for zeros in place of a row; anything else in this place counts
+    too.
+    It takes 0.1 ms for each row. All rows are checked, and only the count is returned, because the positions would
+    reveal which rows are wrong.
     """
     one = replace(facts, dim=facts.dim // facts.parts, parts=1)
     bad, at = 0, one.row_bytes
@@ -223,10 +225,10 @@ def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tenso
 
 
 def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tensor, Tensor, bytes]) -> None:
-    """Raise InputError unless the owner signed the update and, if the table's records are signed, each new record.
+    """Raise InputError unless the owner signed an update and, if the table's records are signed, each new record in it.
 
-    key: the owner's public key. facts: of the table. update: the state to which it applies, numbers of rows, their new
-    records, and the signature of the update.
+    key: the owner's public key. facts: of the table. update: a tuple of four, from `unpack_update`: the state to which
+    it applies, the numbers of the rows, their new records, and the signature of the update.
     """
     state, indices, records, signature = update
     good = _verified(key, signature, _UPDATE + pack_update(state, indices, records))

@@ -82,10 +82,10 @@ def pack_query(decoder: str, keys: Tensor) -> bytes:
 
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
-    """Unpack a query; returns the decoder, `xor` or `sum`, and the keys, uint8 (B, key_bytes).
+    """Unpack a query; return the decoder, `xor` or `sum`, and the keys, uint8 (B, key_bytes).
 
-    facts, party: the table and the party for which the keys must be. Raises InputError for a malformed query; the error
-    reveals nothing about the keys.
+    facts: of the table. party: the server's party. The keys must be made for this table and this party. Raises
+    InputError for a malformed query; the error reveals nothing about the keys.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
@@ -160,10 +160,12 @@ def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes
 
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
-    """Unpack an update; returns the state to which it applies, numbers of rows, their new records, and the signature.
+    """Unpack an update; return a tuple of four: the state to which it applies, the rows' numbers, their new records,
+    and the signature.
 
-    facts: of the table. The signature is not checked here. Raises InputError for a malformed update, and unless the
-    numbers are distinct rows of the table.
+    data: the message. facts: of the table. The numbers are int64 (n,), the records uint8 (n, record_bytes). The
+    signature is not checked here. Raises InputError for a malformed update, and unless the numbers are distinct rows of
+    the table.
     """
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=4)
     kinds = [(part.dtype, part.dim()) for part in parts]

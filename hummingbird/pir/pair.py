@@ -24,11 +24,11 @@ _PAUSE = 0.05
 
 
 class Pair:
-    """A client's connections to both servers of a table, which report the same facts and the same state of it.
+    """A client's connections to both servers of a table, which must report equal facts and equal states of it.
 
-    servers, tls, timeout, tokens: as in `Client`. identified: whether servers must sign answers. owned: whether the
-    table's owner must have signed its rows. `facts` and `state` are those of the table; `signs` says for each server
-    whether it signs answers. Raises the errors of `Client`.
+    servers, tls, timeout, tokens: as in `Client`. identified: whether servers must sign their answers. owned: whether
+    the table's owner must have signed its rows. `facts` and `state` are those of the table; `signs` says for each
+    server whether it signs its answers. Raises the errors of `Client`.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Pair:
         return ask(self.links, messages, method, "pir.Client")
 
     def unpacked(self, answers: Sequence[bytes], count: int) -> list[tuple[State, Tensor, bytes | None]]:
-        """Unpack both servers' answers to `count` keys; returns for each the state of the table, the records, and the
+        """Unpack both servers' answers; return for each a tuple of three: the state of the table, the records, and the
         signature.
 
-        answers: of party 0 and party 1. A signature is None if the server signs no answers. Raises PeerError if an
-        answer is malformed.
+        answers: of party 0 and party 1. count: number of keys that each answers. A signature is None if the server
+        signs no answers. Raises PeerError if an answer is malformed.
         """
         parts = []
         for link, answer, signs in zip(self.links, answers, self.signs, strict=True):
@@ -103,8 +103,8 @@ class Pair:
         """Wait a short time after both servers have reported different states, because an update may have reached only
         one.
 
-        settling: a time limit, from the method `settling`; once it is over, AgreementError is raised. zero, one: the
-        states of party 0 and party 1.
+        settling: the time limit, from `Pair.settling`; once it is over, AgreementError is raised. zero, one: the states
+        that party 0 and party 1 have reported.
         """
         time.sleep(settling.failed(disagreement(self.links, "contents", zero, one)))
 
@@ -120,11 +120,11 @@ class Pair:
         disconnect(self.links)
 
     def _agree(self) -> tuple[Facts, State]:
-        """Ask both servers for the facts and the state of their table, until the states are equal; returns facts and
+        """Ask both servers for the facts and the state of their table, until the states are equal; return facts and
         state.
 
-        Raises AgreementError if the states still differ at the end of a time limit (`settling`), if the facts differ,
-        or if answers or rows are not signed that must be.
+        Raises AgreementError if the states still differ after two seconds (or `timeout`, if that is less), if the facts
+        differ, or if a server does not sign answers, or the owner has not signed rows, although this is demanded.
         """
         settling = self.settling()
         while True:
@@ -167,10 +167,11 @@ def descriptions(links: Sequence[TableServer], where: str) -> list[TableDescript
 def described(
     links: Sequence[TableServer], messages: Sequence[bytes], method: str, where: str
 ) -> list[TableDescription]:
-    """Send one message to each server; each answers with its description. Returns both descriptions.
+    """Send one message to each server, which answers it with a description of itself; return both descriptions.
 
-    messages: for party 0 and party 1. method: the call of the servers (`TableServer.begin`). where: location in errors.
-    Raises PeerError, naming every server that failed.
+    links: the connections to both servers. messages: for party 0 and party 1. method: the call of the servers, such as
+    "Describe" or "Offer" (`TableServer.begin`). where: location in errors. Raises PeerError, naming every server that
+    failed.
     """
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
@@ -188,12 +189,14 @@ def _description(link: TableServer, answer: bytes) -> TableDescription:
 def updated(links: Sequence[TableServer], message: bytes, where: str) -> list[TableDescription]:
     """Update both servers' tables: first both receive the update, then party 0 changes its table, then party 1.
 
-    message: the update, signed by the owner. where: location in errors. Returns the descriptions of both servers. So
-    the tables differ only for the time of one short message, however long the update takes to arrive. If a server
-    refuses the update, neither table changes. A server may no longer hold the update when it is told to apply it,
-    because another one was offered or the server was started again; then the update is sent again. If two programs with
-    the owner's key send different updates for one version, party 0 applies one of them, and the other program stops
-    there; if both parties changed their tables at the same time, each could apply a different update.
+    So the tables differ only for the time of one short message, however long the update takes to arrive.
+    links: the connections to both servers. message: the update, signed by the owner. where: location in errors.
+    Returns the descriptions of both servers after the update.
+    If a server refuses the update when it receives it, neither table changes. A server may no longer hold the update
+    when it is told to apply it: another one was offered, or the server was started again. Then the update is sent
+    again.
+    If two programs with the owner's key send different updates for one version, party 0 applies one of them, and the
+    other program stops there. This is why party 0 comes first: otherwise each party could apply a different update.
     """
     described(links, [message, message], "Offer", where)
     digest = hashlib.sha256(message).digest()
@@ -218,7 +221,8 @@ def disagreement(links: Sequence[TableServer], what: str, *sides: Facts | State)
 
 
 def malformed(link: TableServer, error: InputError) -> PeerError:
-    """Return the PeerError for a server that sent a malformed message. error: the error of the function
-    that read it.
+    """Make the PeerError for a server that sent a malformed message.
+
+    link: the connection to the server. error: what the function that read the message has raised.
     """
     return PeerError(error.what, where=link.name, hint=error.hint)

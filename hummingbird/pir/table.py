@@ -56,12 +56,13 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a served table that updates do not change; both servers must have the same.
+    """The facts of a served table that updates do not change; both servers must have equal ones.
 
-    rows: number of rows. dim: number of values in a record. dtype: torch's name of their type. table_id: 32 hexadecimal
-    digits for a table of signed records, else "". parts: number of rows in a record, each with its own signature if
-    records are signed. It is above 1 for the tables of a plan (pir/batching), in which a record holds a row and the
-    rows that are looked up together with it; then `dim` counts the values of all these rows.
+    rows: number of rows. dim: number of values in a record. dtype: torch's name of the values' type, such as "float32".
+    table_id: 32 hexadecimal digits for a table of signed records, else "".
+    parts: number of rows in a record, each with its own signature if records are signed. It is above 1 for the tables
+    of a plan (pir/batching), in which a record holds a row and the rows that are looked up together with it; then `dim`
+    counts the values of all these rows.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -216,9 +217,10 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
-    """Compute the state of a table as it was loaded.
+    """Compute the state (version and digest) of a table as it was loaded.
 
-    version: that of its `Source`. digests: of all leaves of the table, in order (`leaf_digests`).
+    version: that of its `Source`. digests: of all leaves of the table, which are blocks of 1024 rows, in order
+    (`leaf_digests`).
     """
     return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
 

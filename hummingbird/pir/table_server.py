@@ -33,9 +33,10 @@ class TableServer(Protocol):
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message without waiting; returns a function that waits for the answer and returns it.
+        """Send a message to the server without waiting; return a function that waits for the answer and returns it.
 
-        method: the call of the server: Describe, Answer, Offer, Switch, Update or PastUpdate.
+        message: the packed request. method: the call of the server: Describe, Answer, Offer, Switch, Update or
+        PastUpdate.
         """
 
 
@@ -55,9 +56,10 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message without waiting; returns a function that waits for the answer and returns it.
+        """Send a message to the server without waiting; return a function that waits for the answer and returns it.
 
-        method: as for `TableServer.begin`, or Metrics, which asks for the server's counters.
+        message: the packed request. method: the call of the server: Describe, Answer, Offer, Switch, Update,
+        PastUpdate, or Metrics, which asks for the server's counters.
         """
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)

@@ -62,7 +62,12 @@ class Updater:
         self.close()
 
     def describe(self) -> list[TableDescription]:
-        """Ask both servers for their present descriptions, and return them. Raises as `descriptions`."""
+        """Ask both servers for their present descriptions (party, release, facts and state of the table), and return
+        them.
+
+        Raises PeerError for a server that does not answer, and AgreementError unless both are of this release and have
+        tables with equal facts.
+        """
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:

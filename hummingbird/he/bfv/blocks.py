@@ -17,10 +17,13 @@ from hummingbird.he.bfv.layer import LayerShape
 
 
 class Blocks(NamedTuple):
-    """Sizes that say how a layer's values share polynomials; `choose` picks them for a layer.
+    """How many values of a layer share one polynomial. `choose` finds the best `Blocks` for a layer, and `Layout` uses
+    them.
 
-    height, width: outputs of a tile, in each dimension. planes: number of planes in an input polynomial; a plane has
-    one channel's values for a tile (bfv/planes.py). outputs: number of output channels in a reply.
+    height, width: the size of a tile, in outputs of one channel.
+    planes: how many planes one input polynomial holds. A plane has the values of one channel that a tile reads
+    (bfv/planes.py).
+    outputs: how many output channels one reply polynomial holds.
     """
 
     height: int
@@ -31,11 +34,12 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def choose(layer: LayerShape, degree: int) -> Blocks:
-    """Return the sizes with which a layer sends the fewest bytes.
+    """Return the `Blocks` (sizes of tiles and of groups of channels) with which a layer sends the fewest bytes.
 
-    Among sizes with equally many bytes, the sizes with the fewest products win, then the sizes with the fewest replies.
-    degree: number of coefficients of a polynomial. Raises InputError if the kernel spans more than `degree` values of a
-    channel.
+    Of blocks with equally many bytes, those with the fewest products of polynomials win, then those with the fewest
+    replies.
+    degree: number of coefficients of a polynomial.
+    Raises InputError if the kernel spans more than `degree` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -62,10 +66,12 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
 
 
 def connected(layer: LayerShape, phases: int, count: int, block: int) -> list[range]:
-    """List, for each reply of a tile, the range of the input polynomials that add to the reply's outputs.
+    """List for each reply of one tile which input polynomials it depends on: a range of their numbers.
 
-    phases: number of planes of one input channel (with a stride, a plane has every stride-th position only). count:
-    number of planes in an input polynomial. block: number of output channels in a reply.
+    A reply is a polynomial with the results of `block` output channels.
+    phases: number of planes that one input channel is split into; it is above 1 only with a stride.
+    count: number of planes in an input polynomial.
+    block: number of output channels in a reply.
     """
     outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
     found = []
@@ -98,7 +104,8 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """List all sizes that the largest part can have if `total` is cut into 1, 2, 3 ... parts as evenly as possible.
+    """List all sizes that the largest part can have if `total` things are cut into 1, 2, 3 ... parts as evenly as
+    possible.
 
     The sizes are ascending; there are about 2 sqrt(total).
     """

@@ -45,18 +45,21 @@ _KEYS = 2 * _PRIMES
 class SwitchingKey:
     """A key with which a server turns ciphertexts under a user's secret s into ciphertexts under another secret.
 
-    parts: int32 (8, 2, 4, N), transformed (NTT): encryptions under the other secret of s g_j, and of 2^13 s g_j, for
-    each of the four primes j. g_j is the number that is 1 modulo prime j and 0 modulo the other primes. The formula
-    stands in bfv/keys.py.
+    parts: 8 ciphertexts under the other secret, int32 (8, 2, 4, N): two polynomials each, modulo four primes,
+    transformed (NTT).
+    Ciphertext 2j encrypts s g_j, and ciphertext 2j + 1 encrypts 2^13 s g_j, for the four primes j = 0 .. 3.
+    g_j is the number that is 1 modulo prime j and 0 modulo the other primes. The formula stands in bfv/keys.py.
     """
 
     parts: Tensor
 
     @staticmethod
     def of(secret: Tensor, public: PublicKey) -> SwitchingKey:
-        """Make the key that switches from `secret`, int32 (4, N), transformed (NTT), to the secret of the key `public`.
+        """Make the key with which a server switches ciphertexts from one secret to another; `Secret.switching_key`
+        calls this.
 
-        It is an encryption of `secret`. Other code calls `Secret.switching_key` instead.
+        secret: the secret that encrypted the ciphertexts, int32 (4, N): modulo four primes, transformed (NTT).
+        public: the public key of the secret to which ciphertexts are switched.
         """
         parts = encrypted_zeros(public.parts, _KEYS)
         for number in range(_KEYS):
@@ -81,10 +84,11 @@ class SwitchingKey:
 
 
 def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
-    """Return n ciphertexts switched to the secret for which the key was made, so that this secret decrypts them.
+    """Switch n ciphertexts to another secret, and return them: from then on, that other secret decrypts them.
 
-    x: the ciphertexts, int32 (n, 2, 4, N), from `Fresh.parts`; the result has the same form. Give the result to
-    `evaluate` with the public key for which the switching key was made. Raises InputError for another type or shape.
+    x: the ciphertexts, int32 (n, 2, 4, N), from `Fresh.parts`. The result has this shape and form too.
+    Give the result to `evaluate`, together with the public key from which the switching key was made.
+    Raises InputError for another type or shape.
     """
     RING.check(x, "he.bfv.switch_key(x)", 4)
     if x.shape[1] != 2:
@@ -105,9 +109,11 @@ def switch_key(key: SwitchingKey, x: Tensor) -> Tensor:
 
 
 class Secret:
-    """A client's secret polynomial of coefficients -1, 0 and 1: it encrypts and decrypts, and never leaves the object.
+    """A client's secret key, a polynomial of coefficients -1, 0 and 1: it encrypts and decrypts, and never leaves the
+    object.
 
-    One secret serves any number of ciphertexts.
+    One secret serves any number of ciphertexts. A server multiplies what the client has encrypted by weights w, and
+    subtracts masks:
 
         secret = Secret.new()
         reply = evaluate(secret.public(), products(secret.encrypt(r, 20).parts(), weights, pairs, 3), masks, 20, used)
@@ -128,8 +134,9 @@ class Secret:
         return PublicKey(self.encrypt(torch.zeros(1, DEGREE, dtype=torch.int64), 1))
 
     def encrypt(self, polys: Tensor, k: int) -> Fresh:
-        """Encrypt n polynomials, int64 (n, N), whose coefficients count mod 2^k; return n ciphertexts.
+        """Encrypt n polynomials with coefficients mod 2^k; return a `Fresh`, which holds the n ciphertexts.
 
+        polys: int64 (n, N); only the coefficients' remainders mod 2^k matter.
         The randomness is drawn here. Raises InputError for another type or shape, or for k outside 1 .. 32.
         """
         where = "he.bfv.Secret.encrypt"
@@ -141,15 +148,20 @@ class Secret:
         return Fresh(seed, add(RING, plain, masks, -1))
 
     def _times(self, a: Tensor) -> Tensor:
-        """Multiply each polynomial of `a` by the secret; `a` and the result are int32 (n, 4, N), transformed (NTT)."""
+        """Return the product of each of n polynomials with the secret.
+
+        a: the polynomials, int32 (n, 4, N): N values modulo each of four primes, transformed (NTT). The result has this
+        form too.
+        """
         pairs = torch.stack([torch.zeros(len(a), dtype=torch.int64), torch.arange(len(a))], 1)
         return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
-        """Decrypt a reply to n polynomials, int64 (n, N): values mod 2^k in the coefficients that were sent, else 0.
+        """Decrypt a server's reply, which consists of n ciphertexts; return n polynomials, int64 (n, N).
 
-        k: the bits of a value for which the reply was made; for another k the values are wrong. Raises InputError for k
-        outside 1 .. 32.
+        A coefficient that the server sent is a value in 0 .. 2^k - 1. All other coefficients are 0.
+        k: the bits of a value for which the reply was made; for another k the values are wrong.
+        Raises InputError for k outside 1 .. 32.
         """
         check_bits(k, "he.bfv.Secret.decrypt(k)")
         parts = reply.parts()

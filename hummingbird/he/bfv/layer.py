@@ -73,9 +73,10 @@ class LayerShape:
         return LayerShape(inputs, weights, output_shape, groups, *axes)
 
     def channels(self, outputs: Tensor) -> Tensor:
-        """Return the input channels that each of these output channels depends on: int64 (n, C / groups).
+        """Return the numbers of the input channels that each of some output channels depends on: int64 (n, channels of
+        a group).
 
-        outputs: numbers of output channels, int64 (n,).
+        outputs: numbers of the output channels, int64 (n,).
         """
         every, count = self.weight_shape[:2]
         return (outputs // (every // self.groups) * count)[:, None] + torch.arange(count)

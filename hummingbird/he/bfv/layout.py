@@ -37,8 +37,11 @@ _WHERE = "he.bfv.Layout"
 class Layout:
     """The public mapping of a layer's inputs, weights and outputs to coefficients of polynomials. `Layout.of` makes it.
 
-    Large outputs are computed in tiles, which are rectangles of an output channel. Polynomials of inputs and of replies
-    are ordered by tile. All tiles have the same number of polynomials, and the same `pairs` and weights.
+    With it, a layer is a sum of products of polynomials: the client packs and encrypts inputs, and the server
+    multiplies.
+    Large outputs are computed in tiles, which are rectangles of an output channel. The polynomials of the inputs are
+    ordered by tile, and so are those of the replies. Every tile has equally many polynomials, and every tile is
+    multiplied by the same weight polynomials.
     """
 
     layer: LayerShape
@@ -71,7 +74,9 @@ class Layout:
 
     @cached_property
     def planes(self) -> Planes:
-        """The geometry of the layer: how rows and columns of an image, with gaps of zeros, become coefficients."""
+        """The part of the mapping within a plane: which coefficient holds each value of an image, and where gaps of
+        zeros are.
+        """
         return Planes(self.layer.rows, self.layer.columns, self.blocks.height, self.blocks.width)
 
     @property
@@ -81,7 +86,7 @@ class Layout:
 
     @property
     def inputs(self) -> int:
-        """Number of polynomials that the inputs of all tiles fill."""
+        """Number of polynomials that the inputs of all tiles fill: the ciphertexts that the client sends."""
         return self.tiles * -(-self.layer.input_shape[0] * self.planes.phases // self.blocks.planes)
 
     @property
@@ -96,12 +101,14 @@ class Layout:
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the client's message with all encrypted inputs; N is `DEGREE`."""
+        """Size in bytes of the client's message with all encrypted inputs of one image, for polynomials of `DEGREE`
+        coefficients.
+        """
         return cost.bfv_fresh(self.inputs)
 
     @property
     def down_bytes(self) -> int:
-        """Bytes of the server's message with all replies."""
+        """Size in bytes of the server's message, which holds the replies for one image."""
         return cost.bfv_reply(self.replies, math.prod(self.layer.output_shape))
 
     @cached_property
@@ -115,11 +122,13 @@ class Layout:
         return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Multiply encrypted inputs by weights, and add the products of each reply, tile by tile; return the sums.
+        """Multiply encrypted inputs by weights, and return for each reply the sum of its products: int32 (replies, 2,
+        4, N).
 
-        x: the ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (n, 4, N), the
-        polynomials of `pack_weights`, after `transform`. The sums are int32 (replies, 2, 4, N), for `evaluate`. N is
-        `DEGREE`.
+        x: the ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`: two polynomials each, of N
+        coefficients modulo four primes.
+        weights: int32 (n, 4, N), the polynomials of `pack_weights` after `transform`.
+        `evaluate` turns the sums into a reply. N is `DEGREE`, 4096.
         """
         return torch.cat(
             [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
@@ -128,9 +137,10 @@ class Layout:
     # ---- packing
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Return an input, int64 of `input_shape`, as coefficients of polynomials, int64 (inputs, N).
+        """Return a layer's input as polynomials for `Secret.encrypt`, int64 (inputs, N): `inputs` polynomials of N
+        coefficients.
 
-        Raises InputError for another shape.
+        x: the input, int64 of `input_shape`. Raises InputError for another shape.
         """
         layer, count = self.layer, self.blocks.planes
         check(x, layer.input_shape, f"{_WHERE}.pack_input(x)")
@@ -139,7 +149,10 @@ class Layout:
         return F.pad(full, (0, self.degree - full.shape[1]))
 
     def pack_weights(self, weights: Tensor) -> Tensor:
-        """Return weights, int64 of `weight_shape`, as polynomials, int64 (n, N): one for each product in `pairs`."""
+        """Return a layer's weights as polynomials for `transform`, int64 (n, N): one for each product in `pairs`.
+
+        weights: int64 of `weight_shape`. Raises InputError for another shape.
+        """
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
         inputs, targets = self.pairs.t().contiguous()
@@ -166,15 +179,16 @@ class Layout:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """The positions of the coefficients that hold outputs, ascending: int64 (values,) for each reply."""
+        """The positions of the coefficients that hold outputs: for each reply a tensor int64 (values,), ascending."""
         outputs, block = self.layer.output_shape[0], self.blocks.outputs
         return tuple(
             places[: outputs - first].flatten() for places in self._places for first in range(0, outputs, block)
         )
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor the noise of a reply can grow: the largest sum of |weights| that one reply adds up.
+        """Return the factor by which this layer's weights can enlarge the noise of a ciphertext, an int.
 
+        It is the largest sum of |weights| over all output channels that share one reply.
         weights: the layer's, int64 of `weight_shape`.
         """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")

@@ -30,18 +30,20 @@ _SECOND = packed_bytes((_LEFT, DEGREE))  # c_1 of a reply
 
 @dataclass(frozen=True)
 class Fresh:
-    """New ciphertexts as the owner of the secret sends them: pairs (c_0, a), where a seed stands for all a.
+    """New ciphertexts (c_0, a) as the owner of the secret sends them: all c_0, and one seed in place of all a.
 
-    seed: 16 bytes, from which `parts` expands every a. body: c_0, int32 (n, 4, N), transformed (NTT).
+    seed: 16 bytes, from which `parts` expands the random polynomials a.
+    body: the polynomials c_0 of n ciphertexts, int32 (n, 4, N): modulo four primes, transformed (NTT).
     """
 
     seed: bytes
     body: Tensor
 
     def parts(self) -> Tensor:
-        """Return c_0 and a of each ciphertext, transformed (NTT): int32 (n, 2, 4, N), 128 KiB each.
+        """Return both polynomials, c_0 and a, of each of the n ciphertexts: int32 (n, 2, 4, N), 128 KiB for each
+        ciphertext.
 
-        Each a is expanded from the seed.
+        They are modulo four primes, and transformed (NTT). Each a is expanded from the seed.
         """
         return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
@@ -71,7 +73,7 @@ class PublicKey:
 
     @cached_property
     def parts(self) -> Tensor:
-        """The key's two polynomials b and a, transformed (NTT): int32 (2, 4, N)."""
+        """The key's two polynomials b and a, modulo four primes and transformed (NTT): int32 (2, 4, N)."""
         return self.sent.parts()[0]
 
     def to_bytes(self) -> bytes:
@@ -89,12 +91,13 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's n answers (c_0, c_1) to a client, without the coefficients of c_0 that hold no outputs.
+    """A server's answer to a client: n ciphertexts (c_0, c_1), reduced to what the client needs to decrypt the outputs.
 
-    first: the used coefficients (the ones that hold outputs) of all c_0, int32 (2, values). second: all c_1, int32 (n,
-    2, N). Both tensors hold coefficients, modulo two primes.
-    places: where the used coefficients are in the n polynomials of N coefficients, counted through: int64 (values,).
-    Both sides know it.
+    A coefficient of c_0 is used if it holds an output; only used coefficients are kept.
+    first: the used coefficients of all c_0, int32 (2, values), modulo each of two primes.
+    second: all c_1, int32 (n, 2, N): N coefficients modulo each of two primes.
+    places: int64 (values,), the positions of the used coefficients: coefficient i of c_0 number p is at p * N + i. Both
+    sides know them.
     """
 
     first: Tensor
@@ -103,17 +106,21 @@ class Reply:
 
     @staticmethod
     def of(parts: Tensor, used: Sequence[Tensor]) -> Reply:
-        """Make a reply from the ciphertexts, int32 (n, 2, 2, N): keep c_1, and only the used coefficients of c_0.
+        """Make a reply from n complete ciphertexts: keep all of each c_1, and only the used coefficients of each c_0.
 
-        used: for each of the n ciphertexts the coefficients to send, int64 (values,). Raises InputError if `used` has
-        another length than n, or a coefficient is out of range.
+        parts: the ciphertexts (c_0, c_1), int32 (n, 2, 2, N): coefficients modulo each of two primes.
+        used: for each ciphertext the positions of the coefficients to send, int64 (values,).
+        Raises InputError if `used` has another length than n, or a position is out of range.
         """
         places = places_of(used, len(parts))
         first = parts[:, 0].transpose(0, 1).flatten(1)
         return Reply(first[:, places], parts[:, 1].contiguous(), places)
 
     def parts(self) -> Tensor:
-        """Return c_0, with zeros for the coefficients that were not sent, and c_1: int32 (n, 2, 2, N)."""
+        """Return the n ciphertexts (c_0, c_1), int32 (n, 2, 2, N), with coefficients modulo each of two primes.
+
+        Coefficients of c_0 that were not sent are 0.
+        """
         first = torch.zeros(_LEFT, len(self.second) * DEGREE, dtype=torch.int32)
         first[:, self.places] = self.first
         return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)

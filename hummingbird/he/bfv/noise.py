@@ -31,38 +31,42 @@ _Q, _REST = PARAMETERS.modulus(4), math.prod(REST.primes)
 
 
 def flood_bits(k: int) -> int:
-    """Return F for plaintext values mod 2^k: the flood, with which a server hides weights, is uniform in [-2^F, 2^F).
+    """Return F, the size of the flood in bits: the flood is noise, uniform in [-2^F, 2^F), that hides a server's
+    weights.
 
-    The flood is noise that is added to each coefficient of a reply.
+    The server adds it to each coefficient of a reply. k: bits of a plaintext value.
     """
     check_bits(k, "he.bfv.flood_bits(k)")
     return (_Q >> k + 2).bit_length() - 1
 
 
 def before_flood(norm: int, switched: bool = False) -> Fraction:
-    """Return a bound on an output's noise before the server adds the flood, the large uniform noise that hides weights.
+    """Bound the noise of an output's coefficient before the server adds the flood, the large noise that hides the
+    weights.
 
-    norm: the sum of |weights| that add to the output's noise; for a layer, `Layout.norms`. switched: whether the input
-    was switched to another key; then the bound holds with overwhelming probability.
+    The bound is a Fraction, in units of the coefficients' integers.
+    norm: the factor by which weights enlarge noise, from `Layout.norms`.
+    switched: whether the input was switched to another key; then the bound holds with overwhelming probability.
     """
     sent = Fraction(2 * NOISE + 1, 2) + (SWITCHED if switched else 0)
     return norm * sent + added(DEGREE, 2) + Fraction(1, 2)
 
 
 def distance(norm: int, k: int, values: int, switched: bool = False) -> float:
-    """Return a bound on the statistical distance of a reply's coefficients from ones that do not depend on weights.
+    """Bound the statistical distance of a reply's coefficients from ones that do not depend on the weights; return a
+    float.
 
-    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. values: how many
-    coefficients the reply sends. switched: whether the input was switched to another key.
+    norm: the factor by which weights enlarge noise, from `Layout.norms`. k: bits of a plaintext value.
+    values: how many coefficients the reply sends. switched: whether the input was switched to another key.
     """
     return float(values * before_flood(norm, switched) / (2 << flood_bits(k)))
 
 
 def distance_bits(norm: int, k: int, values: int) -> float:
-    """Return -log2 of the bound `distance`: how many bits of security the weights have against the client.
+    """Return -log2 of the bound from `distance`: how many bits of security the weights have against the client.
 
-    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. values: how many
-    coefficients the reply sends.
+    norm: the factor by which weights enlarge noise, from `Layout.norms`. k: bits of a plaintext value.
+    values: how many coefficients the reply sends.
     """
     return -math.log2(distance(norm, k, values))
 
@@ -81,11 +85,13 @@ def check_distance(total: float, where: str) -> None:
 
 
 def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
-    """Return a bound on a reply's noise when it is sent: with the flood, divided by two of the four primes and rounded.
+    """Bound the noise of a coefficient of a reply as it is sent: after the flood, and after division by two of four
+    primes.
 
-    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. switched: whether the
-    input was switched to another key. Rounding for one prime changes each coefficient of both polynomials by at most
-    1/2. The secret has N = `DEGREE` coefficients -1, 0 or 1, so decryption then differs by at most (N + 1) / 2.
+    The bound is a Fraction, in units of the coefficients' integers. The flood is the noise that hides the weights.
+    norm: the factor from `Layout.norms`. k: bits of a plaintext value.
+    switched: whether the input was switched to another key.
+    Each division rounds both polynomials, which changes a coefficient of the decrypted one by at most (N + 1) / 2.
     """
     dropped, rounding = PARAMETERS.primes[2:], Fraction(DEGREE + 1, 2)
     noise = before_flood(norm, switched) + (1 << flood_bits(k))
@@ -95,11 +101,11 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
 
 
 def room_bits(norm: int, k: int, switched: bool = False) -> float:
-    """Return by how many bits a reply's noise stays below the largest noise that decrypts correctly.
+    """Return log2 of the largest noise that decrypts correctly over the bound on a reply's noise.
 
-    If this is above 0, results are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of the two primes
-    of a reply.
-    norm: the sum of |weights| that add to an output's noise. k: plaintext values are mod 2^k. switched: whether the
-    input was switched to another key.
+    If the result is above 0, decrypted values are exact. The largest noise is Q' / 2^(k+1), where Q' is the product of
+    the two primes of a reply.
+    norm: the factor by which weights enlarge noise, from `Layout.norms`. k: bits of a plaintext value.
+    switched: whether the input was switched to another key.
     """
     return math.log2(Fraction(_REST, 2 << k) / after_dropping(norm, k, switched))

@@ -81,7 +81,11 @@ class Axis:
 
     @cached_property
     def phases(self) -> tuple[int, ...]:
-        """The numbers of the phases (see `Axis`) that the kernel positions in use read, ascending."""
+        """The numbers of the phases that kernel positions in use read, ascending.
+
+        With a stride, phase p has the input's values at p, p + stride, p + 2 stride and so on; without one there is
+        phase 0 only.
+        """
         return tuple(sorted({tap.phase for tap in self.taps}))
 
     @property
@@ -91,7 +95,10 @@ class Axis:
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
-        """The smallest and the largest `Tap.offset` among the kernel positions in use."""
+        """The smallest and the largest offset of all kernel positions in use, as two ints.
+
+        For output i, a kernel position with the offset d reads value i + d of one phase of the input (`Tap`).
+        """
         offsets = [tap.offset for tap in self.taps]
         return min(offsets), max(offsets)
 
@@ -107,21 +114,24 @@ class Axis:
         return tuple(tiles)
 
     def shift(self, most: int) -> int:
-        """Return by how many positions in this dimension a product's outputs are moved up, so that none is negative.
+        """Return by how many positions outputs and weights are moved up in this dimension, so that no position is
+        negative.
 
-        most: largest number of outputs of a tile. In a product, output i of a tile is at position i - start + shift,
-        where `start` is the first input position that the tile reads (`Tile`), and the weight of a kernel position is
-        at shift - offset (`Tap`). The result is the smallest shift at which none of these positions is negative.
+        most: largest number of outputs of a tile in this dimension.
+        In a product, output i of a tile is at position i - start + shift, where `start` is the first input position
+        that the tile reads (`Tile`). The weight of a kernel position is at shift - offset (`Tap`). The result is the
+        smallest shift for which all these positions are 0 or more.
         """
         return max(self.offsets[1], *(tile.start - tile.first for tile in self.tiles(most)))
 
     def room(self, most: int) -> int:
-        """Return how long a row of a plane is with the gap of zeros behind it; it is as short as products permit.
+        """Return how many coefficients one row of a plane takes, its gap of zeros included.
 
-        most: largest number of outputs of a tile. A row must be so long that products of different rows do not meet:
-        for output i, input value y and a kernel position with `offset`, i - y + offset is 0 if the kernel position
-        multiplies this input for this output. In all other cases it must be above -length and below length, so that the
-        product is in another coefficient. The row must also hold all outputs of a tile.
+        most: largest number of outputs of a tile in this dimension.
+        The gap keeps products apart. Take output i, input value y and a kernel position with the offset d (`Tap`). If
+        this kernel position multiplies this value for this output, i - y + d is 0. In all other cases i - y + d must be
+        above -length and below length, so that the product gets into another coefficient. The row must also hold all
+        outputs of a tile. The result is the least length that meets both conditions.
         """
         (least, largest), shift, room = self.offsets, self.shift(most), 1
         for first, outputs, start, kept in self.tiles(most):
@@ -136,10 +146,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Planes:
-    """The geometry of a layer: how an image is cut into planes, and where values are in a plane (part of a polynomial).
+    """The geometry of a layer: how an image is cut into planes, and which coefficient of a plane holds each value.
 
-    A plane has one channel's values in one phase (see `Axis`), for one tile. rows, columns: the two dimensions. height,
-    width: largest number of outputs of a tile in each.
+    A plane is a part of a polynomial. It has the values of one channel for one tile; with a stride, it has those of one
+    phase only (`Axis`).
+    rows, columns: the layer's two dimensions.
+    height, width: largest number of outputs of a tile in each dimension.
     """
 
     rows: Axis
@@ -167,14 +179,17 @@ class Planes:
 
     @cached_property
     def tiles(self) -> tuple[tuple[Tile, Tile], ...]:
-        """The rows and the columns of each tile, as two `Tile`."""
+        """The tiles of an output channel, row by row: a tuple of pairs, each of a `Tile` of rows and a `Tile` of
+        columns.
+        """
         down, across = self.rows.tiles(self.height), self.columns.tiles(self.width)
         return tuple((row, column) for row in down for column in across)
 
     def split(self, images: Tensor) -> Tensor:
-        """Cut an image (C, H, W) into planes, (tiles, C * phases, size), and return them.
+        """Cut an image into planes, and return them: (tiles, C * phases, coefficients of a plane), with gaps of zeros.
 
-        Planes of one channel are adjacent. size: number of coefficients of a plane, zeros included.
+        images: (C, H, W); with the channels of several images one after another, C counts all of them. The planes of
+        one channel are adjacent.
         """
         rows, columns = self.rows, self.columns
         phases = [
@@ -190,9 +205,9 @@ class Planes:
         return torch.stack([_to(part, *self.room) for part in parts]).flatten(2)
 
     def places(self, tile: tuple[Tile, Tile]) -> Tensor:
-        """Return where a tile's outputs are among the coefficients of a product of a plane and the weights.
+        """Return where the outputs of one tile are, after a plane was multiplied by the weights: int64 (height, width).
 
-        The positions are int64 (height, width).
+        The numbers are positions of coefficients in the product. tile: the tile's rows and its columns.
         """
         lines = [
             torch.arange(part.outputs) + part.first - part.start + axis.shift(most)
@@ -211,9 +226,11 @@ class Planes:
         return out
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Return the weights of the kernel positions in use, which read not only padding (`Axis.taps`).
+        """Return the weights of the kernel positions in use; a position that reads padding for every output is left
+        out.
 
-        weights: (O, C, h, w), or a shape that reshapes to it.
+        weights: (O, C, h, w), or a shape that reshapes to it. Returns (O, C, kernel rows in use, kernel columns in
+        use).
         """
         full = weights.reshape(*weights.shape[:2], self.rows.kernel, self.columns.kernel)
         down, across = ([tap.place for tap in axis.taps] for axis in (self.rows, self.columns))
@@ -221,9 +238,11 @@ class Planes:
 
     @cached_property
     def exponents(self) -> Tensor:
-        """The position of each weight among a plane's coefficients: int64 (kernel rows, kernel columns in use).
+        """Where the weights stand in the polynomial that multiplies a plane: for each weight the position of its
+        coefficient.
 
-        Positions that read only padding are left out (`Axis.taps`).
+        int64 (kernel rows in use, kernel columns in use). Kernel positions that read only padding are not in use
+        (`Axis.taps`).
         """
         down, right = (
             torch.tensor([axis.shift(most) - tap.offset for tap in axis.taps])
@@ -233,10 +252,10 @@ class Planes:
 
     @cached_property
     def phase(self) -> Tensor:
-        """The number, int64 (rows, columns), of the plane of its input channel that each weight multiplies.
+        """Which of an input channel's planes each weight multiplies, as a number from 0: int64 (rows, columns).
 
-        Rows and columns are the kernel positions in use (`Axis.taps`). With a stride, an input channel has several
-        planes.
+        Without a stride, a channel has one plane for a tile; with a stride it has one for each phase. Rows and columns
+        are the kernel positions in use (`Axis.taps`).
         """
         down, right = (
             torch.tensor([axis.phases.index(t.phase) for t in axis.taps]) for axis in (self.rows, self.columns)

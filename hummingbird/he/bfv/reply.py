@@ -28,7 +28,10 @@ from hummingbird.kernels.ciphertexts import add, encode, switch, wide
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
-    """Draw the masks that hide the values of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
+    """Draw the masks that hide the values of `count` replies: int64 (count, N), uniform in 0 .. 2^k - 1.
+
+    stream: the random stream to draw from. k: bits of a plaintext value.
+    """
     check_bits(k, "he.bfv.draw_masks(k)")
     return stream.words(count, DEGREE, dtype=torch.int32).long() & ((1 << k) - 1)
 
@@ -36,11 +39,11 @@ def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
 def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
     """Make a reply of sums of products, from which the client decrypts values - masks mod 2^k and nothing else.
 
-    public: the client's key. sums: int32 (n, 2, 4, N), from `products`; their noise must keep the bounds of
-    bfv/noise.py.
-    masks: int64 (n, N), from `draw_masks`, for this reply only.
-    used: for each sum the coefficients to send, int64 (values,).
-    The randomness is drawn here. Raises InputError for other types, shapes, k, or coefficients.
+    public: the client's key.
+    sums: n ciphertexts, int32 (n, 2, 4, N), from `products`. The bounds of bfv/noise.py must hold for their noise.
+    masks: int64 (n, N), from `draw_masks`, for this reply only. k: bits of a plaintext value.
+    used: for each ciphertext the positions of the coefficients to send, int64 (values,).
+    The randomness is drawn here. Raises InputError for other types, shapes, k, or positions.
     """
     where = "he.bfv.evaluate"
     check_bits(k, f"{where}(k)")

@@ -65,20 +65,22 @@ def transform(polys: Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
-    """Multiply ciphertexts by weights, and return for each result the sum of its products: int32 (outputs, 2, 4, N).
+    """Multiply ciphertexts by weight polynomials, and add the products of each result: int32 (outputs, 2, 4, N).
 
-    Result o encrypts the sum of weights[p] x[i] over all p for which pairs[p] is (i, o). x: int32 (inputs, 2, 4, N),
-    from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`. pairs: int64 (P, 2), at most 4,096 for one o.
-    outputs: number of results, which `evaluate` takes. The noise of a result grows by its sum of absolute weights.
+    Result o encrypts the sum of weights[p] x[i] over all p for which pairs[p] is (i, o).
+    x: ciphertexts, int32 (inputs, 2, 4, N), from `Fresh.parts`. weights: int32 (P, 4, N), from `transform`.
+    pairs: int64 (P, 2), at most 4,096 for one o. outputs: number of results, which `evaluate` takes.
+    A result's noise is at most the noise of x times the sum of the absolute weights that the result adds up.
     Raises InputError for other types, shapes or numbers.
     """
     return accumulate(RING, weights, x, pairs, outputs)
 
 
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
-    """Return `count` encryptions of 0 with new randomness: int32 (count, 2, 4, N), transformed (NTT).
+    """Encrypt 0 `count` times with new randomness; return the ciphertexts, int32 (count, 2, 4, N).
 
-    public: the public key's two polynomials, int32 (2, 4, N), transformed.
+    They are modulo four primes, and transformed (NTT).
+    public: the public key's two polynomials, int32 (2, 4, N), modulo the same primes and transformed.
     """
     u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
     u = RING.ntt(u.expand(-1, len(RING.primes), -1))
@@ -89,9 +91,10 @@ def encrypted_zeros(public: Tensor, count: int) -> Tensor:
 
 
 def decode(phases: Tensor, k: int) -> Tensor:
-    """Return the values mod 2^k of decrypted coefficients x: round(2^k x / Q') mod 2^k, int64 in 0 .. 2^k - 1.
+    """Return the plaintext values of decrypted coefficients: round(2^k x / Q') mod 2^k, int64 in 0 .. 2^k - 1.
 
-    phases: the coefficients x, float64. Q' is the product of a reply's two primes, and |x| < Q'/2. So |2^k x / Q'| is
-    below 2^31, and two roundings make an error of at most 2^-21, which the bounds of bfv/noise.py leave room for.
+    phases: the decrypted coefficients x, float64, with |x| < Q'/2. Q' is the product of a reply's two primes.
+    k: bits of a plaintext value. As |2^k x / Q'| is below 2^31, float64 adds an error of at most 2^-21. The bounds of
+    bfv/noise.py leave room for it.
     """
     return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

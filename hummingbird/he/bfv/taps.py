@@ -48,8 +48,9 @@ class Terms(NamedTuple):
 class Taps:
     """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
-    An input polynomial has one plane (bfv/planes.py) of each of several images, a reply has one output channel of each.
-    Both are ordered by tile.
+    An input polynomial has one plane of each of several images; a plane has one channel's values for a tile
+    (bfv/planes.py). A reply polynomial has one output channel of each of these images. The polynomials of the inputs
+    are ordered by tile, and so are those of the replies.
     """
 
     layer: LayerShape
@@ -85,7 +86,7 @@ class Taps:
 
     @property
     def images(self) -> int:
-        """Number of images that share a polynomial."""
+        """Number of images whose values share a polynomial."""
         return self.degree // self.planes.size
 
     @property
@@ -95,7 +96,7 @@ class Taps:
 
     @property
     def inputs(self) -> int:
-        """Number of polynomials that the inputs of all tiles fill."""
+        """Number of polynomials that the inputs of all tiles fill: the ciphertexts that the client sends."""
         return self.tiles * self.layer.input_shape[0] * self.planes.phases
 
     @property
@@ -105,16 +106,21 @@ class Taps:
 
     @property
     def up_bytes(self) -> int:
-        """Bytes of the client's message with the encrypted inputs of all images; N is `DEGREE`."""
+        """Size in bytes of the client's message with the encrypted inputs of all images, for polynomials of `DEGREE`
+        coefficients.
+        """
         return cost.bfv_fresh(self.inputs)
 
     @property
     def down_bytes(self) -> int:
-        """Bytes of the server's message with all replies."""
+        """Size in bytes of the server's message, which holds the replies for all images."""
         return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
 
     def pack_input(self, x: Tensor) -> Tensor:
-        """Return inputs, int64 (images, *input_shape), as coefficients of polynomials, int64 (inputs, N)."""
+        """Return the inputs of several images as polynomials for `Secret.encrypt`, int64 (inputs, N).
+
+        x: the inputs, int64 (images, *input_shape). Raises InputError for another shape.
+        """
         layer = self.layer
         check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
         split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
@@ -137,10 +143,12 @@ class Taps:
         return Terms(first, plane[places], shifts[places], kept[places])
 
     def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Multiply encrypted inputs by a layer's weights, and return the sums for each reply: int32 (replies, 2, 4, N).
+        """Multiply encrypted inputs by a layer's weights, and return the sum for each reply: int32 (replies, 2, 4, N).
 
-        x: the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`. terms: the nonzero weights, from `Taps.terms`. The
-        result is transformed (NTT), as x is, and goes to `evaluate`. N is `DEGREE`.
+        x: ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`: two polynomials each, of N
+        coefficients modulo four primes.
+        terms: the nonzero weights, from `Taps.terms`.
+        Both x and the result are transformed (NTT). `evaluate` turns the result into a reply. N is `DEGREE`, 4096.
         """
         tiles = RING.intt(x).chunk(self.tiles)
         return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
@@ -154,13 +162,13 @@ class Taps:
 
     @cached_property
     def used(self) -> tuple[Tensor, ...]:
-        """The positions of the coefficients that hold outputs, ascending: int64 (values,) for each reply."""
+        """The positions of the coefficients that hold outputs: for each reply a tensor int64 (values,), ascending."""
         return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
 
     def norms(self, weights: Tensor) -> int:
-        """Return by what factor an output's noise can grow: the largest sum of |weights| over one output channel.
+        """Return the factor by which this layer's weights can enlarge the noise of a ciphertext, an int.
 
-        weights: the layer's, int64 of `weight_shape`.
+        It is the largest sum of |weights| over one output channel. weights: the layer's, int64 of `weight_shape`.
         """
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
         return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())

@@ -41,9 +41,10 @@ def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
 
 
 def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
-    """Return for each step a bound on |result| that holds for all inputs with |x| <= bound, by interval arithmetic.
+    """Return for each step a number that |result| never exceeds, for all inputs with |x| <= bound; uses interval
+    arithmetic.
 
-    The bound is infinite where none is known. shape: of one image.
+    The number is infinite where no bound is known. shape: of one image.
     """
     centres: list[Any] = []
     radii: list[Any] = []
@@ -65,9 +66,11 @@ def _largest(centre: Any, radius: Any) -> float:
 
 
 def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
-    """Return the centre and the radius of an interval in which each number of a step's value must lie.
+    """Return the centre and the radius of an interval in which each number of a step's value must lie, as a pair of
+    tensors.
 
-    c, r: the centres and the radii of the intervals of the step's inputs.
+    c, r: for each input of the step, the centres and the radii of the intervals of its numbers. For a step with several
+    results, such as a chunk, both returned values are tuples.
     """
     a, op = step.attrs, OPS[step.op]
     if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):

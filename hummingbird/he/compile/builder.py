@@ -31,10 +31,11 @@ _FACTOR_BITS = 20  # of integer factors that bring values to a common unit
 
 
 class PlanBuilder:
-    """A plan under construction: predicts each step's error, and collects the lines of the report.
+    """A plan under construction: predicts the error of each step's value, and collects the lines of the report.
 
-    placement: says which role computes each step, and has the steps as `placement.prepared` rewrites them. sizes: the
-    measured magnitude of each step's value, None for a value that is no tensor.
+    It is the base class of the builders for the two modes, "client-aided" and "polynomial".
+    placement: the net's steps, and for each of them the role that computes it.
+    sizes: the measured magnitude of each step's value, None for a value that is no tensor.
     """
 
     def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
@@ -43,7 +44,9 @@ class PlanBuilder:
         self.lines: dict[int, ReportLine] = {}
 
     def size(self, index: int) -> Magnitude:
-        """Return the measured magnitude of a step's value."""
+        """Return the measured `Magnitude` (shape, root mean square, peak, gains) of a step's value. index: the step's
+        number.
+        """
         found = self.sizes[index]
         assert found is not None, self.steps[index]
         return found
@@ -53,9 +56,9 @@ class PlanBuilder:
         return [ref.index for ref in refs(self.steps[index].inputs)]
 
     def passed_on(self, index: int) -> float:
-        """Return the predicted error of a step's value that comes from its inputs, without what the step itself adds.
+        """Return the part of a step's predicted error that the errors of its inputs cause, as a root mean square.
 
-        index: the step's number.
+        Errors that the step itself adds, such as rounded weights, are not included. index: the step's number.
         """
         found = self.sizes[index]
         if found is None:  # the parts of a chunk have the error of the whole
@@ -89,24 +92,30 @@ class PlanBuilder:
 
 
 def public_steps(placement: Placement) -> tuple[Step, ...]:
-    """List all steps as the client may know them: its own with all fields, others as `REMOTE`, with only the name."""
+    """List a net's steps as the client may know them: the client's own steps complete, all others reduced to their
+    names.
+
+    The reduced steps have the operation `REMOTE` and no inputs.
+    """
     known = {index for steps in placement.client for index in steps}
     return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
 
 
 def exact_norm(ring: Ring) -> int:
-    """Return the largest sum of |weights| over one output for which float64 adds all products without rounding.
+    """Return a limit on the sum of |weights| of one output: below it, float64 adds the output's products without
+    rounding.
 
-    The products are of integer weights with residues modulo the primes of `ring`.
+    A product is an integer weight times a residue modulo one of the primes of `ring`. The limit is an int.
     """
     prime = max(ring.primes)
     return (EXACT - prime) // ((prime - 1) // 2)
 
 
 def margin(ring: Ring, operation: Operation) -> float | None:
-    """Return how many bits a layer's largest sum of |weights| over one output lies below the limit `exact_norm`.
+    """Return log2 of the limit `exact_norm` over a layer's largest sum of |weights| of one output, as a float.
 
-    Below the limit, float64 computes the layer exactly. Returns None for an operation that is no `Linear`.
+    If it is above 0, float64 computes the layer exactly. Returns None for an operation that is no `Linear`.
+    operation: the server's operation; its weights are integers.
     """
     if not isinstance(operation, Linear):
         return None
@@ -115,9 +124,10 @@ def margin(ring: Ring, operation: Operation) -> float | None:
 
 
 def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
-    """Return a layer's weights as integers at scale 2^bits: float64 (G, rows, K).
+    """Return a layer's weights times 2^bits, rounded to integers: float64 (groups, rows, terms).
 
-    linear: the layer. bias: whether to append the layer's bias, if it has one, as one more column: (G, rows, K + 1).
+    linear: the layer; a row makes one output channel of a convolution, for example.
+    bias: whether to append the layer's bias to each row, if it has one; then a row has one more term.
     """
     if linear.weights is None:
         return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
@@ -128,10 +138,14 @@ def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
 
 
 def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
-    """Cut a layer's weights (G, rows, K) along K into as few equal parts as float64 computes exactly; return the parts.
+    """Cut a layer's integer weights into pieces that float64 computes exactly, as few and as equal as possible; return
+    these.
 
-    most: bound on the sum of |weights| of a row of a part. name: of the layer, for the error. Raises ModelError if even
-    single weights are larger.
+    weights: float64 (groups, rows, terms); a row makes one output channel of a convolution, for example. They are cut
+    along the terms.
+    most: the largest sum of |weights| that a row of a piece may have.
+    name: of the layer, for the error.
+    Raises ModelError if even single weights are larger.
     """
     for count in range(1, _MOST_PARTS):
         cut = weights.chunk(count, 2)
@@ -144,7 +158,9 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
 
 
 def rounded(size: float) -> float:
-    """Return a positive number rounded up by at most a 16th, so that the client learns only five significant bits."""
+    """Return `size`, a positive number, rounded up by at most a 16th, so that the client learns only five significant
+    bits.
+    """
     mantissa, exponent = math.frexp(size)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
 
@@ -155,10 +171,11 @@ def log2(unit: Fraction) -> float:
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
-    """Return a common unit u of some units, with an integer for each unit such that the unit is nearly integer * u.
+    """Find a unit u such that each of some units is nearly an integer times u, so that values in these units can be
+    added.
 
-    The result is u, the integers, of at most 20 significant bits, and the largest relative error. Values in these units
-    can be added after multiplication by their integers.
+    To add them, multiply each value by its integer first. Returns three things: u; the integers, one for each unit, of
+    at most 20 significant bits; and the largest relative error of a unit.
     """
     least = min(units, key=abs)
     best: tuple[Fraction, list[int], float] | None = None
@@ -175,7 +192,7 @@ def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
 
 
 def _short(x: Fraction) -> int:
-    """Return the nearest integer with at most 20 significant bits."""
+    """Return an integer near x, with at most 20 significant bits: later bits are rounded away."""
     whole = round(x)
     shift = max(0, whole.bit_length() - _FACTOR_BITS)
     return round(x / (1 << shift)) << shift

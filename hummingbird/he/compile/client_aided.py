@@ -52,7 +52,11 @@ _Gains = tuple[list[int], int]  # gains of a register's integers: of each send, 
 
 
 class AidedBuilder(PlanBuilder):
-    """Builds the plan of client-aided inference, turn after turn, as the errors of a turn affect the next one."""
+    """Builds the plan of a net in the mode "client-aided", in which the client computes everything but layers with
+    weights.
+
+    It builds the turns one after another, because the errors of a turn affect the next one.
+    """
 
     def __init__(
         self,
@@ -94,9 +98,10 @@ class AidedBuilder(PlanBuilder):
 
 
 class _TurnBuilder:
-    """Builds one turn of a plan: the server's operations, how much each enlarges integers, and the returned values.
+    """Builds one turn of a client-aided plan: the server's operations, and a description of the values that it returns.
 
-    whole: the `AidedBuilder` of the plan with all turns. number: of this turn.
+    It also computes by what factor each operation can enlarge integers.
+    whole: the builder of the plan with all turns. number: of this turn.
     """
 
     def __init__(self, whole: AidedBuilder, number: int) -> None:
@@ -116,7 +121,7 @@ class _TurnBuilder:
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Round, Program]:
-        """Build the turn: returns its description, which the client may know, and the server's program for it."""
+        """Build the turn: return its description for the client, a `Round`, and the server's `Program` for it."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -147,10 +152,11 @@ class _TurnBuilder:
     # ---- weights
 
     def _weight_bits(self, index: int) -> int:
-        """Return t for a layer whose weights become integers at scale 2^t: the t with the smallest predicted error.
+        """Choose the scale 2^t at which a layer's weights become integers; return t, with which the predicted error is
+        smallest.
 
-        Only a t counts with which float64 adds the products with integer weights exactly; if there is none, the result
-        is the least t. index: of the layer's step.
+        Only such t are tried with which float64 adds the products with integer weights exactly. If there is none, the
+        result is the least t of all, and a later check reports the layer. index: number of the layer's step.
         """
         linear, size = self.maps[index], self.whole.size(self.whole.read(index)[0])
         assert linear.weights is not None
@@ -171,7 +177,11 @@ class _TurnBuilder:
         return min(allowed, key=error) if allowed else _BITS[-1]
 
     def _agree(self) -> None:
-        """Give layers whose results are added to each other one weight scale: the coarsest that any of them has."""
+        """Give layers whose results are added to each other the same scale of integer weights, so that the sum has one
+        unit.
+
+        It is the coarsest scale that any of these layers has. `bits` changes, which holds log2 of each layer's scale.
+        """
         behind: dict[int, set[int]] = {}
         for index in self.served:
             if is_weighted(self.steps[index]):
@@ -233,7 +243,11 @@ class _TurnBuilder:
         self._made(index, operation, (gains, abs(f) * first_one + abs(g) * second_one), unit)
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
-        """Copy a value to a register of its own, broadcast to `shape`; returns where the copy is."""
+        """Copy a value into a register of its own, broadcast to `shape`; return where the copy is.
+
+        A register is an array of ciphertexts at the server. located: where the value is now. Nothing is copied if the
+        value already fills a register in this shape.
+        """
         own = self.registers.own(located, shape)
         if own.register != located.register:
             self.gains.append(self.gains[located.register - 1])
@@ -256,11 +270,13 @@ class _TurnBuilder:
         return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Round, program: Program) -> Round:
-        """Return the turn with predicted errors in each of its `returns`; also note each step's error for the report.
+        """Predict the errors of a turn; return the turn with the errors in each of its `returns`, and note them for the
+        report.
 
-        turn: without these errors. program: the server's program for it. The predictions assume the input scale that
-        fits the measured sizes. A value is divided by all primes but the first before it is returned, if the rounding
-        error of this is small beside the value or no larger than its other errors.
+        turn: the turn without errors. program: the server's program for it.
+        The predictions assume the input scale that fits the measured sizes. A value that the server returns is divided
+        by all primes but the first, if the rounding error of this is small beside the value or no larger than its other
+        errors.
         """
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
@@ -303,10 +319,11 @@ class _TurnBuilder:
         return replace(turn, returns=tuple(backs), usual=scale)
 
     def _made_here(self, index: int) -> tuple[float, float]:
-        """Return two errors of a step's value that arise in this turn: from encryption, and from rounded weights.
+        """Return the two errors that this turn adds to a step's value: from encrypting its inputs, and from rounding
+        weights.
 
-        Both are root mean squares. The error from encryption is in units of 2^-s for the client's scale s. index: of
-        the step.
+        Both are root mean squares. The first is in units of 2^-s, where the client encrypts at scale 2^s; the second is
+        in real numbers. index: the step's number.
         """
         if index in self.own or index in self.placement.sends[self.number]:
             return self.own.get(index, (0.0, 0.0))
@@ -325,9 +342,9 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Return a gain, a bound on how much a turn enlarges integers, rounded up by at most a 16th.
+    """Round a gain up by at most a 16th, so that the client learns only five significant bits of it; return the result.
 
-    So the client learns only five significant bits of it.
+    gain: a bound on the factor by which a turn enlarges integers.
     """
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift

@@ -86,7 +86,7 @@ def make_plan(
     input_range: float | None = None,
     samples: Tensor | None = None,
 ) -> Plan:
-    """Make the plan that `convert_model` runs, which is all that a server needs.
+    """Make the plan that `convert_model` runs, and return it. A server needs nothing else.
 
     Arguments and errors are those of `convert_model`.
 

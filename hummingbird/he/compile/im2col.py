@@ -35,7 +35,7 @@ def is_weighted(step: Step) -> bool:
 
 
 def has_bias(step: Step) -> bool:
-    """Return whether a step with parameters (`is_weighted`) adds parameters to its input or result, such as a bias."""
+    """Return whether a step with parameters (`is_weighted`) also adds one, such as a bias, besides multiplying."""
     return (
         step.op in ("add", "sub", "affine", "scale_last")
         if "bias" not in step.attrs
@@ -45,11 +45,13 @@ def has_bias(step: Step) -> bool:
 
 @dataclass(frozen=True)
 class Map:
-    """A linear step as sums of products, each of a weight and an input value: the weights, and what they multiply.
+    """A linear step in a form that fits convolutions, pools and sums: each output is a sum of weights times input
+    values.
 
-    gather: which input value each weight multiplies. weights: float64 (groups G, rows, terms K); a row makes one output
-    channel of a convolution, for example. None if all weights are 1 and the sums are divided by `divisor`. bias:
-    float64 (G rows,) or None.
+    gather: which input value each weight multiplies.
+    weights: float64 (groups, rows, terms); a row makes one output channel of a convolution, for example. None for a
+    pool or a sum: all weights are 1, and each sum is divided by `divisor`.
+    bias: float64, one number for each row of each group, or None.
     shape: of the output for one image. last: whether the output's last dimension, and not its first, counts the rows.
     """
 
@@ -94,10 +96,10 @@ def view(step: Step, *indices: Any) -> Any:
 
 
 def _batched(index: Any) -> Any:
-    """Return positions with 1 added to each, and a first dimension of 1 for the batch, as torch's operations take them.
+    """Prepare a step's table of positions for torch's operations: add 1 to each position, and a first dimension of 1.
 
-    So 0, not -1, marks a zero, and a pad with value 0 inserts the mark. index: the positions, int64, -1 for a zero; or
-    a tuple of such tensors, for which the result is a tuple.
+    The table says where each input value is, int64, with -1 for a zero. Afterwards 0 stands for a zero, so a pad with
+    the value 0 inserts zeros. index: the table, or a tuple of tables, for which the result is a tuple.
     """
     return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
 
@@ -109,10 +111,12 @@ def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
-    """Return for each value of a `Map`'s output its position in the server's result: int64 of the output's shape.
+    """Return for each value of a layer's output its position in the server's result: int64 of the output's shape.
 
-    The server's result is an array (rows, places), through which positions are counted. shape: of the output for one
-    image. rows: of the `Map`. last: whether rows are the last dimension of `shape`; otherwise they are the first.
+    The server's result is an array (rows, places), and positions count through it. A place is one position of the
+    output, such as a pixel.
+    shape: of the output for one image. rows: number of rows, `Map.rows`.
+    last: whether the last dimension of `shape` counts the rows; otherwise the first does.
     """
     count = math.prod(shape)
     index = torch.arange(count)
@@ -120,7 +124,10 @@ def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
 
 
 def _offsets(*parts: Tensor) -> Tensor:
-    """Return all sums of one number from each of the 1-D tensors `parts`; the last part varies fastest."""
+    """Return all sums that take one number from each of the given tensors: int64 (n,), the last tensor varies fastest.
+
+    parts: int64, one-dimensional.
+    """
     return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
 
 
@@ -281,8 +288,9 @@ def _reduce(step: Step, index: Tensor) -> Map:
 def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
     """Return sums of input values, each divided by a number, in the form of a `Map`.
 
-    table: int64, in each row the positions of the input values of one sum. divisors: the number for each sum; if they
-    differ, they become weights. shape: of the output for one image.
+    table: int64, a row for each sum, with the positions of its input values in an array of ciphertexts.
+    divisors: float64, the number for each sum. If all are equal, the map has it as `divisor`; otherwise 1 / divisors
+    become weights. shape: of the output for one image.
     """
     count, terms = table.shape
     if bool((divisors == divisors[0]).all()):

@@ -31,8 +31,9 @@ _SMALL = 2.0**-12  # size of a change, relative to a value's root mean square
 class Magnitude:
     """The measured size of a step's value, from which a plan derives scales and errors.
 
-    shape: for one image. rms: root mean square. peak: largest absolute value. gains: for each step whose value this
-    step reads, by number, the factor by which independent errors in that value are enlarged here.
+    shape: for one image. rms: root mean square. peak: largest absolute value.
+    gains: a factor for each step whose value this step reads, by the number of that step. An error in that value causes
+    an error here that is larger by this factor, if the errors of single numbers are independent.
     """
 
     shape: tuple[int, ...]
@@ -52,10 +53,10 @@ def pattern(shape: Sequence[int], bound: float) -> Tensor:
 
 
 def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] | None], list[Problem]]:
-    """Return the shape of every step's value for one image, and a problem for each step that mixes images of a batch.
+    """Return two lists: the shape of every step's value for one image, and the problems that were found.
 
-    A value that is no tensor has the shape None. inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the
-    net cannot take them.
+    A value that is no tensor has the shape None. There is a `Problem` for each step that mixes the images of a batch.
+    inputs: float64 (n, *input_shape), n >= 2. Raises InputError if the net cannot take them.
     """
     values, alone = _run(steps, inputs), _run(steps, inputs[:1])
     found = [
@@ -88,7 +89,7 @@ def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
 
 
 def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
-    """Compute the values of all steps on the inputs, in the clear.
+    """Run all steps on the inputs, in the clear; return the value of each step, in order.
 
     Raises InputError, naming the step, if a step does not run or its value has NaN.
     """

@@ -65,7 +65,10 @@ _PEAK = 8  # standard deviations that an error may reach
 
 
 class TooLarge(Exception):
-    """Raised in planning if a step's value does not fit the modulus. primes: a number with which it would fit."""
+    """Raised in planning if a step's value does not fit the modulus.
+
+    name: of the step. primes: a number of primes that would suffice for this step.
+    """
 
     def __init__(self, name: str, primes: int) -> None:
         super().__init__(name)
@@ -83,10 +86,11 @@ def _is_whole(weights: Tensor, most: int) -> bool:
 
 
 class PlanAttempt(PlanBuilder):
-    """An attempt to make the plan of a net in polynomial mode with the given encryption parameters.
+    """An attempt to make the plan of a net in the mode "polynomial", with given parameters of the encryption.
 
-    sizes: the measured magnitude of each step's value. limits: bound on |value| of each step. finer: bits by which
-    errors must be smaller than by default. `plan` raises TooLarge if the parameters have too few primes.
+    sizes: the measured magnitude of each step's value. limits: a bound on |value| for each step.
+    finer: by how many bits errors must be smaller than by default.
+    `plan` makes the plan; it raises TooLarge if the parameters have too few primes.
     """
 
     def __init__(
@@ -157,8 +161,8 @@ class PlanAttempt(PlanBuilder):
     def _input_scale(self) -> int:
         """Return s for inputs encoded at scale 2^s, so fine that encryption's error is small beside a typical input.
 
-        The error is then below 2^-`precision` of it, unless s has to be smaller: encoded inputs must stay below 2^30,
-        since the kernel uses int32.
+        It is small if it is below 2^-`self.precision` of a typical input. But encoded inputs must stay below 2^30,
+        since the kernel uses int32; s is smaller if this demands it.
         """
         fresh = ckks.fresh_error(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
@@ -169,7 +173,11 @@ class PlanAttempt(PlanBuilder):
     # ---- where ciphertexts are, and whether they fit
 
     def _check(self, index: int) -> None:
-        """Raise TooLarge unless a step's integers, with their errors, stay below half of their modulus."""
+        """Raise TooLarge if a step's integers, with their errors, could exceed half of the modulus of their
+        ciphertexts.
+
+        index: of the step.
+        """
         located = self.located[index]
         primes = self.registers.form(located).primes
         largest = packings.peak(self.packing) * self.limits[index] + _PEAK * self.error(index)
@@ -180,9 +188,10 @@ class PlanAttempt(PlanBuilder):
             raise TooLarge(self.steps[index].name, len(self.parameters.primes) + more)
 
     def _locate(self, index: int) -> Located:
-        """Return where a step's ciphertexts are; a free step, such as a reshape, has the ciphertexts of its inputs.
+        """Return where the ciphertexts of a step's value are at the server.
 
-        index: of the step.
+        The server computes nothing for a free step, such as a reshape: the value consists of its inputs' ciphertexts,
+        in another order. Raises TooLarge for a value that does not fit its modulus. index: of the step.
         """
         if index not in self.located:
             self.error(index)
@@ -204,10 +213,10 @@ class PlanAttempt(PlanBuilder):
         return replace(before, index=view(step, before.index))
 
     def _joined(self, index: int) -> Located:
-        """Return where the ciphertexts of a cat's or a stack's result are.
+        """Return where the ciphertexts of a step's value are, for a step that concatenates or stacks values.
 
-        If all parts are in one register and have the same unit, the result is there too, as a list of positions;
-        otherwise all parts are copied to a new register.
+        If all parts are in one register and have one unit, the result is there too, as a list of positions. Otherwise
+        all parts are copied to a new register. index: of the step.
         """
         step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]
@@ -223,11 +232,11 @@ class PlanAttempt(PlanBuilder):
         return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
-        """Return an answer's primes, unit and added error after as many divisions by primes as its precision permits.
+        """Decide by how many primes an answer is divided before it is sent: by as many as its precision permits.
 
-        The result is the number of primes that are left, the unit after the divisions, and the rounding error that they
-        add. form: of the answer's register. unit: the real number that an integer 1 of the answer stands for, before.
-        rms: a typical value of the answer, as root mean square.
+        Returns the number of primes that are left, the unit after the divisions, and the rounding error that they add.
+        form: of the register that holds the answer. unit: the real number that an integer 1 of the answer stands for
+        before the divisions. rms: a typical value of the answer, as root mean square.
         """
         count, added = form.primes, 0.0
         rounding = ckks.switch_error(self.packing, self.degree, form.size)
@@ -273,7 +282,7 @@ class PlanAttempt(PlanBuilder):
         )
 
     def _linear(self, index: int) -> float:
-        """Plan a layer, a pool or a sum; return the error that comes from rounding the weights and the bias.
+        """Plan a layer, a pool or a sum; return the error from rounding its weights and bias, as a root mean square.
 
         index: of the step.
         """
@@ -303,9 +312,10 @@ class PlanAttempt(PlanBuilder):
         return own
 
     def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
-        """Return real constants as integers in this unit, modulo each of L primes, and the largest rounding error.
+        """Convert real constants to integers in a given unit; return their residues, and the largest rounding error.
 
-        The integers are residues around 0, int32 (n, L). values: the constants, (n,).
+        values: n constants. unit: the real number that the integer 1 stands for.
+        The residues are int32 (n, primes), centred around 0: one for each prime of the modulus.
         """
         exact = [Fraction(value) / unit for value in values.tolist()]
         whole = [round(value) for value in exact]
@@ -327,9 +337,11 @@ class PlanAttempt(PlanBuilder):
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
     def _add(self, index: int) -> float:
-        """Plan a step a + b or a - b, whose shapes broadcast; return the error that a common unit of a and b costs.
+        """Plan a step a + b or a - b; return the error from bringing a and b to one unit, as a root mean square.
 
-        Both operands get registers with equally many components and primes. index: of the step.
+        Both operands are copied, if needed, so that their ciphertexts have equally many components and primes. Shapes
+        broadcast.
+        index: of the step.
         """
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
@@ -381,11 +393,12 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """Return the `Mask` of an answer: the largest flood (noise that hides the weights) that leaves 13 correct bits.
+        """Choose the noise, the flood, that hides the weights in an answer: the largest that leaves 13 right bits;
+        return a `Mask`.
 
-        If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`. unit: the
-        real number that an integer 1 of the answer stands for. rms: a typical answer, as root mean square. size:
-        components of a ciphertext. answers: number of ciphertexts of all answers together.
+        If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`.
+        unit: the real number that an integer 1 of the answer stands for. rms: a typical answer, as root mean square.
+        size: components of a ciphertext. answers: number of ciphertexts of all answers together.
         """
         room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
         flood = math.floor(math.log2(room / masking.deviation(0)))

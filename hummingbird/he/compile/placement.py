@@ -106,13 +106,14 @@ class StepPlace:
 
 @dataclass
 class Placement:
-    """The role that computes each step of a net, and the turn in which it does (he/compile/placement.py).
+    """Says for each step of a net which role computes it, the client or the server, and in which turn.
 
-    places: the role and the turn of each step. `demand` fills in the lists below, which have numbers of steps in order.
-
-    client: the client's steps, by turn; the last entry is after the last turn.
-    sends: values that the client encrypts, by turn. served: the server's steps, by turn.
-    returns: values that the server sends back, by turn.
+    steps, shapes: the net's steps, and the shape of each step's value for one image.
+    places: the role and the turn of each step.
+    `demand` fills in four lists. Each has one list of step numbers for every turn:
+    client: the client's steps; its last entry is for the steps after the last turn.
+    sends: the values that the client encrypts. served: the server's steps. returns: the values that the server sends
+    back.
     """
 
     steps: Sequence[Step]
@@ -129,10 +130,13 @@ class Placement:
         return place.turn + (place.side != CLIENT)
 
     def passes(self, index: int, turn: int) -> bool:
-        """Return whether the server gets a step's value in a turn by moving or rescaling ciphertexts of its inputs.
+        """Return whether the server gets a step's value in a turn by moving or rescaling the ciphertexts of the step's
+        inputs.
 
-        The client then does not encrypt the value. So it never reshapes or pads a value before it encrypts it, and
-        encrypts no zeros. index: of the step.
+        If not, the server computes the value, or the client encrypts it. A reshape or a pad of a value that the client
+        knows passes: the client encrypts the input, and so no zeros. A slice of such a value does not pass, as its
+        input is larger.
+        index: of the step. turn: number of the turn.
         """
         place, step = self.places[index], self.steps[index]
         if place.turn == turn and place.side != CLIENT:
@@ -207,9 +211,9 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
 
 
 def _encrypted(steps: Sequence[Step], index: int, reader: str) -> Problem:
-    """Return the problem that only the client can compute step `index`, whose result step `reader` needs encrypted.
+    """Make the problem for a step that only the client can compute although a later step needs its result encrypted.
 
-    The steps that replace a PReLU are reported as the PReLU.
+    index: of the step. reader: name of the later step. A PReLU was replaced by several steps; its name stands for them.
     """
     step = steps[index]
     name, op = step.name, step.attrs.get("function", step.op)
@@ -262,7 +266,11 @@ def _divides_evenly(step: Step, placement: Placement) -> bool:
 
 
 def _culprits(placement: Placement, index: int) -> list[int]:
-    """List the steps, among those that step `index` depends on, that the server would compute encrypted but cannot."""
+    """List the numbers of the steps that only the client can compute although step `index` needs their results
+    encrypted.
+
+    They are steps on which step `index` depends, such as a ReLU between two layers in polynomial mode.
+    """
     found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
     while waiting:
         i = waiting.pop()

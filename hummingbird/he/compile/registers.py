@@ -17,11 +17,12 @@ from hummingbird.he.scheme.masking import Mask
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The location of a value's ciphertexts at the server: a register, an array of ciphertexts, and positions in it.
+    """Where the ciphertexts of a value are at the server: in which register, an array of ciphertexts, and where in it.
 
-    index: for each element of the value the position of its ciphertext in the register: int64 in the value's shape, -1
-    for a zero. unit: the value is an encrypted integer times `unit`; in a client-aided turn it is the integer times
-    `unit` times 2^-s, for the client's scale s.
+    register: its number. index: for each number of the value the position of its ciphertext in the register, int64 in
+    the value's shape; -1 for a zero.
+    unit: in polynomial mode, the real number that an integer 1 of the value stands for. In client-aided mode this
+    number is unit * 2^-s, where the client encrypts at scale 2^s.
     """
 
     register: int
@@ -35,9 +36,9 @@ class Located:
 
 
 class Registers:
-    """The operations of a server's turn during planning; each makes the next register, an array of ciphertexts.
+    """The operations of a server's turn while it is planned. Each operation makes a register, an array of ciphertexts.
 
-    received: the form of register 0, which the client sends.
+    Register 0 comes from the client; operation k makes register k + 1. received: the form of register 0.
     """
 
     def __init__(self, received: Form) -> None:
@@ -45,17 +46,21 @@ class Registers:
         self.operations: list[Operation] = []
 
     def program(self, returns: Sequence[int] = (), masks: Sequence[Mask] = ()) -> Program:
-        """Return all operations added so far as a `Program`, which sends the registers `returns` back under `masks`."""
+        """Return all operations added so far as a `Program`, the server's computation in one turn.
+
+        returns: numbers of the registers that are sent back. masks: the noise for each of them, if answers are masked.
+        """
         return Program(self.received, tuple(self.operations), tuple(returns), tuple(masks))
 
     def form(self, located: Located) -> Form:
-        """Return the form of the register that a value is in."""
+        """Return the form (number of ciphertexts, of components and of primes) of the register that a value is in."""
         return self.program().forms()[located.register]
 
     def add(self, operation: Operation, shape: Sequence[int], unit: Fraction, linear: Map | None = None) -> Located:
         """Add an operation, whose result becomes the next register; return where the result is.
 
-        shape, unit: of the result. linear: the `Map` that the operation computes, None if it computes something else.
+        shape: of the result for one image. unit: the real number that an integer 1 of the result stands for.
+        linear: the `Map` that the operation computes, None if it computes something else.
         """
         self.operations.append(operation)
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
@@ -65,12 +70,17 @@ class Registers:
         self, registers: tuple[int, ...], index: Tensor, factors: tuple[int, ...], unit: Fraction, *,
         constants: Tensor | None = None, size: int = 0, primes: int = 0,
     ) -> Located:  # fmt: skip
-        """Add an operation that copies ciphertexts from other registers to a new one; return where the copies are.
+        """Add an operation that copies ciphertexts from some registers into a new register; return where the copies
+        are.
 
-        registers: the numbers of the registers to copy from. index: positions in these registers, joined to one array;
-        -1 for zero. factors: for each register an integer to multiply by. unit: of the result. constants: residues to
-        add, or None. size, primes: components and primes of the result's ciphertexts; 0 takes the largest size and the
-        fewest primes of the registers.
+        registers: numbers of the registers that are read.
+        index: which ciphertexts to copy, int64 in the shape of the new value. Positions count through the registers one
+        after another; -1 inserts a zero.
+        factors: an integer for each register, by which its ciphertexts are multiplied.
+        unit: the real number that an integer 1 of the result stands for.
+        constants: residues to add to the copies, int32 (copies, primes), or None.
+        size, primes: components and primes of each new ciphertext; 0: the most components and the fewest primes that
+        any of the registers has.
         """
         all_forms = self.program().forms()
         forms = [all_forms[register] for register in registers]
@@ -81,8 +91,8 @@ class Registers:
     def own(self, located: Located, shape: Sequence[int], size: int = 0, primes: int = 0) -> Located:
         """Bring a value, broadcast to `shape`, into a register that holds nothing else; return where it is then.
 
-        size, primes: how many components and primes the ciphertexts of the new register have; 0 for as many as now. If
-        the value already is in such a register, nothing is copied.
+        If the value is in such a register already, nothing is copied. located: where the value is now.
+        size, primes: how many components and primes each ciphertext of the new register has; 0: as many as now.
         """
         spread = replace(located, index=located.index.expand(tuple(shape)))
         form = self.form(located)
@@ -92,10 +102,11 @@ class Registers:
         return self.pick((located.register,), spread.index, (1,), located.unit, size=size, primes=primes)
 
     def stream(self, located: Located, linear: Map | None, degree: int) -> tuple[int, int, int, bool]:
-        """Return the order in which a value's ciphertexts are sent: `rows`, `places`, `tile`, `last` of `Return`.
+        """Return in which order a value's ciphertexts are sent to the client, as four fields of a `Return`.
 
-        linear: the linear step that computes the value, as a `Map`; None if another operation computes it. degree: of
-        the ciphertexts.
+        They are `rows`, `places` and `tile` (three ints), and `last` (a bool).
+        located: where the value is. linear: the linear step that computes the value; None if another operation does.
+        degree: number of coefficients of a ciphertext's polynomials.
         """
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         places = located.index.numel() // rows

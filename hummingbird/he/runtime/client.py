@@ -245,7 +245,10 @@ class ClientBatch:
         files.write_batch(Path(path), head, tensors, self._key.seed)
 
     def _restore(self, head: files.BatchHead, tensors: dict[str, Tensor]) -> None:
-        """Take over the state of the batch in a file, whose seal is right. tensors: of the file, by name."""
+        """Continue as the batch that was saved in a file.
+
+        head: the file's record. tensors: the file's tensors, by name. Both were checked against the file's digest.
+        """
         moved_to = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         self._name, self._turn, self._due = head.batch, head.turn + 1, True
         self._scales, self._small = moved_to["scales"], moved_to["small"]
@@ -327,7 +330,11 @@ class ClientBatch:
         return self.public.joined([self.parts()])
 
     def parts(self) -> list[Tensor]:
-        """Return the net's outputs after the last turn: a list of tensors on the CPU, float32, or indices."""
+        """Return the net's results after the last turn: a list of tensors on the CPU, each (images, ...).
+
+        They are float32, or indices, such as those of an argmax. Raises InputError unless all turns are complete, and
+        for images whose results would not be precise enough.
+        """
         self._expect(len(self.public.turns))
         last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
         if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
@@ -345,9 +352,9 @@ class ClientBatch:
         return [output.contiguous().cpu() for output in outputs]
 
     def _expect(self, number: int) -> None:
-        """Raise InputError unless turn `number` is next and the turn before is complete; drop values that are done.
+        """Raise InputError unless turn `number` is the next one and the turn before it is complete.
 
-        The dropped values are the ones that the turn before has sent and no later step reads.
+        Then drop the values that were sent in the turn before and that no later step reads.
         """
         if number != self._turn or self._due:
             what = (
@@ -358,14 +365,19 @@ class ClientBatch:
             self._steps.drop(self._values, len(self.public.steps) + number - 1)
 
     def _shadow_of(self, turn: Round) -> Shadow | None:
-        """Return the second run of the client's steps that a turn needs once `_scales` are known (precision.py)."""
+        """Make the second run of the client's steps that shows how far encryption errors change the values of a turn
+        (`Shadow`).
+
+        In polynomial mode it is for all images; otherwise for those whose values are larger than the plan expects.
+        Returns None if there are no such images. The scales of the turn must be chosen already.
+        """
         if turn.scale is not None:
             return Shadow(torch.arange(self.images, device=self._device), self._first, PLANNED, TIMES)
         outliers = (self._scales < turn.usual).nonzero()[:, 0]
         return Shadow(outliers, self._first) if len(outliers) else None
 
     def _forget(self, turn: Round) -> None:
-        """Discard what the server has answered in a turn so far, so that the turn can be repeated."""
+        """Discard all that the server has answered in a turn so far, so that the turn can be repeated."""
         for back in turn.returns:
             self._values.pop(back.value, None)
         self._order.clear()
@@ -391,8 +403,11 @@ class ClientBatch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError, naming the images, if errors leave too few right bits in a step's value (`Shadow.check`).
+        """Raise InputError, naming the images, if a step's value could have too few right bits because of encryption
+        errors.
 
+        A second run of the client's steps, with errors added, tells how far errors change values (`Shadow`). Nothing is
+        checked if there was no such run.
         index: number of the step. value: the step's value for all images. name: of the step, for the message.
         """
         if self._shadow is not None:
@@ -402,16 +417,20 @@ class ClientBatch:
             self._shadow.check(index, value, name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
-        """Raise InputError for values that are not finite. wrong: bool (images,), marks the images with such values."""
+        """Raise InputError if an image has values that are NaN or infinite; the error names the images.
+
+        wrong: bool (images,), true for such an image. where: the place that the error names.
+        """
         if bool(wrong.any()):
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")
 
     def _weigh(self, turn: Round, flat: list[Tensor]) -> None:
-        """Note which images have small values only, beside the typical values for which the plan has fixed the scale.
+        """Note which images have only small values, so that errors weigh more in them; their outputs need more right
+        bits.
 
-        An image's values are small if in each tensor of `flat` their root mean square is. turn: the turn that sends the
-        values. flat: the values to send, (values, images) each.
+        An image's values are small if their root mean square is far below the typical one, in each tensor of `flat`.
+        turn: the turn that sends the values. flat: a tensor (values, images) for each of `turn.sends`.
         """
         small = torch.ones(self.images, dtype=torch.bool, device=self._device)
         for part, send in zip(flat, turn.sends, strict=True):
@@ -420,9 +439,10 @@ class ClientBatch:
         self._small = small
 
     def _input_scales(self, turn: Round, flat: list[Tensor]) -> Tensor:
-        """Return the scale that is chosen for each image, as log2: int64 (images,).
+        """Return log2 of the scale at which each image's values are encrypted in a turn: int64 (images,).
 
-        flat: the values to send, (values, images) each. Raises InputError for images that no scale fits.
+        flat: the values that the turn encrypts, a tensor (values, images) for each of `turn.sends`.
+        Raises InputError for images that no scale fits.
         """
         ends = [(part.amin(0), part.amax(0)) for part in flat]
         peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
@@ -448,9 +468,10 @@ class ClientBatch:
         return scales
 
     def _messages(self, turn: Round, flat: list[Tensor], start: int, stop: int) -> Tensor:
-        """Encode the values of ciphertexts start .. stop - 1 of the turn's stream as plaintexts.
+        """Encode a slice of what the client sends in a turn as plaintext polynomials: int32 (stop - start, N).
 
-        flat: the values to send, (values, images) each. Returns int32 (stop - start, N).
+        The client sends the turn's ciphertexts in a fixed order; the slice has those from number `start` to stop - 1.
+        flat: the values that the turn encrypts, a tensor (values, images) for each of `turn.sends`.
         """
         public, out, first = self.public, [], 0
         degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)

@@ -74,10 +74,10 @@ class Public:
 
     @property
     def form(self) -> str:
-        """Form in which ciphertexts are sent: "ntt" or "mixed".
+        """The form in which the components (polynomials) of ciphertexts are sent: "ntt" or "mixed".
 
-        "ntt", all components transformed, if the server multiplies ciphertexts with each other; otherwise "mixed", with
-        component 0 as coefficients.
+        "ntt": all are NTT values; this is so if the server multiplies ciphertexts with each other. "mixed": component 0
+        is sent as coefficients, the others as NTT values.
         """
         return "ntt" if self.packing == "real" else "mixed"
 
@@ -88,13 +88,18 @@ class Public:
         return found
 
     def joined(self, batches: Sequence[Sequence[Tensor]]) -> Any:
-        """Join the results of batches, a list of tensors each; return them in the structure of the net's results."""
+        """Join the results of several batches to the net's results for all images, in the structure that the net
+        returns.
+
+        batches: for each batch the list of tensors from `ClientBatch.parts`.
+        """
         return rebuild(self.structure, iter([torch.cat(parts) for parts in zip(*batches, strict=True)]))
 
     def up_bytes(self, count: int) -> int:
-        """Count the bytes of `count` ciphertexts from the client: one component, 26 bits a coefficient and prime.
+        """Count the bytes of `count` ciphertexts from the client, without the seeds.
 
-        Seeds are not counted.
+        Of each ciphertext one polynomial is sent, with 26 bits for each coefficient and prime; the other one follows
+        from a seed.
         """
         return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
 
@@ -103,7 +108,7 @@ class Public:
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
     def turn_bytes(self, turn: Round) -> tuple[int, int]:
-        """Count the bytes of a turn: sent to the server, seeds included, and back.
+        """Count the bytes of a turn: return two numbers, sent to the server, seeds included, and sent back.
 
         A full batch takes as many bytes as one image.
         """
@@ -111,7 +116,7 @@ class Public:
         return up, sum(self.down_bytes(back, back.count) for back in turn.returns)
 
     def batch_bytes(self) -> tuple[int, int]:
-        """Count the bytes of all turns of a batch: sent to the server, and back."""
+        """Count the bytes of all turns of a batch: return two numbers, sent to the server and sent back."""
         turns = [self.turn_bytes(turn) for turn in self.turns]
         return sum(up for up, _ in turns), sum(down for _, down in turns)
 
@@ -220,11 +225,11 @@ class Public:
 
 
 def client_steps(public: Public) -> Interpreter[Step]:
-    """Make an interpreter that runs the client's steps in the order of the turns, and keeps values until they are sent.
+    """Make an interpreter that runs the client's steps turn by turn, and keeps each value as long as it is needed.
 
-    For each turn t it has one more step, "send", with number len(public.steps) + t, after the client's steps of this
-    turn. It reads the values that the turn sends, so that they are kept. It is never run; once the values are
-    encrypted, the interpreter's `drop` is called with its number.
+    A value may be needed until it is encrypted. So the interpreter has one more step for each turn t, named "send",
+    which reads the values that the turn sends. Its number is len(public.steps) + t. It is never run: once the values
+    are encrypted, the caller calls the interpreter's `drop` with this number.
     """
     first = len(public.steps)
     sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]

@@ -78,7 +78,10 @@ class ProgramText:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHead:
-    """The record in a server's file; its tensors are those of the programs' operations, by number."""
+    """The record in a server's file: the net's description for clients, and the programs.
+
+    The file's tensors are those of the programs' operations, such as weights; their names are numbers.
+    """
 
     kind: str = records.constant(SERVER)
     format: int = records.constant(FORMAT)
@@ -90,11 +93,14 @@ class ServerHead:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchHead:
-    """The record in a batch's file. Its tensors are `scales`, `small` and `squares`, and the values of steps.
+    """The record in a file that holds a client's batch while it waits for an answer.
 
+    The file's tensors are `scales`, `small` and `squares` (the chosen scales, the images with small values, and the
+    errors so far), and the values of steps.
     client: the name of the client whose batch it is. batch: the random number that names it. turn: the turn whose
-    answer is due. images: how many. first: number of the first image. values: for each step whose value is kept its
-    number and, if the value is a tuple, how many tensors are in it; otherwise 0.
+    answer is due. images: how many. first: number of the first image, for errors.
+    values: for each step whose value is kept a pair: its number, and how many tensors are in it if it is a tuple, else
+    0.
     """
 
     kind: str = records.constant(BATCH)
@@ -205,7 +211,12 @@ def _write(path: Path, head: Any, tensors: Mapping[str, Tensor], key: bytes = b"
 
 
 def _read(path: Path, kind: str, head: type[_H]) -> tuple[_H, dict[str, Tensor]]:
-    """Read a file's record and tensors. kind: of the file. head: class of the record. Does not check the seal."""
+    """Read a file's record, of the class `head`, and its tensors by name; return both.
+
+    kind: the kind of file that is expected, such as "he-client".
+    The digest in the record, which shows damage, is not checked here. Raises InputError for a missing or damaged file,
+    and AgreementError for another kind or release.
+    """
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(_OWN, "{}")
@@ -219,7 +230,11 @@ def _read(path: Path, kind: str, head: type[_H]) -> tuple[_H, dict[str, Tensor]]
 
 
 def _seal(head: Any, tensors: Mapping[str, Tensor], key: bytes) -> str:
-    """Compute the seal of a record and tensors on the CPU, in hexadecimal digits. key: of the digest, or nothing."""
+    """Compute the digest of a file's record and tensors, as hexadecimal digits, by which readers notice changes to the
+    file.
+
+    key: a secret, so that only its owner can compute the digest; b"" for a digest that anybody can compute.
+    """
     digest = hashlib.blake2b(records.write(replace(head, seal=""), sort_keys=True).encode(), key=key, digest_size=_SEAL)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -240,7 +255,10 @@ def _form(form: Form) -> tuple[int, int, int]:
 
 
 def _fields(operation: Operation, name: Any) -> dict[str, Any]:
-    """Return an operation's fields as JSON values. name: the function from a tensor to its name."""
+    """Return an operation's fields as a dictionary of JSON values, with names in place of tensors.
+
+    name: a function that gets a tensor and returns its name.
+    """
     values = {part.name: getattr(operation, part.name) for part in fields(operation)}
     if isinstance(operation, Linear):
         values["gather"] = tuple(getattr(operation.gather, part.name) for part in fields(Gather))
@@ -259,10 +277,10 @@ def _program(text: ProgramText, tensors: Mapping[str, Tensor]) -> Program:
 
 
 def _check_program(program: Program, public: Public, sent: int, returned: int, zero: bool) -> None:
-    """Raise ValueError unless a program fits the turn that the client's description has.
+    """Raise ValueError unless a program of the server fits the turn that it is for.
 
-    sent: number of ciphertexts that the client sends. returned: number of values that the server returns. zero: whether
-    answers are masked.
+    public: the net's description for clients. sent: number of ciphertexts that the client sends in this turn.
+    returned: number of values that the server returns. zero: whether answers are masked; then each has a `Mask`.
     """
     if _form(program.received) != (sent, 2, len(public.parameters.primes)):
         raise ValueError(f"a program that receives {program.received}")

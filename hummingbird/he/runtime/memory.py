@@ -49,9 +49,10 @@ def predicted(plan: Plan) -> Memory:
 
 
 def at_client(public: Public) -> int:
-    """Return the predicted peak bytes of a client for a full batch.
+    """Return the peak bytes of memory that a client is predicted to need for a full batch.
 
-    public: the server's description, which may be dishonest.
+    public: the net's description from the server, which may be dishonest. So the client compares the result with the
+    memory that it has before it starts.
     """
     *moments, last = _moments(public)
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
@@ -78,10 +79,10 @@ def _moving(public: Public) -> int:
 
 
 def _moments(public: Public) -> Iterator[tuple[int, int]]:
-    """Predict the peak bytes of a client's values in each part of a run, as pairs.
+    """Predict the peak bytes of a client's values in each part of a run.
 
-    Yields one pair for each turn: the bytes while the client sends, and the bytes while it receives. The last pair,
-    with two equal numbers, is for the steps after the last turn.
+    Yields for each turn a pair: the bytes while the client sends, and the bytes while it receives. A last pair, of two
+    equal numbers, is for the steps after the last turn.
     """
     client = _Client(public)
     for number, turn in enumerate(public.turns):
@@ -95,7 +96,7 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
 
 
 class _Client:
-    """The values that a client holds at a point of a run, with the bytes of their storage; values are not computed."""
+    """The values that a client holds at a point of a run, without numbers, and how many bytes each of them takes."""
 
     def __init__(self, public: Public) -> None:
         self.public, self.steps = public, client_steps(public)
@@ -106,16 +107,17 @@ class _Client:
         self._owns(0, self.values[0])
 
     def held(self, *made: int) -> int:
-        """Count the bytes of all values held, together with new values that are not added yet.
+        """Count the bytes of all values that the client holds, together with new values that are not added yet.
 
         made: numbers of the steps whose values are new.
         """
         return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
-        """Count the bytes of the copy of a value in which the images are the last dimension; 0 if no copy is made.
+        """Count the bytes of the copy of a value that is made before it is encrypted; 0 if none is made.
 
-        Only the net's input, or a view of it, needs a copy. index: number of the step whose value it is.
+        In the copy the images are the last dimension. Only the net's input, or a view of it, needs one. index: number
+        of the step whose value it is.
         """
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
@@ -138,7 +140,10 @@ class _Client:
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
-        """Add the values that the server returns. values: numbers of their steps."""
+        """Add the values that the server returns in a turn.
+
+        values: numbers of the steps whose values they are. shapes: of these values for one image.
+        """
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
             self._owns(index, self.values[index])

@@ -102,10 +102,11 @@ def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R
 
 
 def read_head(data: bytes, kind: str, public: Public, net: str) -> MessageHead:
-    """Read the head of a request or an answer, and check the length of the rest.
+    """Check the head and the length of a request or an answer; return the head.
 
-    kind: `REQUEST` or `ANSWER`. public: the net's description. net: its digest. Raises AgreementError for another kind,
-    format, release or net, and InputError for another length, and if the bytes are malformed.
+    data: all bytes of the message. kind: `REQUEST` or `ANSWER`.
+    public: the net's description for clients. net: the digest of this description.
+    Raises AgreementError for another kind, format, release or net; InputError for another length or malformed bytes.
     """
     where = kind.removeprefix("he-")
     if not isinstance(data, (bytes, bytearray)):
@@ -124,9 +125,10 @@ def read_head(data: bytes, kind: str, public: Public, net: str) -> MessageHead:
 
 
 def uploads(public: Public, turn: int, request: bytes, device: torch.device | str = "cpu") -> Iterator[Upload]:
-    """Yield the slices in a request whose head and length are right (`read_head`), with their tensors on a device.
+    """Yield the slices in a client's request, as `Upload` objects with tensors on `device`.
 
-    public: the net's description. turn: the number in the head. Raises InputError as `read_upload` does.
+    public: the net's description for clients. turn: the number of the turn. request: the bytes, whose head and length
+    `read_head` has checked. Raises InputError for a residue that is not below its prime.
     """
     at = HEAD_BYTES
     for first, stop in public.turns[turn].up():
@@ -136,9 +138,10 @@ def uploads(public: Public, turn: int, request: bytes, device: torch.device | st
 
 
 def downloads(public: Public, turn: int, answer: bytes, device: torch.device | str = "cpu") -> Iterator[Download]:
-    """Yield the slices in an answer whose head and length are right (`read_head`), with their tensors on a device.
+    """Yield the slices in a server's answer, as `Download` objects with tensors on `device`.
 
-    public: the net's description. turn: the number in the head. Raises InputError as `read_download` does.
+    public: the net's description for clients. turn: the number of the turn. answer: the bytes, whose head and length
+    `read_head` has checked. Raises InputError for a residue that is not below its prime.
     """
     at = HEAD_BYTES
     for first, stop, back in public.turns[turn].down():
@@ -153,10 +156,10 @@ def opening(digest: str = "", turn: int = 0) -> bytes:
 
 
 def read_opening(data: bytes, turns: int) -> tuple[str, int]:
-    """Read the first message of a call; returns the digest and the turn.
+    """Read the first message of a client's call; return the digest of the net's description that it has, and the turn.
 
-    turns: number of turns that the net has. Raises AgreementError, naming both sides, for another format; InputError if
-    malformed.
+    The digest is "" if the client has no description yet. turns: number of turns that the net has.
+    Raises AgreementError, naming both sides, for another format; InputError if malformed.
     """
     how: Any = {"name": "message", "where": "he", "hint": _HINT}
     fields = records.of(records.parse(data, **how), records.mapping(records.anything(), 16), **how)
@@ -179,7 +182,10 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """Divide the bytes of a slice, with `head` before them, into messages; yield these."""
+    """Divide the bytes of a slice into messages of at most `CHUNK` bytes, and yield these.
+
+    data: the slice, uint8 (n,). head: bytes that come before it in the first message.
+    """
     view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]
@@ -188,9 +194,10 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """Return the `size` bytes of a slice, collected from its messages.
+    """Collect a slice from the messages that carry it, and return its bytes as a tensor, uint8 (size,).
 
-    receive: returns the next message. Raises InputError if the messages hold more bytes, or one is empty.
+    receive: a function without arguments that returns the next message. size: bytes of the slice.
+    Raises InputError if the messages hold more bytes, or one is empty.
     """
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0
@@ -219,11 +226,13 @@ def read_upload(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Upload:
-    """Read a slice of the client's ciphertexts from its messages, and return it with its tensors on a device.
+    """Read one slice of the client's ciphertexts from its messages; return it as an `Upload` with its tensor on
+    `device`.
 
-    turn: the turn's number. first, stop: number of the slice's first ciphertext, and of the first one behind it.
-    receive: returns the next message. Raises InputError for a wrong length, and for a residue that is not below its
-    prime.
+    turn: the turn's number.
+    first, stop: the slice has the turn's ciphertexts first .. stop - 1, in the order in which the client sends them.
+    receive: a function without arguments that returns the next message.
+    Raises InputError for a wrong length, and for a residue that is not below its prime.
     """
     primes, degree = len(public.parameters.primes), public.parameters.degree
     data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
@@ -248,11 +257,13 @@ def read_download(
     receive: Callable[[], bytes],
     device: torch.device | str = "cpu",
 ) -> Download:
-    """Read a slice of the server's answer from its messages, and return it with its tensors on a device.
+    """Read one slice of the server's answer from its messages; return it as a `Download` with its tensor on `device`.
 
-    turn: the turn's number. first, stop: number of the slice's first ciphertext, and of the first one behind it. back:
-    the returned value that the slice is part of. receive: returns the next message. Raises InputError for a wrong
-    length, and for a residue that is not below its prime.
+    turn: the turn's number.
+    first, stop: the slice has the answer's ciphertexts first .. stop - 1, counted from the turn's beginning.
+    back: the returned value that the slice is part of.
+    receive: a function without arguments that returns the next message.
+    Raises InputError for a wrong length, and for a residue that is not below its prime.
     """
     data = collect(receive, public.down_bytes(back, stop - first)).to(device)
     shape = (stop - first, back.size, back.primes, public.parameters.degree)

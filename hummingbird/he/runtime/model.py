@@ -90,9 +90,10 @@ class HEModel(Generic[Result]):
         return self.public.joined([results])
 
     def _turn(self, batch: ClientBatch, number: int, count: dict[str, float]) -> None:
-        """Run turn `number`: send all slices to the server, then receive all slices of its answer.
+        """Run turn `number` of a batch: send all of the client's slices to the server, then all slices of the answer
+        back.
 
-        count: the sums of seconds and bytes of the call, to which this turn's are added.
+        count: seconds of "client" and "server", and bytes "up" and "down", to which those of this turn are added.
         """
         clock = time.perf_counter
         turn, start = self.server.turn(number), clock()

@@ -33,17 +33,18 @@ class Form:
     primes: int
 
     def bytes(self, degree: int) -> int:
-        """Return the size of the register in bytes, for ciphertexts of this degree."""
+        """Return the size of the register in bytes. degree: number of coefficients of a ciphertext's polynomials."""
         return 4 * self.count * self.size * self.primes * degree
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The table of the ciphertext that each weight multiplies: its number is flat[groups[g] + places[p] + taps[k]].
+    """A table that says for each weight of a layer which ciphertext it multiplies, in a form that takes little memory.
 
-    g, p, k: a group of channels, a position of the output and a term of the sum. flat: numbers of ciphertexts, -1 for a
-    zero, int32, 1-D. groups, places, taps: offsets that are added, int64, 1-D (he/compile/im2col.py). Tables are built
-    for a few positions at a time.
+    Term k of the sum for row group g and output place p reads ciphertext number flat[groups[g] + places[p] + taps[k]];
+    a place is a position of the output, such as a pixel.
+    flat: numbers of ciphertexts, -1 for a zero, int32 (n,). groups, places, taps: offsets into `flat`, int64,
+    one-dimensional.
     """
 
     flat: Tensor
@@ -52,29 +53,30 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """Return the numbers of the input ciphertexts for output positions start .. stop - 1, -1 for a zero.
+        """Return which ciphertext each weight multiplies, for output places start .. stop - 1; -1 stands for a zero.
 
-        The table is int32 (groups, stop - start, K terms).
+        A place is a position of the output, such as a pixel. The result is int32 (groups, places, terms of a sum).
         """
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 
     @property
     def most(self) -> int:
-        """The largest number of input values that one output adds up; zeros of a padding do not count."""
+        """The largest number of input values that one output adds up; zeros from padding do not count."""
         cuts = range(0, self.places.numel(), 64)
         return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """An operation of the server: it makes a register of sums of ciphertexts times integer weights.
+    """An operation of the server for a layer: it makes a register of sums of integer weights times ciphertexts.
 
-    source: number of the register that it reads. gather: which ciphertext of it each weight multiplies.
-    parts: float64 (G, rows, K_i), the weights in pieces along K, so small that float64 computes each exactly; the
-    pieces' sums are added modulo each prime.
-    one: position of the encrypted constant that the weights' last column multiplies; None without such a column.
-    constants: int32 (G rows, L), residues to add to a row's results, or None.
+    source: number of the register that it reads. gather: which ciphertext of this register each weight multiplies.
+    parts: the weights, float64 (groups, rows, terms), cut along the terms into pieces that float64 computes exactly.
+    The sums of all pieces are added modulo each prime.
+    one: position in the register of the encrypted constant 1, which the weights' last column multiplies; None without
+    such a column.
+    constants: residues that are added to all results of a row, int32 (groups * rows, primes), or None.
     """
 
     source: int
@@ -96,7 +98,8 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Return the form of the register that this operation makes.
+        """Return the form (numbers of ciphertexts, of components and of primes) of the register that this operation
+        makes.
 
         forms: the forms of all registers made before, by number.
         """
@@ -105,10 +108,11 @@ class Linear:
     def tile(
         self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
     ) -> Tensor:
-        """Return the ciphertexts of output positions start .. stop - 1: int32 (rows, stop - start, size, primes, N).
+        """Compute the operation for output places start .. stop - 1: int32 (rows, stop - start, components, primes, N).
 
-        registers: the ciphertexts of each register, by number. apart: distance between the coefficients to which a
-        constant is added. out: a tensor for the result, or None.
+        A place is a position of the output, such as a pixel. registers: the ciphertexts of each register, by number.
+        apart: constants are added to every `apart`-th coefficient, beginning with the first.
+        out: a tensor for the result, or None to make one.
         """
         x = registers[self.source]
         index = self.gather.table(start, stop)
@@ -125,7 +129,11 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """An operation of the server: factors[0] a + factors[1] b, elementwise, for registers a and b of the same form."""
+    """An operation of the server: it computes factors[0] a + factors[1] b, for each ciphertext of two registers a and
+    b.
+
+    a, b: numbers of the registers, which have one form. factors: two integers.
+    """
 
     a: int
     b: int
@@ -145,9 +153,10 @@ class WeightedSum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """An operation of the server: the product of two registers a and b, elementwise; the square if both are the same.
+    """An operation of the server: it multiplies the ciphertexts of register a by those of register b, one by one.
 
-    Ciphertexts must have the form "ntt".
+    If a and b are one register, it squares. a, b: numbers of the registers. The ciphertexts' components must all be NTT
+    values.
     """
 
     a: int
@@ -169,11 +178,14 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """An operation of the server: it copies ciphertexts from several registers, concatenated, and may add constants.
+    """An operation of the server: it copies ciphertexts from some registers into a new one, and may add constants.
 
-    index: positions, int32 (n,), -1 for zero. factors: an integer for each register by which its ciphertexts are
-    multiplied. size, primes: components and primes of the result. constants: residues, int32 (n, L) for L primes, or
-    None.
+    sources: numbers of the registers that are read.
+    index: which ciphertexts to copy, int32 (n,). Positions count through the registers one after another; -1 inserts a
+    zero.
+    factors: an integer for each register, by which its ciphertexts are multiplied.
+    size, primes: number of components and primes of each new ciphertext.
+    constants: residues to add, int32 (n, primes), or None.
     """
 
     sources: tuple[int, ...]
@@ -206,9 +218,12 @@ Operation = Linear | WeightedSum | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
-    """Return ciphertexts, int32 (n, size, L, N), divided by their last primes until `primes` of L primes are left.
+    """Divide ciphertexts by their last primes, one after another, until `primes` of them are left; return the
+    ciphertexts.
 
-    kind: "mixed" if component 0 is given as coefficients, "ntt" if all components are transformed.
+    x: int32 (n, components, primes so far, N).
+    kind: "mixed" if component 0 is given as coefficients and the others are transformed (NTT), "ntt" if all are
+    transformed. The result has this form too.
     """
     while x.shape[-2] > primes:
         x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)
@@ -216,7 +231,10 @@ def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
 
 
 def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """Return x, int32 (..., L, N), times an integer of at most 20 significant bits, modulo each of L primes."""
+    """Multiply polynomials modulo L primes by an integer: return int32 (..., L, N).
+
+    x: int32 (..., L, N). factor: an integer of at most 20 significant bits.
+    """
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

@@ -41,10 +41,11 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """The number of right bits in a batch's answers, for each image: log2 of the image's typical value over the error.
+    """Measures how precise a batch's answers are: for each image, how many bits of a typical value are right.
 
-    predicted, measured: the bits, float64 (images,), on the CPU. The error is measured in slots that hold no image;
-    measured is None if the batch leaves fewer than two such slots. Errors of different turns count as independent.
+    The client adds all integers that the server returns (`add`), and then reads `predicted` and `measured`: float64
+    (images,), on the CPU. `predicted` comes from the plan. `measured` comes from slots that hold no image; it is None
+    if the batch leaves fewer than two of them.
     images: number of images. slots: number of images of a full batch. device: where the returned integers are.
     """
 
@@ -58,24 +59,29 @@ class Precision:
 
     @property
     def squares(self) -> Tensor:
-        """Sums of squares of relative errors at the last `mark`, float64 (2, images): predicted and measured."""
+        """The squares of relative errors, summed up to the last `mark`: float64 (2, images), first predicted, then
+        measured.
+        """
         return self._marked[0]
 
     def restore(self, squares: Tensor) -> None:
-        """Continue from sums that another process had at its last `mark`."""
+        """Continue from the sums of errors that another process had reached for this batch.
+
+        squares: the other process's `squares`, float64 (2, images).
+        """
         self._squares = squares
         self.mark()
 
     def mark(self) -> None:
-        """Remember the current sums, so that `rewind` can return to them."""
+        """Remember the present sums of values and errors, so that `rewind` can return to them if a turn is repeated."""
         self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
 
     def rewind(self) -> None:
-        """Return to the sums at the last `mark`."""
+        """Return to the sums of values and errors at the last `mark`, because a turn is repeated."""
         self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
-        """Add a slice of integers that the server returned to the sums from which the precision follows.
+        """Take a slice of integers that the server returned into the sums of values and errors.
 
         integers: float64 (ciphertexts, slots). back: the returned value that they are part of. last: whether this is
         the last slice of this value.
@@ -117,17 +123,20 @@ def summary(batches: Sequence[Precision]) -> str:
 def least_bits(outputs: int, small: Tensor) -> Tensor:
     """Return how many bits of each image's outputs must be right in polynomial mode: int64 (images,).
 
-    outputs: number of outputs of an image. small: bool (images,), true for an image whose values are all small beside
-    typical ones; 6 bits of its outputs must be right. For other images the number is smaller.
+    outputs: number of outputs of an image.
+    small: bool (images,), true for an image whose values are all far below typical ones. Such an image needs 6 bits.
+    Others need 4, or 2 if there is only one output, since an output may happen to be near zero.
     """
     return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
 
 class Shadow:
-    """A second run of the client's steps on a few images, with added errors, which shows how far errors change values.
+    """A second run of the client's steps on a few images, with random errors added to what the server returned.
 
+    It shows how far the errors of encryption change later values.
     images: int64 (n,), positions of these images in the batch. first: number of the batch's first image, for error
-    messages. hint: what the user can do, for error messages. times: number of repetitions with different errors.
+    messages. hint: what the user can do, for error messages. times: how often each image runs, with other errors each
+    time.
     """
 
     def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
@@ -135,10 +144,10 @@ class Shadow:
         self._values: dict[int, Any] = {}
 
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
-        """Store a step's value for the shadow's images, with random errors added.
+        """Store a value that the server returned, for the images of this second run, with random errors added.
 
-        index: number of the step. value: of all images, (batch, ...). errors: standard deviation of the errors for each
-        image, (batch,).
+        index: number of the value's step. value: the value for all images of the batch, (batch, ...). errors: standard
+        deviation of the errors for each image, (batch,).
         """
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
         key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed key: these errors are not secret
@@ -146,9 +155,10 @@ class Shadow:
         self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
-        """Run step number `index` on the shadow's images and store its value, which has the errors of earlier steps.
+        """Run a step on the images of this second run, whose values have errors added, and store the result.
 
-        values: the step values of all images, by number. The step reads from them what has no errors added.
+        index: number of the step. values: the values of all images without added errors, by number of the step. They
+        are read where this run has none of its own.
         """
 
         def read(ref: Ref) -> Any:
@@ -157,11 +167,13 @@ class Shadow:
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
-        """Raise InputError, naming the images, if the errors change a step's values by more than 2^-6 of their size.
+        """Raise InputError, naming the images, if errors change a step's values too much: by more than 2^-6 of their
+        size.
 
-        The size of values and changes is their root mean square. index: number of the step; nothing is checked if the
-        shadow has not run it. value: the step's value for all images, without added errors. where: name of the step.
-        least: int64 (batch,): for each image the bits that must be right, in place of 6.
+        The size of values and changes is their root mean square. Only the images of this second run are checked.
+        index: number of the step; nothing is checked if the second run does not have it. value: the step's value for
+        all images of the batch, without added errors. where: name of the step.
+        least: int64 (batch,): for each image the number of bits that must be right; None: 6 bits.
         """
         if index not in self._values:
             return

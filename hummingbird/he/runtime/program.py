@@ -23,11 +23,12 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True)
 class Program:
-    """The server's computation in one turn: operations on registers, which are arrays of ciphertexts.
+    """The server's computation in one turn: a list of operations on registers, which are arrays of ciphertexts.
 
-    received: form of register 0, which the client sends. Operation k makes register k + 1. returns: the registers to
-    send back, in order. masks: one for each returned register if answers are masked (he/scheme/masking.py); then the
-    last received ciphertext encrypts zero.
+    received: form of register 0, which the client sends. Operation k makes register k + 1.
+    returns: numbers of the registers to send back, in order.
+    masks: the noise that hides the weights, one `Mask` for each returned register; empty if answers are not masked.
+    With masks, the last ciphertext from the client encrypts a zero.
     """
 
     received: Form
@@ -36,7 +37,7 @@ class Program:
     masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
-        """List the forms of all registers."""
+        """List the forms (numbers of ciphertexts, of components and of primes) of all registers, in order."""
         forms = [self.received]
         for operation in self.operations:
             forms.append(operation.form(forms))
@@ -47,9 +48,11 @@ class Program:
         return max((k for k, op in enumerate(self.operations) if register in op.sources), default=-1)
 
     def tile(self, number: int, degree: int) -> int:
-        """Return the number of output positions of a `Linear` that are computed at once, as one tile.
+        """Return how many output places of a layer the server computes at once, as one tile; a place is a pixel, for
+        example.
 
-        number: of the operation.
+        number: of the operation, which must be a `Linear`. degree: number of coefficients of a ciphertext's
+        polynomials.
         """
         operation, made = self.operations[number], self.forms()[number + 1]
         assert isinstance(operation, Linear)
@@ -58,8 +61,8 @@ class Program:
     def memory(self, degree: int) -> int:
         """Return the predicted peak bytes of ciphertexts in this turn.
 
-        Counted are the registers that a later operation reads, and the one being computed.
-        degree: of the ciphertexts.
+        The registers that a later operation reads count, and the register that is being computed.
+        degree: number of coefficients of a ciphertext's polynomials.
         """
         forms, live, most = self.forms(), {0}, self.received.bytes(degree)
         for k, operation in enumerate(self.operations):
@@ -72,8 +75,8 @@ class Program:
     def held(self, register: int, degree: int) -> int:
         """Return how many bytes of a register are held while the operation that makes it runs.
 
-        For a result that is computed and sent back tile by tile (`streams`), only one tile's bytes count, otherwise the
-        whole register's. register: its number. degree: of the ciphertexts.
+        A result that is computed and sent back tile by tile (`streams`) counts as one tile, others as whole registers.
+        register: its number. degree: number of coefficients of a ciphertext's polynomials.
         """
         form, k = self.forms()[register], register - 1
         if not self.streams(k):
@@ -90,16 +93,17 @@ class Program:
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A line of the report, for one step.
+    """A line of the report, for one step of the net.
 
-    side: "encrypted", "client", or "free", which costs nothing on either side.
+    name, op: of the step.
+    side: who computes it: "encrypted" (the server), "client", or "free", which costs nothing on either side.
     turn: the turn in which the server runs the step, or before which the client runs it.
-    register: number of the register with the result at the server, 0 for none.
-    level: number of primes left.
-    scale: log2 of the integers' scale.
-    margin: bits between a layer's sums and the largest sums that float64 computes exactly; None for other steps.
-    down: bytes sent back.
-    rms, error: root mean squares of the value, and of its predicted error.
+    register: number of the server's register with the result, 0 for none.
+    level: number of primes that are left in the modulus. scale: log2 of the scale of the result's integers.
+    margin: log2 of the largest sum of |weights| that float64 computes exactly over the layer's own; None for other
+    steps.
+    down: bytes that the server sends back for this step.
+    rms, error: root mean square of the value, and of its predicted error.
     """
 
     name: str

@@ -21,11 +21,12 @@ from hummingbird.table import Report, text_table
 
 @dataclass(frozen=True)
 class CallFigures:
-    """Measurements of a call of a model, for its report.
+    """Measurements of one call of a model, for its report.
 
-    count: seconds of "client" and "server", bytes "up" and "down".
-    before, peak: the process's resident memory at the start, and its maximum so far, bytes. precision: of each batch.
-    images, outputs: the first few images and their outputs in order, to compare with the net in the clear.
+    images_done, batches: how many. count: seconds of "client" and "server", bytes "up" and "down".
+    before, peak: the process's resident memory at the start, and its maximum so far, in bytes. precision: of each
+    batch.
+    images, outputs: the first few images and their outputs, to compare with the net in the clear.
     """
 
     images_done: int
@@ -87,7 +88,10 @@ def _heading(plan: Plan) -> str:
 
 
 def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
-    """Return the rows of the report's table for the values that the client encrypts for turn `number`."""
+    """Return rows for the report's table: one for each value that the client encrypts in a turn, a tuple of texts.
+
+    public: the net's description for clients. number: of the turn.
+    """
     rows: list[tuple[str, ...]] = []
     turn, level = public.turns[number], len(public.parameters.primes)
     last = len(turn.sends) - 1

@@ -55,7 +55,7 @@ class EncryptedInput:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts that the client sends: one for each position in a tensor of `shape`.
+        """Number of ciphertexts that the client sends for this value: one for each position in a tensor of `shape`.
 
         A ciphertext has the values of all images at this position, one in each slot.
         """
@@ -64,11 +64,12 @@ class EncryptedInput:
 
 @dataclass(frozen=True)
 class Return:
-    """A value that the server returns in a turn: integers times `unit`, and times 2^-s if the client chose the scale s.
+    """A value that the server returns in a turn. Its numbers are integers times `unit`.
 
+    If the client chooses the scale 2^s of its inputs itself, they are the integers times `unit` times 2^-s.
     value: number of its step. shape: for one image.
-    rows, places, tile: sizes that say in which order the ciphertexts are sent, see `order`.
-    last: whether the rows are the last dimension of `shape`; otherwise they are the first.
+    rows, places: the ciphertexts are an array (rows, places). tile: how many places are sent together (`order`).
+    last: whether the last dimension of `shape` counts the rows; otherwise the first does.
     size: components of a ciphertext.
     primes: number of primes left in its modulus.
     gains, one_gain: how much the server enlarges integers, at most: a returned integer is at most the sum over i of
@@ -93,17 +94,18 @@ class Return:
 
     @property
     def count(self) -> int:
-        """Number of ciphertexts that the server returns: one for each position in a tensor of `shape`.
+        """Number of ciphertexts that the server returns for this value: one for each position in a tensor of `shape`.
 
         A ciphertext has the values of all images at this position, one in each slot.
         """
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Return the largest |integer| with which a returned value's ciphertext at the server decrypts correctly.
+        """Return the largest |integer| that decrypts correctly, for the ciphertexts of this value before the last
+        divisions.
 
-        The integer is the one before the server divides by primes. The bound is half of the modulus, less what
-        roundings cost: dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
+        Before the server sends a ciphertext, it may divide it by some primes. The bound is half of the modulus, less
+        what roundings cost. Dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
         coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
@@ -111,9 +113,10 @@ class Return:
         return (whole - rounding) / 2 * (1 - 2.0**-40)  # for float64 roundings in the value it is compared with
 
     def order(self) -> Tensor:
-        """Return the order in which ciphertexts are sent: their numbers in an array (rows, places), int64 (count,).
+        """Return the order in which the ciphertexts of this value are sent: int64 (count,), their numbers in an array.
 
-        The array is sent in tiles of `tile` places, one tile after another, and each tile row by row.
+        The array has `rows` rows and `places` columns. It is sent in tiles of `tile` columns, one tile after another,
+        and each tile row by row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
         whole = self.places // self.tile * self.tile
@@ -125,10 +128,12 @@ class Return:
 class Round:
     """A turn: the client computes some steps, sends encrypted values, and receives values from the server.
 
-    steps: numbers of the steps that the client runs first. sends: the values that it encrypts. returns: the values that
-    the server sends back. scale: log2 of the input scale, or None if the client chooses it for each image. usual: log2
-    of the scale that fits values of the expected size. one, zero: whether one more ciphertext follows the values that
-    the client sends: the constant 1 at each image's scale, or a zero with which the server masks its answer.
+    steps: numbers of the steps that the client runs first. sends: the values that it then encrypts.
+    returns: the values that the server sends back.
+    one: whether the client sends one more ciphertext, of the constant 1 at each image's scale; layers with a bias need
+    it.
+    scale: log2 of the scale of the encrypted values; None if the client chooses one for each image.
+    usual: log2 of the scale that fits values of the size that the plan expects.
     """
 
     steps: tuple[int, ...] = field(records.many(_STEP, MOST_STEPS))
@@ -142,7 +147,7 @@ class Round:
     def zero(self) -> bool:
         """Whether the client sends an encrypted zero in this turn, with which the server masks its answer.
 
-        It does unless the client sees every layer's result anyway.
+        It does in polynomial mode. In client-aided mode answers are not masked.
         """
         return self.scale is not None
 
@@ -157,13 +162,17 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the slices of the client's stream of ciphertexts, numbered from 0: first ciphertext, last + 1."""
+        """Yield the slices of what the client sends, each as two numbers: first ciphertext, last + 1.
+
+        The turn's ciphertexts are numbered from 0.
+        """
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the slices of the server's stream: first ciphertext, last + 1, and the returned value they are part of.
+        """Yield the slices of what the server sends: first ciphertext, last + 1, and the returned value they are part
+        of.
 
-        A stream's ciphertexts are numbered from 0. No slice spans two tiles.
+        The turn's ciphertexts are numbered from 0. No slice spans two tiles.
         """
         first = 0
         for back in self.returns:
@@ -176,14 +185,15 @@ class Round:
         """Choose for each image the largest input scale at which no integer can overflow: log2 of it, int64 (images,).
 
         peaks: (sends, images), the largest absolute value of each sent value for each image. packing: how values are
-        encoded in polynomials. The result is -1 if there is no such scale. The bound is proven: errors of encryption
-        are at most 21, roundings at most 1/2, and the gains bound every sum. With the scale 2^s, the gains g_i, the
-        gain g of the constant 1, and the packing's largest coefficient m, an integer is at most
+        encoded in polynomials. The result is -1 if no scale of 1 or more fits.
+        The bound is proven: errors of encryption are at most 21, roundings at most 1/2, and the gains of `Return` bound
+        every sum. With the scale 2^s, the gains g_i, the gain g of the constant 1, and the packing's largest
+        coefficient m, an integer is at most
 
             2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
 
-        An image's value has this bound for any values of other images, and a coefficient is at most m times the largest
-        value. A message with its error stays below 2^30, because the kernel uses int32.
+        One image's values do not affect the bound of another one: a coefficient is at most m times the largest value. A
+        message with its error stays below 2^30, because the kernel uses int32.
         """
         peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
@@ -198,10 +208,11 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A slice of what the client sends in a turn: ciphertexts first .. first + n - 1 of the turn's stream.
+    """A slice of what the client sends in a turn: some of its ciphertexts (component 0, component 1), in their order.
 
-    seed: 16 bytes, new for every slice, from which the server expands component 1. body: component 0, int32 (n, L, N)
-    for L primes and N coefficients, which are transformed if public.form is "ntt".
+    turn: number of the turn. first: number of the slice's first ciphertext, counted from the turn's beginning.
+    seed: 16 bytes, new for every slice, from which the server expands all components 1.
+    body: all components 0, int32 (n, primes, N): NTT values if the net's form is "ntt", else coefficients.
     """
 
     turn: int
@@ -212,9 +223,10 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Download:
-    """A slice of the server's answer in a turn: ciphertexts first .. first + n - 1 of the turn's stream.
+    """A slice of the server's answer in a turn: some of the ciphertexts that the server sends, in their order.
 
-    body: int32 (n, size, primes, N).
+    turn: number of the turn. first: number of the slice's first ciphertext, counted from the turn's beginning.
+    body: the ciphertexts, int32 (n, components, primes, N).
     """
 
     turn: int

@@ -70,11 +70,12 @@ class Server:
         return Server(files.read_server(Path(path)), device)
 
     def answer(self, request: bytes) -> bytes:
-        """Compute the answer to one turn of a batch, which the client's `ClientBatch.request` has encrypted.
+        """Compute the answer to one turn of a batch.
 
-        Both have the sizes that the report states for the turn (`Public.turn_bytes`), and 256 bytes more. Nothing is
-        kept, so the same request may be answered again. Raises AgreementError for a request of another net or release,
-        InputError for anything else that is no request.
+        request: the bytes from the client's `ClientBatch.request`. Request and answer have the sizes that the report
+        states for the turn (`Public.turn_bytes`), and 256 bytes more each. Nothing is kept, so one request may be
+        answered again.
+        Raises AgreementError for a request of another net or release, InputError for anything else that is no request.
         """
         head = messages.read_head(request, messages.REQUEST, self.public, self._digest)
         turn = self.turn(head.turn)
@@ -100,9 +101,9 @@ class ServerRound:
         self._zero: Tensor | None = None
 
     def receive(self, sent: Upload) -> None:
-        """Store the next slice from the client, with component 1 expanded from its seed.
+        """Store the next slice of ciphertexts from the client, with the parts that follow from the slice's seed.
 
-        Raises InputError for a slice out of order.
+        Raises InputError for a slice out of order, or of a wrong shape.
         """
         if self._next is None or (sent.turn, sent.first) != (self.number, self._next[0]):
             place = f"slice {sent.first} of turn {sent.turn}"
@@ -138,10 +139,10 @@ class ServerRound:
                 del tile
 
     def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
-        """Run operation `number`; yield the tiles of its result that are sent back, int32 (n, size, primes, N).
+        """Run one operation; yield the tiles of its result that are sent back, int32 (n, components, primes, N).
 
-        registers: the ciphertexts of each register, by number; a result that a later operation reads is added, and
-        registers that none reads are deleted.
+        number: of the operation. registers: the ciphertexts of each register, by number. The result is added to it if a
+        later operation reads it; registers that no later operation reads are deleted.
         """
         program, operation = self._program, self._program.operations[number]
         made = number + 1
@@ -186,8 +187,9 @@ class ServerRound:
         return switched(self._ring, flat, back.primes, form)
 
     def _apart(self) -> int:
-        """Return the distance between the coefficients that are 1 in the encoding of the constant 1.
+        """Return how far apart the coefficients are to which the server adds a constant; those between them stay as
+        they are.
 
-        The server adds a constant to these coefficients only.
+        A constant is added where the polynomial that encodes the value 1 has a 1.
         """
         return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)

@@ -51,7 +51,7 @@ class ClientText:
 
 
 def load(text: str | bytes) -> ClientText:
-    """Read the fields of a net's description for clients from its JSON text.
+    """Read a net's description for clients from its JSON text; return its fields, a `ClientText`.
 
     Raises InputError if the text is malformed, of another version, or has a list longer than a net needs.
     """
@@ -65,15 +65,19 @@ def load(text: str | bytes) -> ClientText:
 
 
 def step_fields(step: Step) -> list[Any]:
-    """Return the fields of a step for JSON. Raises TypeError if the step holds a tensor."""
+    """Return a step as JSON fields: a list of its name, operation, inputs and attributes.
+
+    Raises TypeError if the step holds a tensor.
+    """
     return [step.name, step.op, plain(step.inputs), plain(step.attrs)]
 
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    """Return the step that the JSON fields describe: a step of the client, or a `REMOTE` one with only its name.
+    """Return the step that JSON fields describe: a step of the client, or a step of the server, of which only the name
+    is known (its operation is `REMOTE`).
 
-    number: of the step. Raises one of `MALFORMED` for fields that no client's step has, such as an operation of the
-    server's or a reference to a later step.
+    number: of the step. name, op, inputs, attrs: the fields. Raises ValueError or another error of the tuple
+    `MALFORMED` for fields that no client's step has, such as an operation with weights or a reference to a later step.
     """
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")

@@ -47,9 +47,10 @@ class Coins:
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
-        """Return the randomness of all encryptions: a seed, the uniform component a that it determines, and errors e.
+        """Return the randomness of all encryptions, once: the seed, and the tensors a and e.
 
-        a: int32 (count, L, N) for L primes, transformed (NTT). e: int32 (count, N). Raises InputError the second time.
+        a: the polynomials that follow from the seed, uniform, int32 (count, primes, N), transformed (NTT).
+        e: the small errors, int32 (count, N). Raises InputError the second time.
         """
         if self._spent:
             hint = "draw new Coins: two messages under one mask reveal their difference"
@@ -84,10 +85,12 @@ class SecretKey:
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
-        """Encrypt n messages; returns the seed of component 1, and component 0, int32 (n, L, N) for L primes.
+        """Encrypt n messages; return the seed of all components 1, and the components 0, int32 (n, primes, N).
 
-        message: int32 (n, N), |m| < 2^30 - 21. coins: for n ciphertexts of this ring. form: "ntt" for a transformed
-        component 0, "mixed" for coefficients. Raises InputError for other coins, and for spent ones.
+        A ciphertext is a pair of polynomials, components 0 and 1; component 1 follows from the seed (`expand`).
+        message: int32 (n, N), |m| < 2^30 - 21. coins: randomness for n ciphertexts of this key's ring.
+        form: "ntt" to get components 0 transformed (NTT), "mixed" to get coefficients.
+        Raises InputError for other coins, and for spent ones.
         """
         if coins.count != message.shape[0] or coins.ring != self.ring:
             what = f"coins for {coins.count} ciphertexts, {message.shape[0]} messages"
@@ -96,10 +99,11 @@ class SecretKey:
         return seed, (encrypt if form == "mixed" else encrypt_ntt)(self.ring, message, e, a, self._secret)
 
     def decrypt(self, c: Tensor, form: str) -> Tensor:
-        """Decrypt n ciphertexts to their messages, with the errors: integers in float64 (n, N).
+        """Decrypt n ciphertexts; return their messages, with the errors of encryption: integers in float64 (n, N).
 
-        c: int32 (n, size, primes, N), residues modulo the first `primes` primes. form: "mixed", with component 0 as
-        coefficients, or "ntt", all transformed.
+        c: int32 (n, components, primes, N), residues modulo the first primes of the key's modulus.
+        form: "mixed" if component 0 is given as coefficients and the others are transformed (NTT), "ntt" if all are
+        transformed.
         """
         ring = self.ring.take(c.shape[-2])
         return compose(ring, phase(ring, c, self._secret[: c.shape[-2]].contiguous(), form))
@@ -112,9 +116,11 @@ class SecretKey:
 
 
 def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the uniform component 1 of `count` ciphertexts, expanded from a seed: int32 (count, L, N), transformed.
+    """Return component 1 of `count` ciphertexts, which follows from a seed: int32 (count, primes, N), uniform.
 
-    L is the number of primes. The result is the same on every device.
+    A ciphertext (c_0, c_1) of the polynomial m under the secret s has a random c_1 and c_0 = m + e - c_1 s, with a
+    small error e.
+    So a seed is sent in place of c_1. The result is transformed (NTT), and the same on every device.
     """
     return uniform(ring, prg.Stream(seed, device), count)
 
@@ -130,19 +136,21 @@ def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cp
 
 
 def fresh_error(packing: str, degree: int) -> float:
-    """Return the predicted standard deviation of a value's error in a new ciphertext, in units of the input scale.
+    """Return the standard deviation of the error that encryption adds to a value, in units of 1 / (the input scale).
 
-    packing: how values are encoded in polynomials. degree: of the polynomials.
+    packing: how values are encoded in polynomials: "coefficients", "complex" or "real". degree: number of coefficients
+    of a polynomial.
     """
     # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
 
 
 def switch_error(packing: str, degree: int, size: int) -> float:
-    """Return the predicted standard deviation of the error that dividing a ciphertext by a prime adds to a value.
+    """Return the standard deviation of the error that dividing a ciphertext by a prime adds to a value.
 
-    The result is in units of the divided ciphertext's integers. packing: how values are encoded in polynomials. degree:
-    of the polynomials. size: components of the ciphertext.
+    The result counts in integers of the divided ciphertext.
+    packing: how values are encoded in polynomials: "coefficients", "complex" or "real". degree: number of coefficients
+    of a polynomial. size: components of the ciphertext.
     """
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

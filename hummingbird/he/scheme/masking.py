@@ -39,9 +39,10 @@ DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that dep
 
 
 def added(degree: int, size: int) -> int:
-    """Return a bound on what masking adds to a coefficient of a decrypted ciphertext, beside the flood.
+    """Return a bound on what masking changes in a coefficient of a decrypted ciphertext, apart from the flood.
 
-    The flood is the uniform noise of the mask. degree: of the ciphertext. size: number of its components.
+    The flood is the large uniform noise that hides the weights; masking also adds random encryptions of zero.
+    degree: number of coefficients of a polynomial. size: components of the ciphertext.
     """
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
 
@@ -65,8 +66,9 @@ def deviation(flood: int) -> float:
 
 @dataclass(frozen=True)
 class Mask:
-    """The mask of a value that the server returns: the server multiplies by 2^lift, to make room, and adds noise.
+    """How the server hides the weights in a value that it returns: it multiplies the value by 2^lift, and adds noise.
 
+    lift: makes room for the noise, so that the value keeps its right bits.
     flood: log2 of the width of the range over which the noise, called the flood, is uniform.
     """
 
@@ -75,12 +77,14 @@ class Mask:
 
 
 def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor:
-    """Return masked ciphertexts, from which the client learns their values and nothing else.
+    """Mask ciphertexts, so that the client learns their values and nothing else; return the masked ciphertexts.
 
-    c: the ciphertexts, int32 (n, size, L, N) for L primes; the result has the same shape. zero: the client's encryption
-    of zero, int32 (2, L, N). flood: log2 of the range of the noise that is added. form: of c, `zero` and the result:
-    "mixed", with component 0 as coefficients, or "ntt", all transformed. Fresh randomness is drawn here for each
-    ciphertext.
+    c: the ciphertexts, int32 (n, components, primes, N); the result has this shape too.
+    zero: the client's encryption of zero, int32 (2, primes, N).
+    flood: log2 of the width of the range of the noise that is added.
+    form: of c, `zero` and the result: "mixed" if component 0 is given as coefficients and the others are transformed
+    (NTT), "ntt" if all are transformed.
+    Fresh randomness is drawn here for each ciphertext.
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]
@@ -99,11 +103,12 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
 
 
 def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) -> Tensor:
-    """Return r p + e for each of n ciphertexts, int32: each has its own polynomials r and e, and all have the same p.
+    """Return r p + e for each of n ciphertexts: every one has its own polynomials r and e, and all have the same p.
 
-    r: transformed (NTT). shared: the polynomial p, transformed. error: e, given as coefficients. form: "mixed" for a
-    result as coefficients, "ntt" for a transformed one. The encryption kernel computes m + e - a s; here m = 0, a = r
-    and s = -p.
+    r: int32 (n, primes, N), transformed (NTT). shared: the polynomial p, int32 (primes, N), transformed.
+    error: e, given as coefficients, int32 (n, N).
+    form: "mixed" for a result as coefficients, "ntt" for a transformed one, int32 (n, primes, N).
+    The encryption kernel computes m + e - a s; here m = 0, a = r and s = -p.
     """
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)

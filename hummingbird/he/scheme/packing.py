@@ -36,10 +36,11 @@ def slots(packing: str, degree: int) -> int:
 
 
 def spread(packing: str, degree: int) -> float:
-    """Return by what factor decoding enlarges errors.
+    """Return by what factor decoding enlarges errors of the coefficients.
 
-    It is the standard deviation of a decoded value if the coefficients have independent errors of deviation 1. degree:
-    of the polynomials.
+    If coefficients have independent errors of standard deviation 1, the result is the standard deviation of a decoded
+    value.
+    packing: "coefficients", "complex" or "real". degree: number of coefficients of a polynomial.
     """
     return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
 
@@ -53,10 +54,12 @@ def peak(packing: str) -> float:
 
 
 def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
-    """Return polynomials of integers that encode values times scales: float (n, count) to int32 (n, N).
+    """Encode values times their scales as polynomials with integer coefficients; return these, int32 (n, N).
 
-    values: a row for each polynomial, with at most as many values as it encodes (`slots`). scales: one number, or one
-    for each value of a polynomial, (count,). |value| * scale * `peak` must be below 2^30. degree: N.
+    values: float (n, count), a row for each polynomial, with at most `slots` values.
+    packing: "coefficients", "complex" or "real". degree: N, the number of coefficients.
+    scales: one number for all values, or a tensor (count,) with one for each value of a row.
+    The product |value| * scale * m must be below 2^30, where m is 1, or sqrt(2) for "complex" (`peak`).
     """
     count = values.shape[1]
     if packing == "coefficients":
@@ -77,7 +80,10 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
-    """Decode polynomials, float64 (n, N), to their values times the scale, float64 (n, slots)."""
+    """Decode polynomials to their values times the scale: float64 (n, N) to float64 (n, slots).
+
+    packing: "coefficients", "complex" or "real".
+    """
     if packing == "coefficients":
         return coefficients
     n, degree = coefficients.shape
@@ -91,9 +97,10 @@ def decode(coefficients: Tensor, packing: str) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pieces of tensors, cut along the first dimension: on a CPU 32 polynomials, elsewhere everything.
+    """Cut tensors along the first dimension, and yield their pieces together, as tuples: a piece of each tensor.
 
-    Pieces are so small that several passes over one stay in the cache.
+    Tensors on a CPU are cut into pieces of 32 polynomials, so small that several passes over one stay in the cache.
+    Others are not cut.
     """
     size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)

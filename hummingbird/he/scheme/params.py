@@ -28,8 +28,9 @@ PRIME_BITS = 26
 class Parameters:
     """Checked parameters of the encryption: the degree N of polynomials, and the primes whose product is the modulus Q.
 
-    Raises ConfigError for a degree without a row in the tables of he/scheme/params.py, for primes unsuitable for this
-    degree, and for a log2 Q above the bound of either table.
+    Two published tables bound log2 Q for 128 bits of security; they stand in he/scheme/params.py, by the year. Raises
+    ConfigError for a degree that they do not have, for primes unsuitable for this degree, and for a log2 Q above one of
+    the bounds.
 
         choose(2048, 2).limits == {"2018": 54, "2024": 53}
     """
@@ -59,7 +60,7 @@ class Parameters:
 
     @property
     def limits(self) -> dict[str, int]:
-        """The largest log2 Q that each of the two security tables allows for this degree."""
+        """The largest log2 Q that each security table allows for this degree, by the table's year; Q is the modulus."""
         return {year: table[self.degree] for year, table in TABLES.items()}
 
     @property
@@ -73,7 +74,11 @@ class Parameters:
 
 
 def choose(degree: int, count: int) -> Parameters:
-    """Make parameters of the `count` largest primes for a degree. Raises ConfigError if these are not secure."""
+    """Make parameters of the `count` largest primes of 26 bits for a degree. Raises ConfigError if these are not
+    secure.
+
+    degree: number of coefficients of a polynomial.
+    """
     check_degree(degree)
     if not 1 <= count <= most_primes(degree):
         what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, at most {most_primes(degree)} are secure"

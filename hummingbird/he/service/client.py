@@ -41,10 +41,10 @@ _REPEATS = 8  # how often one turn may break after the server has answered somet
 class RemoteModel:
     """The client of a remote net: `model(images)` encrypts images, sends them to `address` and returns the outputs.
 
-    tls, token: authentication of both sides, see `rpc.client.connect`.
+    tls, token: who both sides are; as in `rpc.client.connect`.
     timeout: longest silence of the server, and longest time for which it may be away or full, seconds.
-    memory: bytes that batches in flight may take on the device, as the server predicts; default: all that the device
-    has.
+    memory: bytes that batches in flight may take on the device, by prediction from the server's description; default:
+    all that the device has.
     device: where this side computes, "cpu" or "cuda".
     public: the server's description: shapes, operations, parameters.
     sent_bytes, received_bytes: bytes of the turns' messages.
@@ -143,9 +143,10 @@ class RemoteModel:
         return batch.parts()
 
     def _turn(self, batch: ClientBatch, number: int, run: _Run, share: float) -> None:
-        """Run turn `number` of a batch; try again while the server is away or full.
+        """Run turn `number` of a batch with the server; try again while the server is away or full.
 
-        run: the call of the model. share: by how much one ciphertext advances the reported progress, in images.
+        run: the call of the model. share: the progress to report for each ciphertext that was sent or received, in
+        images.
         """
         retry: Retry | None = None
         broken = 0
@@ -221,7 +222,12 @@ class RemoteModel:
         return message
 
     def _read(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes | None:
-        """Return the server's next message that is not empty, None after the last."""
+        """Return the server's next message that is not empty, None after the last.
+
+        Empty messages only show that the server still works. incoming: the server's messages.
+        run: the attempt at a turn, which notes that the server has answered. Raises PeerError if the server is silent
+        or gone.
+        """
         message: bytes | None = b""
         while message == b"":
             try:

@@ -95,7 +95,11 @@ def add_server(
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add the program `he-server` to the command line. build: makes the net from the parsed arguments."""
+    """Add the program `he-server` to the command line. commands: argparse's subparsers, from `add_subparsers`.
+
+    add_model_arguments: a function that adds to a parser the options that name a net. build: a function that makes the
+    net from the parsed options.
+    """
     sub = commands.add_parser(
         "he-server",
         help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
@@ -124,7 +128,7 @@ def add_server(
 
 
 def add_client(commands: Any) -> None:
-    """Add the program `he-client` to the command line."""
+    """Add the program `he-client` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     sub = commands.add_parser(
         "he-client",
         help="Have a server evaluate its net on encrypted images.",

@@ -150,9 +150,11 @@ class Service:
 
 
 def turns_of(places: int, calls: int) -> FairQueue:
-    """Make a queue for turns, in which `places` turns may be at work at a time.
+    """Make the queue in which clients' turns wait until they may be at work.
 
-    calls: how many turns may be at work or waiting, together; one name may have a quarter of them.
+    places: number of turns that may be at work at a time.
+    calls: number of turns that may be at work or waiting, of all clients together; one client, known by its name, may
+    have a quarter of them.
     """
     each = max(1, calls // 4)
     return FairQueue(places, Quota("turns", "at work or waiting", calls, each, spare=False, where="he", retry=RETRY))

@@ -43,7 +43,8 @@ _HINT = "both sides need the same release"
 class Chooser:
     """The side that chooses, in 128 base oblivious transfers: of two keys for each transfer it learns one. Used once.
 
-    choices: uint8 (128,), zeros and ones. `message`, 8,192 bytes, goes to the sender; `keys` takes the sender's reply.
+    choices: uint8 (128,), zeros and ones. `message` has 8,192 bytes for the sender; the method `keys` takes the
+    sender's reply.
     """
 
     def __init__(self, choices: Tensor) -> None:
@@ -115,9 +116,10 @@ def _exchange(secret: X25519PrivateKey, point: X25519PublicKey, where: str) -> b
 
 
 def _hash(shared: list[bytes], transcript: bytes, which: tuple[int, ...]) -> Tensor:
-    """Derive the keys of all transfers from the shared Diffie-Hellman secrets: uint8 (128, len(which), 16).
+    """Derive the keys of all 128 transfers from Diffie-Hellman secrets: uint8 (128, len(which), 16).
 
-    transcript: all messages of the two sides. which: the choices for which keys are derived, 0, 1 or both.
+    shared: the secrets, one for each transfer. transcript: all messages of the two sides.
+    which: the choices for which keys are derived, 0, 1 or both.
     """
     name = hashlib.blake2b(transcript, digest_size=32).hexdigest()
     keys = [prg.derive(x, "base OT", name, i, s, size=KEY) for i, x in enumerate(shared) for s in which]

@@ -59,13 +59,14 @@ def grow(roots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def puncture(bits: Tensor, sums: Tensor) -> Tensor:
-    """Compute, for each of 32 trees j, the 16 leaves except leaf number delta_j, which the sender must not learn.
+    """Compute all leaves of 32 trees of seeds but one in each: leaf number delta_j of tree j, which the sender must not
+    learn.
 
     bits: the 4 bits of each delta_j, uint8 (32, 4). sums: for each level of a tree the sum (XOR) of the children on the
     side 1 - bit, uint8 (32, 4, 16).
-    Returns uint8 (32, 16, 16), with leaf x of tree j at index x ^ delta_j, and zeros at index 0. The code does not
-    branch on bits. On every level node x has the index x ^ delta_j: index 0 is the path to the missing leaf, index 2^l
-    the node that level l's sum reveals.
+    Returns uint8 (32, 16, 16): leaf x of tree j is at index x ^ delta_j, and index 0, for the missing leaf, has zeros.
+    The code does not branch on bits. On every level, node x has the index x ^ delta_j. So index 0 is the path to the
+    missing leaf, and index 2^l is the node that the sum of level l reveals.
     """
     nodes = torch.zeros(TREES, 1, SEED, dtype=torch.uint8)
     for level in range(LEVELS):
@@ -104,7 +105,7 @@ def message_bytes(count: int, random: bool) -> int:
 
 
 def numbers(count: int) -> int:
-    """Return how many transfer numbers a call for `count` transfers takes: a multiple of 128.
+    """Return how many of the session's transfer numbers are used up by a call for `count` transfers: a multiple of 128.
 
     The next call begins after these numbers.
     """
@@ -113,28 +114,30 @@ def numbers(count: int) -> int:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Receiver:
-    """The receiver of oblivious transfers, the evaluator: for its choice of 0 or 1 it gets one of two keys (gc/cot.py).
+    """The receiver of oblivious transfers, the evaluator: in each transfer it gets the one of two keys that it chooses.
 
-    leaves: secret seeds, from which the messages and keys of all transfers follow: uint8 (32, 16, 16).
+    It chooses by a bit, which the sender does not learn. `accept` makes this object.
+    leaves: uint8 (32, 16, 16), the leaves of 32 trees of secret seeds, from which all messages and keys follow.
     """
 
     leaves: Tensor
 
     def random(self, first: int, count: int) -> tuple[bytes, Tensor, Tensor]:
-        """Make transfers with random choices; the message has 31/8 bytes for each transfer.
+        """Make transfers with random choices; return the message for the sender, the choices, and the chosen keys.
 
-        first: number of the first transfer, a multiple of 128. Returns the message for the sender, the choices, uint8
-        (count,), and the keys T that belong to them, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128; each number may be used once. count: number of
+        transfers.
+        The message has 31/8 bytes for each transfer. The choices are uint8 (count,), the keys int64 (count, 2).
         """
         sums, keys = self._extend(first, count)
         choices = _bits(sums[0])[:count]
         return (sums[1:] ^ sums[0]).numpy().tobytes(), choices, keys
 
     def chosen(self, first: int, choices: Tensor) -> tuple[bytes, Tensor]:
-        """Make transfers with these choices, uint8 (count,) of zeros and ones.
+        """Make transfers with given choices; return the message for the sender, and the chosen keys, int64 (count, 2).
 
-        first: number of the first transfer, a multiple of 128. Returns the message for the sender, 4 bytes for each
-        transfer, and the keys T that belong to the choices, int64 (count, 2).
+        first: number of the first transfer, a multiple of 128; each number may be used once.
+        choices: uint8 (count,) of zeros and ones. The message has 4 bytes for each transfer.
         """
         where = "hybrid.gc.cot.chosen(choices)"
         check_tensor(where, choices, torch.uint8, self.leaves)
@@ -153,10 +156,11 @@ class Receiver:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Sender:
-    """The sender of oblivious transfers, the garbler: it has two keys for each transfer, Q and Q ^ delta (gc/cot.py).
+    """The sender of oblivious transfers, the garbler: it has two keys for each transfer, Q and Q ^ delta.
 
-    delta: the difference of all pairs of keys, int64 (2,). leaves: the seeds from `puncture`, uint8 (32, 16, 16). Both
-    are secret.
+    The receiver gets one of them. `SetUp.finish` makes this object.
+    delta: the difference of the two keys, the same in all transfers, int64 (2,).
+    leaves: the seeds from `puncture`, uint8 (32, 16, 16), from which the keys Q follow. Both are secret.
     """
 
     delta: Tensor

@@ -57,18 +57,20 @@ def new_labels(stream: Stream, n: int, width: int) -> Tensor:
 
 
 def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
-    """Return the label of each bit of some values: for a bit of 0 the label of 0, for a bit of 1 this label ^ delta.
+    """Return the labels that stand for some numbers' bits: int64 (n, w, 2).
 
-    labels: the labels of 0, int64 (n, w, 2). delta: the garbler's secret offset. values: int64 (n,), of which the low w
-    bits are read. The code does not branch on bits.
+    A bit of 0 has the label of 0, and a bit of 1 has this label ^ delta.
+    labels: the labels of 0, int64 (n, w, 2), for w bits of each number. delta: the garbler's secret offset, int64 (2,).
+    values: the numbers, int64 (n,), of which the low w bits are read. The code does not branch on bits.
     """
     return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
 
 
 def plain(circuit: Circuit, x: Tensor) -> Tensor:
-    """Compute the circuit without garbling: relu(x), or x for a lift, mod 2^ring of the circuit.
+    """Compute a circuit without garbling: relu(x), or x for a lift, mod 2^ring of the circuit, int64 (n,).
 
-    x: the sum of both sides' shares, int64 (n,), read as a signed number mod 2^width.
+    circuit: its kind, width and ring. x: the sum of both sides' shares, int64 (n,), read as a signed number mod
+    2^width.
     """
     half = 1 << (circuit.width - 1)
     signed = ((x + half) & (2 * half - 1)) - half

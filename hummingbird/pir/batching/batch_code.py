@@ -38,8 +38,9 @@ _SEEDS = records.hexadecimal(*prg.CIPHERS.values())
 class Schedule(NamedTuple):
     """The keys that a client sends for its wanted rows, by the rule of a `BatchCode`.
 
-    inside: for each key the position in its bucket that it selects, int64 (keys,); 0 for a dummy, which is a key for no
-    row. key: for each wanted row the number of its key, int64 (N,); -1 for a dropped row, which gets no key.
+    inside: int64 (keys,), for each key the position in its bucket that it selects; 0 for a dummy, which is a key for no
+    row.
+    key: int64 (N,), for each wanted row the number of its key; -1 for a dropped row, which gets no key.
     """
 
     inside: Tensor
@@ -102,7 +103,8 @@ class BatchCode:
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return where rows are stored: the numbers of their buckets, and their positions in these buckets.
 
-        rows: numbers of rows, int64 (N,). Both results are int64 (N, choices), with a column for each bucket of a row.
+        rows: numbers of rows, int64 (N,). Both results are int64 (N, choices): a row is stored in `choices` buckets,
+        and each column has one of them.
         """
         group = self.buckets // self.choices
         spread = torch.stack([self._permuted(rows, choice) for choice in range(self.choices)], 1)
@@ -141,12 +143,13 @@ class BatchCode:
 
 
 def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
-    """Apply a pseudo-random permutation of the numbers 0 to rows - 1 to row numbers x, int64 (N,); returns the new
-    numbers.
+    """Apply a pseudo-random permutation of 0 .. rows - 1 to some row numbers; return the new numbers, int64 (N,).
 
-    choice: number of the permutation; a code has one for each bucket of a row. The functions x -> a x + c and x -> x ^
-    (x >> half) are applied in turn; they are bijections modulo the smallest power of two that holds all rows. All are
-    repeated while the result is not the number of a row (Black and Rogaway, CT-RSA 2002).
+    x: the row numbers, int64 (N,). rows: number of rows in the table. seed: the batch code's. choice: which of the
+    code's permutations; it has `choices` of them.
+    The functions x -> a x + c and x -> x ^ (x >> half) are applied in turn; they are bijections modulo the smallest
+    power of two that holds all rows. All are repeated while the result is not the number of a row (Black and Rogaway,
+    CT-RSA 2002).
     """
     bits = (rows - 1).bit_length()
     mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
@@ -166,18 +169,21 @@ def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
-    """Return a pseudo-random permutation of all row numbers of a table, int64 (rows,): `_permute`, with cached results.
+    """Return a pseudo-random permutation of all row numbers of a table, int64 (rows,); results are cached.
 
-    For small tables only: with 30 rows a cached call takes 17 us, computing the permutation 690 us.
+    rows: number of rows. seed: the batch code's. choice: which of the code's permutations; it has `choices` of them.
+    For small tables only: with 30 rows a cached call takes 17 us, computing the permutation (`_permute`) 690 us.
     """
     return _permute(torch.arange(rows), rows, seed, choice)
 
 
 class Assignment:
-    """An assignment of wanted rows to the keys of a code, made row by row with augmenting paths (Kuhn, 1955).
+    """Gives keys to wanted rows, one row after another, with augmenting paths (Kuhn, 1955).
 
-    rows: the wanted rows, by their numbers in the table; methods name a row by its index in this list. keys: for each
-    row of the list the number of its key, -1 if it has none.
+    Each key selects one position of one bucket. A row can have any key of the buckets in which it is stored.
+    code: the batch code, which says where rows are stored. rows: the wanted rows, by their numbers in the table;
+    methods name a row by its index in this list. keys: for each row of the list the number of its key, -1 if it has
+    none.
     A row that has a key may later get another key instead, of another of its buckets, but it never ends without one.
     The sets of rows that can have keys together are the independent sets of a transversal matroid; so placing the most
     important rows first finds the most important set. The search for one row visits every key at most once.
@@ -209,11 +215,13 @@ class Assignment:
         return False
 
     def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
-        """Give row `number` a key: it takes the key of another row, this row takes the next one's, and the last takes a
-        free key.
+        """Give row `number` a key, after a search has found one, and move other rows to other keys where this is
+        needed.
 
-        key: the free key that the search for row `number` found. reached: for each key that the search visited, the
-        number of the row that takes it.
+        The row takes the key of another row, which takes the key of a third one, and so on; the last row takes the free
+        key.
+        key: the free key that the search found. reached: for each key that the search visited, the number of the row
+        that takes it.
         """
         row = -1
         while row != number:

@@ -34,10 +34,11 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 class Price:
     """The work and traffic of one inference's lookups, as counts.
 
-    messages, keys: how many are sent to each server. buckets: number of buckets. held: bytes of the rows in all
-    buckets. up: bytes that the client sends to both servers together; down: bytes that both send back. rows, read: how
-    many rows each server works through for all keys, and their bytes. blocks: PRF blocks (AES) that each server
-    computes.
+    messages, keys: how many the client sends to each server. buckets: number of buckets.
+    held: bytes of the rows in all buckets.
+    up: bytes that the client sends to both servers together; down: bytes that both send back.
+    rows, read: how many rows each server works through for all keys, and the bytes of these rows.
+    blocks: PRF blocks (AES) that each server computes.
     """
 
     messages: int
@@ -60,14 +61,15 @@ class Price:
 
     @property
     def work(self) -> dict[str, float]:
-        """Return the amount of each kind of a server's work, by the names of the fields of `Speed`."""
+        """The amount of each kind of work that one server has, by the names of the fields of `Speed`."""
         return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
-    """Count the PRF blocks (AES) that a server computes to expand one key for a table of `rows` rows.
+    """Count the PRF blocks (AES) that a server computes to expand one key, for a table of `rows` rows; return an int.
 
-    A key has the root of a tree with a leaf for every 1024 rows; the result counts the blocks of all nodes and leaves.
+    A key is expanded to a tree of seeds with one leaf for every 1024 rows. Every node above the leaves takes two
+    blocks, for its children, and every leaf takes eight.
     """
     leaves, depth = lookups.leaves_of(rows), lookups.depth(rows)
     above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
@@ -93,10 +95,11 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds that one core of a server takes for one unit of each kind of work.
+    """Seconds that one core of a server takes for one unit of each kind of work; `seconds` predicts with it.
 
-    The units are a message, a bucket, a byte held in buckets, a key, a PRF block, a byte read, and a byte sent. The
-    seconds are right only if one pass over the table answers as many inferences as it did in the measurements.
+    The units are a message, a bucket, a byte held in buckets, a key, a PRF block, a byte read, and a byte answered.
+    `fit` finds the seconds from measurements. They are right only for as many inferences in one pass over the table as
+    the measurements had.
     """
 
     message: float
@@ -112,8 +115,8 @@ class Speed:
         """Find the seconds of each kind of work from measurements, by a fit of nonnegative numbers with small relative
         errors.
 
-        measured: pairs (price of an inference, seconds of one core). Raises InputError for fewer than seven
-        measurements, or for a measurement of 0 s.
+        measured: pairs (price of an inference's lookups, seconds of one core of a server). Raises InputError for fewer
+        than seven measurements, or for a measurement of 0 s.
         """
         if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
             raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
@@ -128,7 +131,9 @@ class Speed:
 
 
 def _work(price: Price) -> tuple[float, ...]:
-    """Return the amounts of a server's work for lookups of this price, in the order of the fields of `Speed`."""
+    """Return the amounts of one server's work for lookups of this price, as a tuple in the order of the fields of
+    `Speed`.
+    """
     return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
 
 

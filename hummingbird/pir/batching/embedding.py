@@ -190,9 +190,9 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """Raise InputError if torch's EmbeddingBag would refuse these arguments of a call; nothing is sent before.
+        """Raise InputError for arguments of a call that torch's EmbeddingBag would refuse; so nothing is sent for them.
 
-        weights: the call's per_sample_weights.
+        input, offsets: as in torch. weights: the call's per_sample_weights.
         """
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
@@ -218,7 +218,7 @@ class BatchedEmbedding(nn.Module):
     """A layer in place of nn.Embedding that looks up rows at two servers by a plan; without gradients.
 
     Every inference sends the same number of keys. plan: public; the servers must have the same. clients: one `Client`
-    for each code of the plan. padding_idx: a row number that is not looked up.
+    for each table of the plan (`Plan.codes`). padding_idx: a row number that is not looked up.
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
     that no key brings is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
     `dropped` counts the positions of dropped rows in all calls; it is not sent. All rows of a call are of one version
@@ -294,11 +294,11 @@ class BatchedEmbedding(nn.Module):
         return out.view(*input.shape, self.dim).to(input.device)
 
     def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records that the keys of B inferences select: (B, keys, parts, dim), with `parts` rows in a
-        record.
+        """Look up the records that the keys of B inferences select: (B, keys, parts, dim).
 
-        inside: for each inference the position that every key selects in its bucket, int64 (keys,). Raises
-        AgreementError if the table is updated during every attempt.
+        A record holds `parts` rows. inside: for each inference the position that every key selects in its bucket, int64
+        (keys,).
+        Raises AgreementError if the table is updated during every attempt.
         """
         if not inside:
             return torch.empty(0)
@@ -311,10 +311,11 @@ class BatchedEmbedding(nn.Module):
         raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
-        """Look up records in the buckets of one code of the plan, for the keys of B inferences.
+        """Look up records in the buckets of one of the plan's tables, for B inferences.
 
-        number: index of the code in `Plan.codes`. asked: the position that each key selects in its bucket, int64 (B,
-        keys). Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
+        number: of the table, its index in `Plan.codes`.
+        asked: int64 (B, keys), the position that each key selects in its bucket.
+        Returns the state of the table, and the records (B, keys, parts, dim); a record holds `parts` rows.
         """
         code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
         of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)

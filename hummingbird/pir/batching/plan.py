@@ -37,10 +37,10 @@ _DAMAGED = (ValueError, TypeError, OverflowError, RuntimeError, HummingbirdError
 class Lookup(NamedTuple):
     """The keys that one inference sends, and where the client finds the wanted rows in the answers.
 
-    inside: for each key the position that it selects in its bucket, int64 (keys,), the hot table's keys first. key: for
-    each wanted row the number of the key that gets it, int64 (N,); -1 for a dropped row. part: for each wanted row its
-    place in that key's record, int64 (N,): 0 if the record is the row's own, c if the row is companion number c of the
-    record's row.
+    inside: int64 (keys,), for each key the position that it selects in its bucket, the hot table's keys first.
+    key: int64 (N,), for each wanted row the number of the key that brings it; -1 for a dropped row.
+    part: int64 (N,), for each wanted row its place in the record that this key brings: 0 if the record is the row's
+    own, c if the row is companion number c of the record's row.
     """
 
     inside: Tensor
@@ -61,11 +61,13 @@ class PlanFile:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A public plan for the lookups of an inference, which the client and both servers share (module head).
+    """A public plan for the lookups of an inference, which the client and both servers share.
 
-    full: the code of the table with all rows. hot: the code of the hot table, a small second table with a copy of the
-    rows most often wanted; None: there is no hot table. hot_rows: numbers of the rows in it, int64 (H,). companions:
-    for each row the C other rows that are stored in its record too, int64 (rows, C), -1 for none; None: no companions.
+    full: the batch code of the table with all rows.
+    hot: the batch code of the hot table, a small second table with a copy of the rows most often wanted; None: there is
+    no hot table. hot_rows: numbers of the rows in it, int64 (H,).
+    companions: for each row the C other rows that are stored in its record too, int64 (rows, C), -1 for none; None: no
+    companions. A key that selects a record brings all of its rows.
     Raises ConfigError if these do not fit each other.
 
     >>> from pathlib import Path
@@ -115,12 +117,12 @@ class Plan:
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
-        """Map from the number of each hot row to its position in the hot table."""
+        """The position of each hot row in the hot table: a dict from row number to position."""
         return {row: place for place, row in enumerate(self.hot_rows.tolist())}
 
     @property
     def codes(self) -> tuple[BatchCode, ...]:
-        """The codes of the plan's tables, in the order in which their keys are sent.
+        """The batch codes of the plan's tables, in the order in which their keys are sent: a tuple.
 
         First comes the hot table's code, if there is a hot table, then the code of the table with all rows.
         """
@@ -137,17 +139,18 @@ class Plan:
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
     def facts(self, code: BatchCode, table: Facts) -> Facts:
-        """Return the facts (size and type) of one bucket of a code; the server of this code reports them as its own.
+        """Return the facts (size and type) of one bucket of a batch code; the server of its buckets reports them as its
+        own.
 
-        table: the facts of the table for which the plan is made.
+        code: the batch code, one of `codes`. table: the facts of the table for which the plan is made.
         """
         return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
 
     def table(self, bucket: Facts) -> Facts:
-        """Compute the facts (size and type) of the table for which the plan is made, from those of one bucket of any of
-        its codes.
+        """Compute the facts (size and type) of the table for which the plan is made, from those of one bucket.
 
-        Raises AgreementError for a bucket of another plan.
+        bucket: facts of a bucket of any of the plan's tables, as its server reports them. Raises AgreementError for a
+        bucket of another plan.
         """
         if bucket.parts != self.parts:
             what = f"a bucket holds {bucket.text()}, this plan's {self.parts} rows in one"
@@ -155,20 +158,19 @@ class Plan:
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
-        """Return for each code which rows to store at each position of its buckets, int64 (buckets, bucket_rows,
-        parts).
+        """Return for each batch code of the plan the rows to store in its buckets: int64 (buckets, bucket_rows, parts).
 
-        A position has the record of one row: the number of this row, and those of its companions. -1 stands for zeros
-        in place of a row.
+        A position in a bucket has the record of one row: the number of this row, and those of its companions. -1 stands
+        for zeros in place of a row.
         """
         return [self._layout(code, code is self.hot) for code in self.codes]
 
     def touched(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """List which records of each code's table change when some rows of the table change.
+        """List which records must be changed, in each of the plan's tables, when some rows change.
 
-        rows: numbers of these rows, int64 (N,). Returns a pair for each code: the numbers of the records in the code's
-        table, int64 (n,), and the numbers of the rows that each of these records holds, int64 (n, parts), -1 for zeros
-        in place of a row.
+        rows: numbers of the changed rows, int64 (N,). Returns a pair of tensors for each of `codes`: the numbers of the
+        records in that table, int64 (n,), and the numbers of the rows that each of these records holds, int64 (n,
+        parts), -1 for zeros in place of a row.
         """
         rows = rows.unique()
         if self.companions is not None:  # all records that contain one of the rows
@@ -185,11 +187,10 @@ class Plan:
         return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
 
     def _records(self, rows: Tensor) -> Tensor:
-        """Return the numbers of all rows that are stored in the records of these rows: (*, parts), with `parts` rows in
-        a record.
+        """Return which rows are stored in the records of some rows: numbers of rows, int64 (*, parts).
 
-        rows: numbers of rows, int64 (*). The first number of a record is the row itself, the others are its companions;
-        -1 stands for zeros in place of a row.
+        A record has the row itself first, and then its companions; -1 stands for zeros in place of a row.
+        rows: numbers of rows, int64 (*), -1 for an empty record.
         """
         if self.companions is None:
             return rows[..., None]
@@ -197,7 +198,7 @@ class Plan:
         return torch.cat([rows[..., None], beside], -1)
 
     def look_up(self, wanted: Tensor) -> Lookup:
-        """Assign keys of the hot table or of the full table to the wanted rows; returns a `Lookup`.
+        """Decide which keys bring the wanted rows, keys of the hot table or of the full table; return a `Lookup`.
 
         wanted: numbers of rows, int64 (N,); equal rows share a key. If there are too few keys, earlier rows get them.
         Raises InputError for a row that is not in the table.
@@ -225,10 +226,11 @@ class Plan:
         return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
 
     def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
-        """List for each wanted row which other wanted rows its record holds too, as companions.
+        """List for each wanted row which other wanted rows come with it, because they are its companions.
 
-        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`. Returns for each
-        wanted row a list of pairs: the place of a companion in the record, and the companion's index in `distinct`.
+        distinct: the wanted rows, each once. number: maps a wanted row to its index in `distinct`.
+        Returns a list for each wanted row. It has a pair for each such companion: its place in the record, and its
+        index in `distinct`.
         """
         if self.companions is None:
             return [[] for _ in distinct]
@@ -237,10 +239,10 @@ class Plan:
 
 
 def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
-    """Convert lists of row numbers from a file to a tensor of `dim` dimensions.
+    """Convert row numbers from a file, a list or lists of lists, to a tensor int64 of `dim` dimensions.
 
-    least: the smallest number allowed. size: number of rows in the table; the largest number allowed is size - 1.
-    Raises ValueError for other numbers.
+    listed: the lists. least: the smallest number allowed. size: number of rows in the table; the largest number allowed
+    is size - 1. Raises ValueError for other numbers.
     """
     rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
     if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
@@ -251,8 +253,8 @@ def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
     """Choose a few wanted rows whose records together hold all wanted rows, by a greedy set cover.
 
-    brought: for each wanted row the other wanted rows in its record (`Plan._brought`). Returns the indices of the
-    chosen rows, ascending.
+    brought: for each wanted row a list of pairs, one for each other wanted row in its record: the place in the record,
+    and the row's index. Returns the indices of the chosen rows, ascending.
     """
     covered: set[int] = set()
     chosen = []
@@ -264,8 +266,7 @@ def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
 
 
 class _Placing:
-    """An assignment of wanted rows to the keys of both tables of a plan: of the hot table first, then of the full
-    table.
+    """Gives the keys of a plan's two tables to wanted rows: a key of the hot table first, else one of the full table.
 
     distinct: the wanted rows, each once; methods name a row by its index in this list.
     """
@@ -300,7 +301,7 @@ class _Placing:
         return keys
 
     def inside(self) -> Tensor:
-        """Return for every key the position that it selects in its bucket, the hot table's keys first:
-        int64 (keys,).
+        """Return for every key the position that it selects in its bucket, int64 (keys,). The hot table's keys come
+        first.
         """
         return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

@@ -24,9 +24,9 @@ from hummingbird.pir.table import Source, State, leaf_digests
 
 
 class Buckets:
-    """The buckets of a code, ready for queries with the keys of complete inferences; in the form of a `workers.Shard`.
+    """The buckets of a batch code in memory, ready to answer keys; a `BucketServer` uses them as its `workers.Shard`.
 
-    records: the records in each bucket, uint8 (buckets, bucket_rows, record_bytes).
+    code: the batch code. records: the records in each bucket, uint8 (buckets, bucket_rows, record_bytes).
     """
 
     def __init__(self, code: BatchCode, records: Tensor) -> None:
@@ -38,12 +38,13 @@ class Buckets:
             table.fill(0, part)
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Do nothing: buckets support any keys, and any width of the words that are added."""
+        """Do nothing: buckets can answer any keys, whether records are combined by XOR or by sums."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Combine the records that each key selects in its bucket; returns uint8 (keys, record_bytes).
+        """Combine, for each key, the records that it selects in its bucket; return uint8 (keys, record_bytes).
 
-        keys: those of one or more inferences, one inference after the other; `BucketServer` has checked their number.
+        keys: uint8 (keys, key_bytes), of one or more inferences, one inference after the other; `BucketServer` has
+        checked their number.
         width: bits of the words that are added; 0: the records are combined by XOR.
         """
         code = self._code
@@ -54,7 +55,7 @@ class Buckets:
     def write(self, indices: Tensor, records: Tensor) -> None:
         """Replace records in all buckets that hold them.
 
-        indices: numbers of rows of the code's table, int64 (n,). records: the rows' new records, uint8 (n,
+        indices: numbers of the records in the batch code's table, int64 (n,). records: the new ones, uint8 (n,
         record_bytes).
         """
         buckets, inside = (part.flatten() for part in self._code.places(indices))
@@ -71,10 +72,11 @@ class Buckets:
 
 
 class BucketServer(Server):
-    """A server of the buckets of one code, which answers the keys of complete inferences only.
+    """A server of the buckets of one batch code, which answers the keys of complete inferences only.
 
-    A query with another number of keys is refused before it joins a batch. table: has the facts of one bucket. records:
-    the records in all buckets, uint8 (buckets, bucket_rows, record_bytes). options: further arguments of `Server`.
+    It refuses a query with another number of keys at once, so that no other client's query fails with it.
+    table: has the facts of one bucket, and no rows. party: 0 or 1. code: the batch code. records: the records in all
+    buckets, uint8 (buckets, bucket_rows, record_bytes). options: further arguments of `Server`.
     """
 
     def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:
@@ -82,8 +84,11 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer a query as `Server.handle` does; raises InputError unless its keys are those of one or more complete
-        inferences.
+        """Answer a query; return the packed answer.
+
+        query: a packed query, whose keys must be those of one or more complete inferences; otherwise InputError is
+        raised.
+        answer: a function to call in place of `Server.answer`, with its arguments.
         """
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
@@ -98,24 +103,26 @@ class BucketServer(Server):
 class BucketRows:
     """The rows of a plan's table as they are now, from which the records in all buckets are computed.
 
-    records: uint8 (rows + 1, record_bytes), the rows and, after them, a row of zeros; `spread` changes them.
+    plan: says which rows are in which record. records: uint8 (rows + 1, record_bytes), the rows and, after them, a row
+    of zeros; `spread` changes them.
     """
 
     def __init__(self, plan: Plan, records: Tensor) -> None:
         self._plan, self._records = plan, records
 
     def laid_out(self) -> list[Tensor]:
-        """Return for each code of the plan the records to store in its buckets: uint8 (buckets, bucket_rows,
+        """Return for each batch code of the plan the records to store in its buckets: uint8 (buckets, bucket_rows,
         record_bytes).
         """
         # Row -1, for an empty position, is the last row, of zeros.
         return [self._records[places].flatten(2) for places in self._plan.layouts()]
 
     def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Change rows of the plan's table; returns for each code the records that change with them.
+        """Change rows of the plan's table, and return which records change with them in the tables that are served.
 
-        indices: numbers of the rows, int64 (n,). records: their new contents. The result has a pair for each code: the
-        numbers of the records in the code's table, and the new records.
+        indices: numbers of the rows, int64 (n,). records: their new contents, uint8 (n, record_bytes).
+        The result has a pair for each batch code of the plan: the numbers of the records in its table, and the new
+        records.
         """
         self._records[indices] = records
         return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]
@@ -130,12 +137,13 @@ def plan_servers(
     identity: bytes | None = None,
     journal: Path | None = None,
 ) -> list[Server]:
-    """Make the servers of party 0 or party 1 for a plan: one for the table of each code (`Plan.codes`), in order.
+    """Make the servers of party 0 or party 1 for a plan: one for each of the plan's tables (`Plan.codes`), in order.
 
     Each is served as any other server. table: a Source, plain or signed, a tensor (rows, dim), an nn.Embedding or
     nn.EmbeddingBag.
     owner: public key of the owner, who may update rows; the last server, of the full table, takes updates for all.
-    identity: as in `Server`. journal: file in which the updates of all these servers are kept; None for no journal.
+    identity: the 32 secret bytes of the key that signs answers; None: answers are not signed. journal: file in which
+    the updates of all these servers are kept; None for no journal.
     Memory: 3 times the table for a cuckoo code, times 1 + C with C companions, plus the table once for updates. Raises
     InputError if the table has another number of rows than the plan's.
 

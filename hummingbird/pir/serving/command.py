@@ -100,11 +100,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
-    """Open the tables that the program's options name; returns what `run_service` serves: methods, figures and
-    functions.
+    """Open the tables that the program's options name; return the parts of the program for `run_service`.
 
-    keys: the owner's public key and this server's secret key, by the option's name, "owner" or "identity"; each may be
-    missing. config: of the service.
+    These are the gRPC methods, the figures for Prometheus, the printed lines, and functions that check and close the
+    tables. args: the options. config: of the service.
+    keys: the owner's public key under "owner", and this server's secret key under "identity"; each may be missing.
     """
     with ExitStack() as ends:
         servers = _servers(args, keys)
@@ -161,10 +161,11 @@ def _figures(offered: Sequence[Methods]) -> Collector:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """Open the table that the program's options name; returns its server or, with a plan, the servers of the plan's
-    tables.
+    """Open the table that the program's options name; return a list with its server or, with a plan, the servers of the
+    plan's tables.
 
-    keys: as for `_parts`.
+    args: the options. keys: the owner's public key under "owner", and this server's secret key under "identity"; each
+    may be missing.
     """
     journal = _journal(args)
     if args.plan is None:

@@ -66,10 +66,11 @@ class JournalEntry(NamedTuple):
 
 
 class Entries:
-    """A file of entries with digests, created if missing, which only this process has open.
+    """A file of entries with digests, created if missing, which only this process has open; the journal is such a file.
 
-    first: the packed first entry of a new file; a file whose creation a crash interrupted counts as new. Raises the
-    errors of `Appended`, OSError if the file cannot be created, and InputError if it is not a journal.
+    path: the file. first: the bytes of the first entry of a new file, from `packed`; a file whose creation a crash
+    interrupted counts as new. Raises BlockingIOError if another process has the file open, OSError if it cannot be
+    created or read, and InputError if it is not a journal.
     """
 
     def __init__(self, path: Path, first: bytes) -> None:
@@ -117,7 +118,7 @@ class Entries:
     def append(self, kind: bytes, body: bytes) -> int:
         """Add an entry, and return the position of its first byte once the entry is on the disk.
 
-        kind: one byte. Raises OSError as `Appended.append`.
+        kind: one byte. body: the contents. Raises OSError if it cannot be written.
         """
         at = self.size
         self._file.append(packed(kind, body))
@@ -200,11 +201,12 @@ class Header:
 
 
 class Journal:
-    """A file with all updates of a table, created if missing; only one process can have it open (module head).
+    """A file with all updates of a table, created if missing; only one process can have it open.
 
-    facts: of the table. states: of the tables that are served (the table itself, or those of a plan), as they were
-    loaded from files. Raises InputError for a file that is damaged or not a journal, AgreementError for another table's
-    journal, EnvironmentProblem if the file cannot be created, or another process has it.
+    A server writes an update to it before it acknowledges the update, and applies all of them again when it starts.
+    path: the file. facts: of the table. states: of the tables that are served (the table itself, or those of a plan),
+    as they were loaded from files. Raises InputError for a file that is not a journal, EnvironmentProblem if the file
+    cannot be created, or another process has it. Damage, and the journal of another table, show in `replay`.
     """
 
     def __init__(self, path: Path, facts: Facts, states: Sequence[State]) -> None:
@@ -235,11 +237,13 @@ class Journal:
         return len(self._updates)
 
     def replay(self) -> Iterator[tuple[Tensor, Tensor] | list[State] | bytes]:
-        """Yield the file's contents, in order; to be called once.
+        """Yield the file's contents, in order; to be called once. There are three kinds of items:
 
-        If updates were merged, first come the rows that they changed, as pairs (indices, records), and then a list of
-        the states of the served tables after these updates. Then comes each later update, as bytes. An incomplete entry
-        that a crash has left at the end is cut off.
+        pairs (indices, records): rows that merged updates have changed. They come first, if updates were merged.
+        one list: the states of the served tables after these updates; it follows the pairs.
+        bytes: each later update, as the owner sent it.
+        An incomplete entry that a crash has left at the end is cut off. Raises InputError for a damaged file, and
+        AgreementError for another table's journal.
         """
         entries, end, merged = self._entries.all(), len(MAGIC), False
         for entry in entries:
@@ -296,7 +300,9 @@ class Journal:
     # Merging ----------------------------------------------------------------------------------------------------------
 
     def to_merge(self) -> int:
-        """Return how many of the oldest updates should be merged into rows now; 0 while the file is small."""
+        """Return how many of the oldest updates should be merged into rows now, to make the file smaller; 0 while it is
+        small.
+        """
         size = self.size
         return sum(at < size - KEPT for at in self._updates) if size >= self._grown else 0
 
@@ -304,9 +310,10 @@ class Journal:
         """Write a second file, in which the rows that the first `count` updates have changed stand in place of these
         updates.
 
-        Each row is there once, as it is after the last of them. states: of the served tables after these updates.
-        Meanwhile further updates may be added to the journal. Returns the positions of the entries of rows in the
-        second file, for `adopt`. Raises OSError.
+        Each row is there once, as it is after the last of them. count: number of the oldest updates to merge.
+        states: of the served tables after these updates.
+        Further updates may be added to the journal during this call. Returns the positions of the entries of rows in
+        the second file, for `adopt`. Raises OSError.
         """
         at, rows = len(MAGIC) + len(packed(_HEADER, self._header)), list[int]()
         with open(self._draft, "wb") as file:
@@ -319,10 +326,12 @@ class Journal:
         return rows
 
     def adopt(self, count: int, rows: list[int]) -> None:
-        """Make the file that `merge` wrote the journal, after the updates that it lacks were added to it.
+        """Replace the journal's file by the file that `merge` has written, after adding the updates that this file
+        lacks.
 
-        They are those after the first `count` updates. rows: the result of `merge`. The old file is replaced. No update
-        may be added to the journal during this call. Raises OSError.
+        No update may be added to the journal during this call.
+        count: the `count` that `merge` was called with; later updates are the ones to add. rows: the result of `merge`.
+        Raises OSError.
         """
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
@@ -349,20 +358,20 @@ class Journal:
             self._draft.unlink(missing_ok=True)
 
     def _name(self) -> None:
-        """Make sure, after a merge, that the new file has the journal's name on the disk too; called before updates are
-        added.
+        """Make sure that the disk knows the new file by the journal's name, after a merge has replaced the file.
 
-        Otherwise a crash could bring back the old file, without these updates.
+        It is called before an update is added. Otherwise a crash could bring back the old file, without this update.
         """
         if self._unnamed:
             disk.sync(self.path.parent)
             self._unnamed = False
 
     def _last_rows(self, entries: Sequence[int]) -> Iterator[bytes]:
-        """Yield the last contents of all rows that some entries change, packed as bodies of entries of merged rows.
+        """Yield the last contents of all rows that some entries of the journal change.
 
-        entries: positions in the file of entries of merged rows or of updates, in order. If several of them change a
-        row, only the last contents are yielded.
+        Each item is bytes: the body of a new entry, with the numbers and records of many rows.
+        entries: positions in the file of entries, in order; each has an update, or rows that were merged before. If
+        several of them change a row, only its last contents are yielded.
         """
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):

@@ -14,9 +14,9 @@ _LEAST = 1e-4  # seconds, upper bound of the first bucket
 
 
 class Metrics:
-    """Counters of a server's keys, passes over the table, and latencies; any thread may use them (module head).
+    """Counters of a server's keys, passes over the table, and latencies; any thread may use them.
 
-    A latency is the time from a query's arrival to its answer.
+    A latency is the time from a query's arrival to its answer. The counters reveal nothing about a query.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,11 @@ class Metrics:
             }
 
     def families(self) -> tuple[int, int, float, list[tuple[str, float]], float]:
-        """Return five numbers for Prometheus, of all time since the start.
+        """Return five numbers or lists for Prometheus, of all time since the start.
 
-        They are the number of keys answered; the number of passes over the table; the seconds spent on passes; pairs
-        (seconds, number of keys answered within this latency); and the sum of the latencies of all keys, in seconds.
+        They are the number of keys answered; the number of passes over the table; the seconds spent on passes; a list
+        of pairs (seconds as text, number of keys answered within this latency); and the sum of the latencies of all
+        keys, in seconds.
         """
         with self._lock:
             below, buckets = 0, list[tuple[str, float]]()

@@ -89,11 +89,12 @@ class Server:
         return TableDescription(self.party, self.facts, self._state, self.signs).pack()
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
-        """Answer keys, which were checked before; returns the table's state, and for each key a result, uint8 (B,
+        """Combine, for each key, the records that it selects; return the table's state, and the results, uint8 (B,
         record_bytes).
 
-        decoder: `xor`: a result is the XOR of the records that the key selects; `sum`: it is the sum of these records,
-        word by word, mod 2^width, with `Facts.word_bits` as the width. keys: uint8 (B, key_bytes).
+        keys: uint8 (B, key_bytes), checked before.
+        decoder: how records are combined: `xor`, or `sum`, word by word, mod 2^width, with `Facts.word_bits` as the
+        width.
         """
         with self.lock:
             if self._failed:
@@ -104,11 +105,12 @@ class Server:
         return 0 if decoder == "xor" else self.facts.word_bits
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """Answer a query; returns the packed answer.
+        """Answer a query; return the packed answer.
 
-        query: a packed query. answer: a function to call in place of `Server.answer`, such as one that collects several
-        queries (`service.Batcher`). Raises InputError for a malformed query; the error's text depends on the table
-        only.
+        query: a packed query.
+        answer: a function to call in place of `Server.answer`, with its arguments. `service.Batcher` gives one that
+        answers several clients' queries together.
+        Raises InputError for a malformed query. The error's text depends on the table only.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
         self._shard.accept(keys, self._width(decoder))  # before it joins a batch, which would fail with it
@@ -117,9 +119,9 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Take a message of a `Client` in this process; returns a function that computes and returns the answer.
+        """Take a message of a `Client` in this process; return a function that computes and returns the answer.
 
-        method: as for `TableServer.begin`.
+        message: the packed request. method: the call: Describe, Answer, Offer, Switch, Update or PastUpdate.
         """
         if method == "Describe":
             return self.describe
@@ -134,11 +136,10 @@ class Server:
         return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
-        """Apply an update that the owner has signed for the table's present state; returns the server's new
-        description, packed.
+        """Apply an update that the owner has signed, and return the server's new description, packed.
 
-        message: the update. Nothing is done if it is applied already. Raises as `updates.Updates.make`; then the table
-        is unchanged.
+        message: the update, for the table's present state. Nothing is done if it is applied already. Raises the errors
+        of `updates.Updates.make`; then the table is unchanged.
         """
         self._updates().make(message)
         return self.describe()
@@ -147,16 +148,16 @@ class Server:
         """Check an update that the owner has signed, and hold it until `switch` applies it; the table does not change
         yet.
 
-        message: the update. Returns the server's description, packed. Raises as `update`.
+        message: the update. Returns the server's description, packed. Raises the errors of `Server.update`.
         """
         self._updates().offer(message)
         return self.describe()
 
     def switch(self, digest: bytes) -> bytes:
-        """Apply the update that was offered, if its message has this SHA-256; returns the server's new description,
-        packed.
+        """Apply the update that was offered, and return the server's new description, packed.
 
-        Returns b"" if the server does not hold this update; then the caller sends it by `update`. Raises as `update`.
+        digest: SHA-256 of the update's message. If the server does not hold this update, the result is b"", and the
+        caller sends the update itself, by `update`. Raises the errors of `Server.update`.
         """
         return self.describe() if self._updates().switch(digest) else b""
 
@@ -177,14 +178,14 @@ class Server:
         return self.updates.past(unpack_version(message))
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of some rows. The caller holds `lock`.
+        """Replace the records of some rows of this server's table. The caller holds the server's `lock`.
 
         indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
         self._shard.write(indices, records)
 
     def advance(self, state: State) -> None:
-        """Set the state of the table, after an update. The caller holds `lock`."""
+        """Set the state of this server's table to `state`, after an update. The caller holds the server's `lock`."""
         self._state = state
 
     def fail(self) -> None:

@@ -44,9 +44,9 @@ class _Job:
 class Batcher:
     """Collects queries of several clients, and answers them by one call of `answer`, which is one pass over the table.
 
-    answer: such as `Server.answer`. metrics: counts the passes. max_batch: number of waiting keys at which a pass
-    begins; a pass has more only if a single query has. max_wait: seconds, 0 to 60, after which a pass begins with fewer
-    keys.
+    answer: a function with the arguments and results of `Server.answer`. metrics: counts the passes.
+    max_batch: number of waiting keys at which a pass begins; a pass has more only if a single query has.
+    max_wait: seconds, 0 to 60, after which a pass begins with fewer keys.
     """
 
     def __init__(
@@ -63,10 +63,12 @@ class Batcher:
         self._thread.start()
 
     def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
-        """Answer a query's keys as `Server.answer` does, in one pass with other queries; waits for the result.
+        """Answer a query's keys together with other queries, in one pass over the table, and wait for the result.
 
-        wanted: a function that is called when the pass begins; it returns whether the client still waits for the
-        answer. Raises PeerError if the client is gone, or the server stops.
+        keys, decoder: the query's, as in `Server.answer`; so are the results, the table's state and a record for each
+        key.
+        wanted: a function without arguments that is called when the pass begins; it returns whether the client still
+        waits for the answer. Raises PeerError if the client is gone, or the server stops.
         """
         job = _Job(keys, decoder, wanted)
         with self._changed:
@@ -148,7 +150,7 @@ class Batcher:
 class Methods:
     """The gRPC methods of a server, which answer several clients' queries in one pass over the table.
 
-    max_batch, max_wait: as for `Batcher`.
+    max_batch: number of waiting keys at which a pass begins. max_wait: seconds after which it begins with fewer.
     """
 
     def __init__(
@@ -189,9 +191,9 @@ class Service:
     """A server that clients can reach at an address, from now until `stop`.
 
     TRUST: the two servers must have different operators. address: HOST:PORT or unix:PATH. tls: mutual TLS, needed for
-    other hosts: whoever has a certificate of the authority that it names may ask. max_batch, max_wait: as for
-    `Batcher`. limits: on calls and callers. Raises the errors of `rpc.service.serve`, and ConfigError for a wrong
-    max_batch or max_wait.
+    other hosts: whoever has a certificate of the authority that it names may ask. max_batch: number of waiting keys at
+    which a pass over the table begins. max_wait: seconds after which it begins with fewer. limits: on calls and
+    callers. Raises the errors of `rpc.service.serve`, and ConfigError for a wrong max_batch or max_wait.
 
     >>> services = [pir.Service(pir.Server(table, party), f"unix:pir{party}.sock") for party in (0, 1)]
     >>> client = pir.Client(("unix:pir0.sock", "unix:pir1.sock"))

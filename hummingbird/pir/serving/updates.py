@@ -31,8 +31,9 @@ _log = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """Interface of a served table whose rows can be changed, such as a `server.Server`; `lock` is held
-    during changes.
+    """Interface of a served table whose rows can be changed, such as a `server.Server`. `Updates` changes it.
+
+    The caller holds the table's `lock` during a change, so that no query is answered meanwhile.
     """
 
     lock: threading.Lock
@@ -42,13 +43,13 @@ class Served(Protocol):
         """The state of the table now: its version, and a digest."""
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Replace the records of some rows. The caller holds `lock`.
+        """Replace the records of some rows of this table. The caller holds the table's `lock`.
 
         indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
 
     def advance(self, state: State) -> None:
-        """Set the state of the table, after an update. The caller holds `lock`."""
+        """Set the state of this table to `state`, after an update. The caller holds the table's `lock`."""
 
     def fail(self) -> None:
         """Refuse all queries from now on, because an update has changed a part of the table only."""
@@ -58,12 +59,15 @@ Spread = Callable[[Tensor, Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 class Updates:
-    """Applies the updates of a table to all tables that are served from it: the table itself, or the tables of a plan.
+    """Applies the owner's updates of a table to all tables that are served from it: the table itself, or those of a
+    plan.
 
     facts: of the table. tables: the served tables; the last is the full one, with all rows, whose state every update
-    names. owner: public key of the owner, who may update; None for nobody. spread: a function of the rows that an
-    update changes, and their records, which returns for each served table the rows that change there, and their
-    records; default: the same rows. Raises InputError for an invalid key.
+    names. owner: public key of the owner, who may update; None for nobody.
+    spread: a function of the numbers of the rows that an update changes and of their records. It returns for each
+    served table a pair: the numbers of the rows that change there, and their records. Default: one pair, of the same
+    rows.
+    Raises InputError for an invalid key.
     """
 
     def __init__(
@@ -97,8 +101,8 @@ class Updates:
     def recover(self, path: Path) -> None:
         """Open a journal, apply the updates in it again, and write new updates to it from now on.
 
-        path: the journal's file, created if missing. Raises the errors of `Journal`, and InputError for an update in
-        the file that does not fit the table.
+        path: the journal's file, created if missing. Raises the errors of `Journal` and of `Journal.replay`, and
+        InputError for an update in the file that does not fit the table.
         """
         self._journal = journal = Journal(path, self._facts, self._before)
         try:
@@ -122,17 +126,19 @@ class Updates:
         """Check an update that the owner has signed, and hold it until `switch` applies it.
 
         message: the update; it replaces one that was offered before. Nothing is done if it is applied already. Raises
-        as `make`.
+        InputError if the owner has not signed it, AgreementError if it is for another state, and PeerError if an
+        earlier update was applied to a part of the table only.
         """
         with self._fitting(message) as fitting:
             if fitting is not None:
                 self._offered = fitting
 
     def switch(self, digest: bytes) -> bool:
-        """Apply the update that was offered, if its message has this SHA-256.
+        """Apply the update that was offered, if its message has this SHA-256; return whether it is applied now or was
+        before.
 
-        Returns True if this update is applied now, or was before; False if the server does not hold it. Raises
-        DiskError and PeerError as `make`.
+        False: the server does not hold it. Raises DiskError if the journal cannot be written, and PeerError if an
+        earlier update was applied to a part of the table only.
         """
         with self._turn:
             self._check()
@@ -144,9 +150,9 @@ class Updates:
     def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
         """Check an update in a `with` block, during which no other update is applied.
 
-        message: the update. The block gets the message's SHA-256, the message, the indices and the records; None if the
-        update is applied already. Raises InputError for an update that the owner did not sign, AgreementError for one
-        that is for another state.
+        message: the update. The block gets a tuple of four: the message's SHA-256, the message, the numbers of the
+        rows, and their records; or None if the update is applied already. Raises InputError for an update that the
+        owner did not sign, AgreementError for one that is for another state.
         """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
@@ -179,9 +185,10 @@ class Updates:
         _log.info("version %d: %d rows updated", self.state.version, len(indices))
 
     def past(self, version: int) -> bytes:
-        """Return the update that changed the table from version `version` to the next, as the owner signed it.
+        """Return an update that was applied earlier, as the owner signed it.
 
-        Raises InputError if the journal does not have it.
+        version: the version of the table to which the update was applied. Raises InputError if the journal does not
+        have it.
         """
         with self._turn:
             self._check()

@@ -36,15 +36,17 @@ from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 class Shard(Protocol):
     """Interface of an object that holds the records of a table, or a part of them, and combines those that keys select.
 
-    The records are in the memory of a device, of several devices, or of several processes.
+    The records are in the memory of a device, of several devices, or of several processes. digests: of the leaves,
+    which are blocks of 1024 rows, as they were loaded.
     """
 
     digests: list[bytes]  # of the leaves, as they were loaded
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """Raise InputError if `answer` does not support these keys, or not with this width.
+        """Raise InputError if this object cannot answer such keys: a GPU, for example, takes only some kinds.
 
-        The format of the keys was checked before. width: as for `answer`.
+        keys: uint8 (B, key_bytes), of a format that was checked before. width: bits of the words that are added; 0:
+        records are combined by XOR.
         """
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
@@ -110,8 +112,9 @@ class TableShard:
 class Split:
     """A table that is divided into parts of about equal size, one on each of several devices, which answer in parallel.
 
-    source: the table. devices: their names. Raises InputError if there are more devices than leaves (blocks of 1024
-    rows), or a device is missing; EnvironmentProblem if a device has too little memory; both before anything is read.
+    source: the table. devices: their names, such as "cuda:0". Raises InputError if there are more devices than leaves
+    (blocks of 1024 rows), or a device is missing; EnvironmentProblem if a device has too little memory. All of this is
+    checked before any row is read.
     """
 
     def __init__(self, source: Source, devices: Sequence[str]) -> None:
@@ -168,9 +171,11 @@ def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
 
 
 def joined(answers: Sequence[Tensor], width: int) -> Tensor:
-    """Combine the answers of all parts of a table to the answers of the table, uint8 (B, record_bytes).
+    """Combine the answers that all parts of a table give to B keys to the answers of the table, uint8 (B,
+    record_bytes).
 
-    answers: of each part. width: bits of the words that are summed, mod 2^width; 0: the answers are combined by XOR.
+    answers: of each part, uint8 (B, record_bytes). width: bits of the words that are added, mod 2^width; 0: the answers
+    are combined by XOR.
     """
     total = answers[0].view(kernel.WIDTHS[width or 8])
     for part in answers[1:]:
@@ -333,10 +338,10 @@ _JOB = records.row(_TEXT, records.maybe(_TEXT), records.whole(), records.whole()
 
 
 def work(job: str) -> None:
-    """Run a worker process, which loads a part of a table and answers until the pipe on its stdin ends.
+    """Run a worker process: load a part of a table, and answer messages until the pipe on stdin ends.
 
-    job: path of the file, name of the tensor, first row, last row + 1, as JSON. The first answer has the digests of the
-    part's leaves.
+    job: JSON text of a list: path of the file, name of the tensor, first row, last row + 1. The first answer has the
+    digests of the part's leaves, which are blocks of 1024 rows.
     """
     path, tensor, first, last = records.read(job, _JOB, name="job")
     pipe = socket.socket(fileno=os.dup(0))
