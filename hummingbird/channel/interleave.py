@@ -31,10 +31,10 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session in which this computation's code runs; None without a session.
+        """Return the session in which this computation runs; None if there is none.
 
-        This is the session that the computation has entered, or, if it has entered none, that of the code that started
-        it.
+        It is the session that the computation itself has entered. If it has entered none, it is the session of the code
+        that called `Interleave.run`.
         """
         if self.session is not None or self._around is None:
             return self.session
@@ -78,9 +78,10 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run the functions, and return their results.
+        """Run the functions, which take no argument, one at a time; return the list of their results, in their order.
 
-        The first one runs on the calling thread, so that signals interrupt it.
+        The first function runs on the calling thread, so that signals interrupt it; each other one has a thread of its
+        own. Raises the first error of a function, which ends all others.
         """
         results: list[Any] = [None] * len(functions)
         around = computation()
@@ -123,7 +124,10 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next function run; return when it is the turn of function `number`, which makes this call, again."""
+        """Let the next function run, and wait until it is this function's turn again.
+
+        number: the index of the function that makes this call. Called by a function that `run` runs.
+        """
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

@@ -60,7 +60,10 @@ class MeterRow:
 
 @dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
 class Meter:
-    """The counts of a block of code: a row for each layer in the order of first calls, and the sum of all rows.
+    """The counts of a block of code: rounds, bits and seconds of each layer, and their sum (`total`).
+
+    `hummingbird.meter()` makes it. rows: a `MeterRow` for each layer by its name, in the order of first calls. seconds:
+    the duration of the block.
 
     >>> def count(session, net, images):
     ...     private = hummingbird.convert_model(net, bits=BitWindow(20, 12))
@@ -89,7 +92,7 @@ class Meter:
 
     @property
     def total(self) -> MeterRow:
-        """The sum over all layers."""
+        """One row, a `MeterRow` named "total", that holds the sums over this meter's layers."""
         total = MeterRow("total")
         for row in self.rows.values():
             for key, value in asdict(row).items():
@@ -98,12 +101,15 @@ class Meter:
         return total
 
     def to_json(self) -> str:
-        """Return a JSON list of flat objects, one per layer; the names of their fields say the units."""
+        """Return this meter's rows as the text of a JSON list, with one object for each layer.
+
+        An object has the fields of `MeterRow`, whose names say the units.
+        """
         return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
 
     @classmethod
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
-        """Return one meter that adds up the meters of all lanes of a party.
+        """Return one meter that adds up the meters of all lanes of a party, given in the order of the lanes.
 
         Calls, elements, rounds, bits and the dealer's seconds are sums over the lanes. All other seconds pass at all
         lanes at the same time: they are taken from the lane whose meter ran longest.
@@ -205,7 +211,11 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """State of one computation: its layer (`layer`), and the seconds so far in which it did not compute (`idle`)."""
+    """What the meter knows of one computation: the layer that it is in, and how long it did not compute.
+
+    layer: the layer's qualified name, "" outside of layers. idle: seconds so far, for which it waited or another one
+    ran.
+    """
 
     layer: str = ""
     idle: float = 0.0
@@ -240,7 +250,7 @@ def meter() -> Iterator[Meter]:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Stop all meters from counting within a `with` block."""
+    """Stop all meters of this process from counting within a `with` block, as for messages that are not a net's."""
     before, layer_before = _open[:], _open_layer("")
     _open.clear()
     try:
