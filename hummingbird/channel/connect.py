@@ -76,14 +76,13 @@ def connect(
 ) -> Channel:
     """Connect all parties to each other; return this party's channel.
 
-    For every ordered pair of parties there is a connection, on which the first party sends to the second.
-    rank: this party's rank. addresses: (host, port) of every party, by rank. server: the listening socket at which
-    other parties connect to this one; None for a lane other than 0, which gets its connections from lane 0. token: 16
-    secret bytes of this run and lane, which only the parties know. timeout: seconds. tls: contexts for the connecting
-    and for the accepting side; party i's certificate must then be for the name `party-i`. lane: the lane that connects
-    here; None if parties have one lane. links: for other lanes of this party, by number: the lane's token and a socket
-    to it.
-    `server` and the links are closed at the end. Raises PeerError if a party does not come or fails.
+    For every ordered pair of parties there is a connection, on which the first party sends to the second. rank: of this
+    party. addresses: (host, port) of every party, by rank. server: the listening socket at which other parties connect
+    to this one; None for a lane other than 0, which gets its connections from lane 0. token: 16 secret bytes of this
+    run and lane, which only the parties know. timeout: seconds. tls: contexts for the connecting and the accepting
+    side; party i's certificate must then be for the name `party-i`. lane: the lane that connects here; None if parties
+    have one lane. links: for other lanes of this party, by number: the lane's token and a socket to it. `server` and
+    the links are closed at the end. Raises PeerError if a party does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -134,7 +133,7 @@ class _Step:
 class _Joining:
     """The state of one lane of a party while it connects: opens and accepts two connections with every other party.
 
-    One connection is for each direction. `connect` uses it, and calls `step` until the lane is `complete`.
+    One is for each direction. `connect` calls `step` until the lane is `complete`.
     """
 
     def __init__(
@@ -345,10 +344,7 @@ class _Joining:
                 raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
-        """Hand an accepted connection, `found`, to the lane of this party that it is for.
-
-        If that lane has all its connections already, the new one is only closed here.
-        """
+        """Hand an accepted connection to the lane of this party that it is for, unless that lane has all its own."""
         link = self._links.get(self._elsewhere[found.hello])
         with found.connection, contextlib.suppress(OSError):  # the link shows that a lane has ended
             if link is not None:
@@ -415,10 +411,7 @@ class _Joining:
                 self._end(dialing.under_way)
 
     def _redial(self, peer: int, sends: bool) -> None:
-        """Schedule a new attempt to open a connection to party `peer`, because the last one was lost.
-
-        sends: whether this party, rather than the peer, sends on the connection.
-        """
+        """Schedule a new attempt to open a lost connection to `peer`. sends: whether this party sends on it."""
         if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 

@@ -92,8 +92,7 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 def introduce(
     connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
 ) -> Steps[socket.socket]:
-    """Do the caller's side of a handshake; a generator, whose result is the connection, under TLS if `context` is
-    given.
+    """Do the caller's side of a handshake; a generator, whose result is the connection, with TLS if `context` is given.
 
     connection: connected to party `call.called`. call: says which connection this is to be. token: the run's 16 secret
     bytes. context: TLS of the connecting side, None for plain text. Yields a socket and the event for which the caller
@@ -119,8 +118,7 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """Do the accepting side of a handshake; a generator, whose result is a `Taken`: the connection, and which one it
-    is.
+    """Do the accepting side of a handshake; a generator, whose result is the connection and which one it is (`Taken`).
 
     hello: the connection's first 16 bytes, if lane 0 has read them already; else empty. calls: the connections that
     this lane expects, by their first 16 bytes. others: the first 16 bytes of connections of other lanes; such a

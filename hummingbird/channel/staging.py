@@ -88,11 +88,10 @@ class Staging:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a CPU tensor to the GPU through pinned buffers; return the GPU tensor, to which the copy may
-        still run.
+        """Start to copy a CPU tensor to the GPU through pinned buffers; return the GPU tensor.
 
         The tensor's memory need not be pinned. It may be reused after this call, which returns once the last part of
-        the tensor is in a pinned buffer. Called in an `aside` block.
+        the tensor is in a pinned buffer; the copy to the GPU may still run then. Called in an `aside` block.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -135,9 +134,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the `Staging` object of the GPU on which at least one of the tensors is; None if all tensors are on the
-    CPU.
-    """
+    """Return the `Staging` object of the GPU on which one of the tensors is; None if all tensors are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -171,8 +168,9 @@ class Aside:
             self.ready = Ready(self._stage, self._stage.event())
 
     def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of CPU tensors on this block's device, as a list. On a GPU they may still be under way
-        (`ready`).
+        """Return copies of CPU tensors on this block's device, as a list.
+
+        On a GPU the copies may still be under way: who uses them waits for `ready`.
         """
         if self._stage is None:
             return [tensor.to(self._device) for tensor in tensors]
