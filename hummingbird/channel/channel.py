@@ -299,7 +299,10 @@ class Channel:
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Return whether the last frame to `peer` was sent only in part; the peer would take a new frame for its rest."""
+        """Return whether the last frame to `peer` was sent only in part: the peer would take a new frame for its rest.
+
+        0 bytes of it sent count as not begun.
+        """
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0
 
