@@ -72,13 +72,13 @@ def append(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Bring everything written to an open file to the disk."""
+    """Wait until everything that was written to an open file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync(path: Path) -> None:
-    """Bring a file's content, or the names in a folder, to the disk."""
+    """Wait until the content of the file `path` is on the disk; for a folder, the names of the files in it."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -122,8 +122,9 @@ def overwrite(path: Path) -> None:
 class Appended:
     """A file that this process has locked, and to which it appends pieces of bytes, each one completely or not at all.
 
-    A piece is on the disk when `append` returns. create: whether to create an empty file if there is none. Raises
-    OSError if the file cannot be opened, BlockingIOError if another process has locked it.
+    It is for journals, which must hold what was written before a crash: a piece is on the disk when `append` returns.
+    create: whether to create an empty file if there is none. Raises OSError if the file cannot be opened,
+    BlockingIOError if another process has locked it.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -140,14 +141,14 @@ class Appended:
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes."""
+        """The size of this file in bytes."""
         return os.fstat(self._file).st_size
 
     def append(self, piece: bytes) -> None:
-        """Add a piece to the end of the file.
+        """Add a piece of bytes to the end of this file, and wait until it is on the disk.
 
-        Raises OSError if the disk does not take all of the piece: the file is then as before, or, if that fails too,
-        takes no more pieces.
+        Raises OSError if the disk does not take all of the piece. The file then has its former content; if even that
+        could not be restored, every later call raises an error.
         """
         if self._torn:
             raise OSError(errno.EIO, "an earlier piece was cut off")
@@ -164,12 +165,12 @@ class Appended:
             raise
 
     def cut(self, size: int) -> None:
-        """Truncate the file to its first `size` bytes."""
+        """Shorten this file to its first `size` bytes."""
         os.ftruncate(self._file, size)
         os.fsync(self._file)
 
     def read(self, count: int, at: int) -> bytes:
-        """Read `count` bytes from offset `at`, or fewer at the end of the file."""
+        """Return `count` bytes of this file from offset `at`, or fewer if the file ends before."""
         data = os.pread(self._file, count, at)
         while len(data) < count and (more := os.pread(self._file, count - len(data), at + len(data))):
             data += more

@@ -35,18 +35,19 @@ def new_seed(size: int = SEED_BYTES) -> bytes:
 
 
 def fresh(device: torch.device | str = "cpu") -> Stream:
-    """Return a stream from a fresh seed, for numbers that no other process draws.
+    """Return a stream of random numbers from a new seed, which no other process has.
 
-    device: of the results; it selects the cipher.
+    device: of the results. On a CPU the cipher is AES-128, elsewhere ChaCha20.
     """
     return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
 
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
-    """Return a seed for one purpose, which the labels name; it is independent of the seeds for other purposes.
+    """Derive from a seed a further seed for one purpose; return its bytes.
 
-    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. size: bytes of the result, by default as many as
-    `seed` has. Raises InputError for a `seed` below 16 bytes.
+    labels: texts and numbers that name the purpose. Seeds for different labels are independent; ("a", "bc") and ("ab",
+    "c") differ. size: bytes of the result, by default as many as `seed` has. Raises InputError for a `seed` below 16
+    bytes.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
@@ -83,16 +84,17 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether elements of any width are packed without gaps: so for AES-128 (a seed of 16 bytes), not for ChaCha20.
+        """Whether this stream packs elements of any width without gaps: with AES-128, a seed of 16 bytes, it does.
 
-        With ChaCha20 each element has a register of its own on a GPU.
+        With ChaCha20 (32 bytes) it does not: each element has a register of its own on a GPU.
         """
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Reserve the next blocks for uniform elements of this shape, and return an object that computes them later.
+        """Reserve the next blocks of this stream for uniform elements; return an object that computes them later.
 
-        width: bits of each element, packed without gaps; None: all bits of `dtype`.
+        dtype, shape: of the tensor of elements. width: bits of each element, packed without gaps; None: all bits of
+        `dtype`.
         """
         drawn = Drawn(self._key, self._block, shape, dtype, width)
         self._block += blocks_of(drawn.nbytes)
@@ -103,7 +105,7 @@ class Stream:
         return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Draw uniform integers mod 2^64, or mod 2^32 as int32, of the given shape."""
+        """Draw uniform integers of the given shape: mod 2^64 as int64 or, if `dtype` says so, mod 2^32 as int32."""
         return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:
