@@ -26,10 +26,10 @@ class Report(str):
 
     @classmethod
     def of(cls, *parts: str, between: str = "\n\n") -> Report:
-        """Join tables and paragraphs into one report.
+        """Return one report that joins tables and paragraphs.
 
-        parts: a report each, or a text, which becomes a paragraph and keeps its line breaks. between: what separates
-        the parts in the text.
+        parts: reports, or texts, which become paragraphs and keep their line breaks. between: the text between two
+        parts.
         """
         html = (part.html if isinstance(part, Report) else _paragraph(part) for part in parts)
         return cls(between.join(parts), "".join(html))
