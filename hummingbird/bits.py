@@ -242,9 +242,10 @@ class BitConfig:
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """Return a copy of the configuration with these assumptions on rows, by layer.
+        """Return a copy of this configuration with other assumptions on the rows of some layers.
 
-        They replace the configuration's own assumptions for these layers; other layers keep theirs.
+        rows: assumptions by qualified name; they replace those of this configuration for these layers. Other layers
+        keep theirs.
         """
         return replace(self, rows={**self.rows, **rows})
 
@@ -310,7 +311,7 @@ class BitConfig:
             )
 
     def plain(self) -> dict[str, Any]:
-        """Return the content of the configuration's file (docs/bit-config.md) as JSON values."""
+        """Return this configuration as JSON values (dicts, lists, numbers), as a file has them (docs/bit-config.md)."""
         layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
         file = BitsFile(
             default=self.default,
@@ -322,7 +323,7 @@ class BitConfig:
         return records.plain(file)
 
     def to_json(self) -> str:
-        """Return the text of the configuration's file (docs/bit-config.md)."""
+        """Return this configuration as the text of a file of windows (docs/bit-config.md)."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
     @classmethod
@@ -357,15 +358,15 @@ class BitConfig:
         return config
 
     def save(self, path: str | Path) -> None:
-        """Write `to_json()` to a file."""
+        """Write this configuration to a file, as the text of `to_json`, from which `load` reads it."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def of(cls, bits: BitConfig | BitWindow | str | os.PathLike[str] | None) -> BitConfig:
-        """Return the configuration that `bits` describes.
+        """Return the configuration that a user's argument `bits` describes.
 
-        bits: a BitConfig, one window for all layers, the path of a file, or None for exact comparisons. Raises the
-        errors of `load`.
+        bits: a BitConfig, one window for all layers, the path of a file, or None for exact comparisons. Raises
+        ConfigError for a missing or invalid file.
         """
         if bits is None:
             return cls(EXACT)
@@ -381,7 +382,7 @@ class BitConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:
-        """Read a file that `save` has written. Raises ConfigError for a missing or invalid file."""
+        """Read the configuration in a file of windows. Raises ConfigError for a missing or invalid file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:

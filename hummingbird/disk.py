@@ -19,10 +19,10 @@ PRIVATE, SHARED = 0o600, 0o666  # modes of new files: for this user alone; for o
 
 
 def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a file, whose content and name are on the disk when this returns; return its size in bytes.
+    """Write a file of these pieces of bytes, new or in place of an old one; return its size in bytes.
 
-    Until the last step an existing file remains. The new content is first written to `NAME.new`, which an error
-    removes. mode: the file's permissions, as of chmod(2).
+    Content and name are on the disk when this returns; until the last step an old file remains as it was. The new
+    content is first written to `NAME.new`, which an error removes. mode: the file's permissions, as of chmod(2).
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -36,10 +36,10 @@ def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a new file, and return its size in bytes. Its name is on the disk only after `sync` of its folder.
+    """Write a new file of these pieces of bytes; return its size in bytes.
 
-    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists. An error while the file is
-    written removes it.
+    Its content is then on the disk, its name only after `sync` of the folder. mode: the file's permissions, as of
+    chmod(2). Raises FileExistsError if the file exists. An error while the file is written removes it.
     """
     file = opened(path, mode=mode)
     try:
@@ -55,7 +55,7 @@ def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
     """Create a file, and return it open for writing; `flush` brings to the disk what was written.
 
-    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists.
+    path: of the file. mode: its permissions, as of chmod(2). Raises FileExistsError if it exists.
     """
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
@@ -177,7 +177,7 @@ class Appended:
         return data
 
     def close(self) -> None:
-        """Close the file, which releases the lock; may be called twice."""
+        """Close this file, which releases its lock; may be called twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -38,7 +38,7 @@ STYLE = {
 
 @contextlib.contextmanager
 def picture(width: float, height: float, **style: Any) -> Iterator[Figure]:
-    """Give a `with` block an empty matplotlib figure, to draw into in the shared style.
+    """Return a context that gives its block an empty matplotlib figure to draw into, in this package's style.
 
     width, height: inches. style: changes to the style, with "_" for the dots in matplotlib's names: `font_size=12`.
     Raises EnvironmentProblem without matplotlib.
@@ -80,7 +80,7 @@ class Measure(NamedTuple):
 
 
 def layer_name(*words: str) -> str:
-    """Return the name of a layer in a picture: its qualified name, its operation, and its window.
+    """Return the name of a layer in a picture, made of its qualified name, its operation and its window.
 
     words: these three as text; the last two may be empty.
     """

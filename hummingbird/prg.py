@@ -25,7 +25,7 @@ SEED_BYTES = CIPHERS["aes-128-ctr"]
 
 
 def cipher_of(device: str) -> str:
-    """Return the name in `CIPHERS` of the fastest cipher on a device of this type, "cpu" or "cuda"."""
+    """Return the name of the cipher, a key of `CIPHERS`, that is fastest on a type of device: "cpu" or "cuda"."""
     return "aes-128-ctr" if device == "cpu" else "chacha20"
 
 
@@ -64,12 +64,13 @@ def expands_on_devices(seed: bytes) -> bool:
 
 
 class Stream:
-    """Uniform bits that follow from one seed, read in order and each once: `Stream(seed).words(2, 3)`.
+    """A source of uniform random bits that follow from one seed: `Stream(seed).words(2, 3)` draws six numbers.
 
-    Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another order (`leave`).
-    Two streams of one seed give the same values if and only if the same calls are made in the same order.
-    seed: 16 bytes (AES-128) or 32 bytes (ChaCha20). device: the device of the results. on_device: whether the bits are
-    computed on that device, which is so for a seed of 32 bytes and a device other than the CPU.
+    Each bit is used once. Two streams of one seed give the same values if and only if the same calls are made in the
+    same order. Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another
+    order (`leave`).
+    seed: 16 bytes (AES-128) or 32 bytes (ChaCha20). device: the device of the results. The attribute `on_device` says
+    whether the bits are computed there, which is so for a seed of 32 bytes and a device other than the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
@@ -101,7 +102,7 @@ class Stream:
         return drawn
 
     def bytes(self, count: int) -> torch.Tensor:
-        """Draw `count` uniform bytes, uint8 (count,)."""
+        """Draw `count` uniform bytes from this stream, uint8 (count,)."""
         return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -109,7 +110,7 @@ class Stream:
         return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:
-        """Draw uniform bits, uint8 of zeros and ones of the given shape. Eight bits come from one random byte."""
+        """Draw uniform bits from this stream, uint8 of zeros and ones, of the given shape. A byte gives 8 bits."""
         count = torch.Size(shape).numel()
         packed = self.bytes((count + 7) // 8)
         places = torch.arange(8, dtype=torch.uint8, device=self.device)

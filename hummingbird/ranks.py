@@ -119,11 +119,12 @@ _jobs = 0  # jobs of this process so far; each has its own names in the store
 
 @contextlib.contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
-    """Join, for a `with` block, the ranks that torchrun has started; yield the `Job`, or None for a single rank.
+    """Return a context in which this process is one of the ranks that torchrun has started; its block gets the `Job`.
 
-    In the block the ranks divide the work (`part`, `joined`). timeout: seconds to wait for another rank's message.
-    Raises EnvironmentProblem for environment variables that are not torchrun's, PeerError for ranks that do not join
-    within `TIMEOUT`. In the block, SIGTERM raises PeerError with the name of the rank that failed.
+    With a single rank the block gets None. In the block the ranks divide the work (`part`, `joined`), and SIGTERM
+    raises PeerError with the name of the rank that failed. timeout: seconds to wait for another rank's message. Raises
+    EnvironmentProblem for environment variables that are not torchrun's, PeerError for ranks that do not join within
+    `TIMEOUT`.
     """
     global _job, _jobs
     rank, size = _environment()
@@ -178,7 +179,7 @@ def _backend(size: int) -> str:
 
 @contextlib.contextmanager
 def _signals(joined: Job) -> Iterator[None]:
-    """Handle SIGTERM and SIGINT within a `with` block, in the main thread of a rank.
+    """Return a context that handles SIGTERM and SIGINT in the main thread of a rank.
 
     SIGTERM, by which torchrun ends the remaining ranks, raises PeerError with the name of the rank that failed. Ctrl-C
     comes from the terminal and again from torchrun: the first SIGINT raises KeyboardInterrupt, the second is ignored,
@@ -216,17 +217,17 @@ def current() -> Job | None:
 
 
 def rank() -> int:
-    """Return the number of this rank, from 0; 0 outside of a job."""
+    """Return the number of this process among the ranks of torchrun's job, from 0; 0 outside of a job."""
     return _job.rank if _job else 0
 
 
 def size() -> int:
-    """Return the number of ranks in the job; 1 outside of a job."""
+    """Return how many ranks torchrun's job has; 1 outside of a job."""
     return _job.size if _job else 1
 
 
 def first() -> bool:
-    """Whether this is rank 0, which alone writes files."""
+    """Return whether this process is rank 0 of its job, which alone writes files; True outside of a job."""
     return rank() == 0
 
 
@@ -361,11 +362,11 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 def dynamic() -> bool:
-    """Return whether the torchrun that started this process uses a dynamic rendezvous (as with `--standalone`).
+    """Return whether torchrun started this process with a dynamic rendezvous (as with `--standalone`).
 
-    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is recognised by the
-    entry that it makes for each rank in the store of its processes; where TORCH_ELASTIC_WORKER_IDENTICAL=1 suppresses
-    these entries, by its run id, which is torchrun's default. Also False if the store does not answer.
+    Such a rendezvous runs code for anybody who reaches this host's ports. A static torchrun is known by the entry that
+    it makes for each rank in the store of its processes. TORCH_ELASTIC_WORKER_IDENTICAL=1 suppresses these entries; it
+    is then known by its run id, which is torchrun's default. Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
@@ -394,9 +395,9 @@ def warn_of_dynamic(stacklevel: int = 2) -> None:
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`) and is open to other hosts.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), through which strangers may run code here.
 
-    It is not refused if all ranks are on this host and clients can come only from this host. listen: the address for
+    Nothing is raised if all ranks are on this host and clients can come only from this host. listen: the address for
     clients.
     """
     local = listen.startswith("unix:") or loopback(split(listen)[0])

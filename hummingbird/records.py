@@ -241,11 +241,11 @@ def read(data: str | bytes, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def read(data: str | bytes, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """Read a record, or a value of a kind, from a JSON text.
+    """Read a record, or one value if `kind` is a `Kind`, from a JSON text, and return it.
 
-    kind: the record's class, or a `Kind`. name: the text's name in errors, as in "malformed NAME: it has no field
-    'turn'". most: limit in bytes. deepest: limit of nested lists and objects. how: `error`, the class of errors, by
-    default InputError, and their `where` and `hint`.
+    data: the text. kind: the record's class, or a `Kind`. name: the text's name in errors, as in "malformed NAME: it
+    has no field 'turn'". most: limit of the text in bytes. deepest: limit of nested lists and objects. how: `error`,
+    the class of errors, by default InputError, and their `where` and `hint`.
     """
     return of(parse(data, name=name, most=most, deepest=deepest, **how), kind, name=name, **how)
 
@@ -340,7 +340,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31, otherwise in digits."""
+    """Return a number as text for errors: as 2^n or 2^n-1 if it is such a number from 2^31 on, else in digits."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less

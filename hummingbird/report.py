@@ -45,16 +45,15 @@ class Around:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The price of running a batch through a private net, for each party; its `str` is a table of all layers, which a
-    notebook renders.
+    """The price of running a batch through a private net, for each party. Its `str` is a table of all layers.
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
     bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
-    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: of the prices in
-    `layers`, as for `convert_model`. aims: aim -> the price of a batch of one lane. beside: for comparison, by name,
-    the price of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits
-    that a dealer would send for them. inputs: a description of the example's inputs. around: costs before and after the
-    layers (`_around`), which no sum contains.
+    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: that of the prices in `layers`, as
+    for `convert_model`. aims: for each aim, the price of a batch of one lane.
+    beside: two prices to compare with, by name: of this batch by protocol `gmw`, and of its ReLUs alone by CrypTen as
+    its authors ship it, with the offline bits that a dealer would send. inputs: a description of the example's inputs.
+    around: prices of messages before and after the layers, by name; no total contains them.
 
     >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12), bandwidth=352e6, rtt=0.01)
     >>> cost.rounds, round(cost.seconds, 3)
@@ -317,7 +316,7 @@ def agreement_cost(private: PrivateNet, parties: int) -> Cost:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a batch as a tuple. Raises InputError for anything but a shape."""
+    """Return the shape of a batch, which a user has given, as a tuple. Raises InputError for anything else."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)

@@ -66,11 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many bits of fraction public constants get when they are rounded to fixed point.
+    """Return how many bits of fraction public constants get when they are rounded to fixed point, at most `most`.
 
-    They get enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly;
-    never more than `most`. x: the constants, a real tensor. where: their name in errors. Raises InputError if rounding
-    to `most` bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
+    x: the constants, a real tensor. They get at least 16, and enough for `precision` bits of the largest |x|; fewer if
+    fewer hold all constants exactly. where: their name in errors. Raises InputError if the error of rounding to `most`
+    bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
@@ -90,7 +90,7 @@ def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "
 
 
 def exponent_of(value: float) -> int:
-    """Return the least e with |value| <= 2^e; 0 for zero, NaN and infinities."""
+    """Return the least integer e with |value| <= 2^e; 0 if the value is zero, NaN or infinite."""
     if not value or not math.isfinite(value):
         return 0
     mantissa, exponent = math.frexp(abs(value))

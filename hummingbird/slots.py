@@ -40,10 +40,10 @@ _H = TypeVar("_H")
 
 
 def write_header(folder: Path, header: object, seed: bytes) -> None:
-    """Write the header file of a store, complete or not at all.
+    """Write the header of a store to its file, completely or not at all.
 
-    header: a record with the fields format, format_version and hummingbird_version.
-    seed: the store's seed, from which the key of the digest is derived.
+    folder: the store. header: a record with the fields format, format_version and hummingbird_version. seed: the
+    store's seed, from which the key of the header's digest is derived.
     """
     fields = records.plain(header)
     text = json.dumps({**fields, "digest": header_digest(fields, seed)}, indent=1)

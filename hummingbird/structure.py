@@ -119,7 +119,7 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def keys(structure: Structure) -> Iterator[Any]:
-    """Yield every key of the dicts and objects in the structure of a net's arguments or results."""
+    """Yield every key of the dicts and objects in a structure of a net's arguments or results."""
     if len(structure) == 3:
         yield from structure[1]
         for part in structure[2]:

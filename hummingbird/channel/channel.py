@@ -49,7 +49,7 @@ _Job = tuple["Future[None]", list[memoryview], Callable[[], object]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Return the types and shapes of tensors as text, which sender and receiver of a frame compare."""
+    """Return the types and shapes of tensors as text, such as "int64[2, 3]"; both sides of a message compare it."""
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
@@ -98,7 +98,7 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The name of this party's process in errors."""
+        """What this party's process is called in errors, such as "party 1"."""
         return self.names[self.rank]
 
     @property
@@ -143,7 +143,10 @@ class Channel:
     # Point to point ---------------------------------------------------------------------------------------------------
 
     def send(self, peer: int, *tensors: Tensor) -> None:
-        """Send tensors to one party; return once they are handed to the network."""
+        """Send tensors to party `peer`; return once they are handed to the network.
+
+        The peer must call `receive` with tensors of the same types and shapes.
+        """
         self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
@@ -201,7 +204,7 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; parties that still wait for this party get a PeerError."""
+        """Close this party's connections to all others; parties that wait for this party get a PeerError."""
         if self.closed:
             return
         self.closed = True
@@ -307,9 +310,9 @@ class Channel:
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Tell a peer, if it still reads, why this party stops (kind ABORT) or what this party expected (kind PLACE).
+        """Send a text to party `peer` as a frame of kind ABORT or PLACE, if it still reads; never raises.
 
-        Never raises.
+        An ABORT says why this party stops, a PLACE what this party expected to receive.
         """
         data = text.encode()[:MAX_TEXT]
         if peer in self._long:
@@ -428,7 +431,7 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error to raise after sending to a peer has failed with `error`.
+        """Return the error to raise at this party after sending to party `peer` has failed with `error`.
 
         If the peer has sent an ABORT frame, which is still unread, the error gives the reason in that frame; otherwise
         it says that the connection is lost. This reads the peer's connection, so only the thread that receives may call

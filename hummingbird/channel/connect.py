@@ -41,9 +41,9 @@ Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket at an address of this host.
+    """Open a socket at an address of this host, at which other processes can connect; return the socket.
 
-    port: 0 for a free one. Raises OSError if it cannot listen.
+    port: 0 for a free one. Raises OSError if it cannot listen there.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
@@ -176,7 +176,7 @@ class _Joining:
 
     @property
     def complete(self) -> bool:
-        """Whether this lane has all its connections and, at lane 0, every other lane of this party has, too."""
+        """Whether this lane has all its connections; at lane 0, whether all other lanes have theirs, too."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 

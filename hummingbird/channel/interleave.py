@@ -41,7 +41,7 @@ class Computation:
         return self._around.entered()
 
     def pass_on(self) -> None:
-        """Let the other computations of the same `Interleave` run, each until it passes on or ends."""
+        """Let each other computation of the same `Interleave` run until it must wait, or ends; then return."""
         if self._among is not None:
             started = time.perf_counter()
             self._among.pass_on_as(self._number)
@@ -53,7 +53,7 @@ _computation: contextvars.ContextVar[Computation] = contextvars.ContextVar("comp
 
 
 def computation() -> Computation:
-    """Return the computation to which the calling code belongs."""
+    """Return the interleaved computation to which the calling code belongs; `OUTSIDE` if it is none."""
     return _computation.get()
 
 
@@ -62,14 +62,19 @@ class _Stopped(BaseException):
 
 
 def pass_on() -> None:
-    """Let the other computations run, each until it passes on or ends; does nothing outside of `Interleave.run`."""
+    """Let each other interleaved computation run until it must wait, or ends; then return.
+
+    A computation calls this when it has sent a message and must wait for the answers. Does nothing outside of
+    `Interleave.run`.
+    """
     computation().pass_on()
 
 
 class Interleave:
-    """Runs functions interleaved: one at a time, each until it waits for messages.
+    """Runs several functions as computations that take turns: while one waits for messages, the next one computes.
 
-    The first error of a function ends all of them, and is raised.
+    Only one runs at a time; it passes its turn on where it would wait. The first error of a function ends all of them,
+    and is raised.
     """
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ class Meter:
         return by_layer(f"{of} by layer: {self.caption or 'counted at this party'}", names, of, measures)
 
     def table(self, every_layer: bool = True) -> Report:
-        """Return the rows as a text table; layers without messages are summed into one line.
+        """Return this meter's rows as a text table; layers without messages are summed into one line.
 
         every_layer: whether the table has the rows, or only the total.
         Columns: "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is the
@@ -228,7 +228,7 @@ _at: contextvars.ContextVar[_At] = contextvars.ContextVar("at", default=_START)
 
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
-    """Count the messages, rounds and seconds of a `with` block in a new meter.
+    """Return a context that counts the messages, rounds and seconds of its block in a new `Meter`.
 
     >>> session = hummingbird.init()
     >>> private = hummingbird.convert_model(net)
@@ -266,7 +266,7 @@ def current_layer() -> str:
 
 
 def _open_layer(name: str) -> str:
-    """Set the name of the layer that is being computed; return the previous one."""
+    """Set the name of the layer that the calling computation is now in; return the name of the layer before."""
     at = _at.get()
     _at.set(at._replace(layer=name))
     return at.layer
@@ -309,7 +309,7 @@ def away(seconds: float) -> None:
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """Count messages and seconds of a `with` block as those of this layer, in every meter that is counting.
+    """Return a context that counts messages and seconds of its block for one layer, in every meter that counts.
 
     name: the layer's qualified name. kind: its operation. predicted: its price. window: its window as text. elements:
     how many values it works on.

@@ -182,7 +182,7 @@ def _refuse_first_party(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_validation(*args: Any) -> None:
-    """Raise TrustError if CrypTen's validation mode is on."""
+    """Raise TrustError if CrypTen's validation mode is on, which opens every value to all parties. args: ignored."""
     if crypten.cfg.debug.validation_mode:
         raise TrustError(
             "CrypTen's validation mode opens every value to all parties, to check results, and is not available",

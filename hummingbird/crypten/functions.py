@@ -75,7 +75,7 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """Return shared bits, 1 where an element of this tensor is 0. Only for two parties.
+    """Return shared bits that say where this shared tensor (`self`) is 0, as a CrypTen tensor. For two parties.
 
     An element is 0 where one party's share is the negative of the other party's share.
     """
@@ -147,10 +147,10 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Normalize each channel (dimension 1) of x as torch's batch_norm does; return the result.
+    """Normalize each channel (dimension 1) of the shared tensor x as torch's batch_norm does; return the result.
 
-    The arguments are torch's, in CrypTen's order. inv_var: 1 / sqrt(running_var + eps), if the caller has it already;
-    ignored in training.
+    The arguments are torch's, in CrypTen's order; ctx: keeps what the gradient needs. inv_var: 1 / sqrt(running_var +
+    eps), if the caller has it already; ignored in training.
     """
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
@@ -315,7 +315,7 @@ def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
 
 
 def _erf(self: Any) -> Any:
-    """Approximate erf(x) by tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), with x clamped to +-4.
+    """Approximate erf(x) of the shared tensor x (`self`) by tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), x clamped to +-4.
 
     The error is at most 4e-4. CrypTen's own series diverges at 2.
     """
@@ -365,7 +365,10 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
 
 
 def install() -> None:
-    """Replace the functions of CrypTen that are wrong, imprecise or slow by those of this module, for this process."""
+    """Replace the functions of CrypTen that are wrong, imprecise or slow by those of this module.
+
+    The replacement is for this process, and stays.
+    """
     CrypTensor.__torch_function__ = classmethod(_with_torch)
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
     AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)

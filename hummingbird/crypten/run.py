@@ -224,9 +224,10 @@ def _refuse() -> None:
 
 
 def refuse_other() -> None:
-    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start.
+    """Raise an error if CrypTen cannot be used with a session of this package.
 
-    Raises TrustError if CrypTen is in its validation mode.
+    That is EnvironmentProblem if CrypTen already runs a session that this package did not start, and TrustError if its
+    validation mode is on, which would open every value.
     """
     _refuse_foreign_session()
     adapter.refuse_validation()
@@ -265,7 +266,10 @@ def lent(session: Session) -> Iterator[None]:
 
 
 def stop() -> None:
-    """End CrypTen's use of the current session. The functions of CrypTen that were replaced stay replaced."""
+    """End CrypTen's use of the current session, when the session ends.
+
+    The functions of CrypTen that were replaced stay replaced.
+    """
     adapter.uninstall()
 
 

@@ -51,14 +51,14 @@ def check(parties: object, lanes: object, where: str) -> None:
 
 
 def refuse_inside_a_run(where: str, hint: str) -> None:
-    """Raise EnvironmentProblem if this process is already a party of a run."""
+    """Raise EnvironmentProblem if this process is already a party of a run. where, hint: of the error."""
     if "RANK" in os.environ:
         what = f"RANK={os.environ['RANK']}: this process is a party of a run already"
         raise EnvironmentProblem(what, where=where, hint=f"{hint}; in a party, call hummingbird.init()")
 
 
 def positions(parties: int, lanes: int) -> list[LanePosition]:
-    """List the position of each process, its party and its lane, in the order of ranks."""
+    """Return the position (party and lane) of each process of a run, as a list in the order of ranks."""
     return [LanePosition(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
 
 
@@ -188,7 +188,10 @@ class _Signals:
         self.came, self._waiting = False, list[int]()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note that a signal has come; used as the handler for `signal.signal`."""
+        """Keep a signal that has come; this is the handler that `signal.signal` gets.
+
+        number: of the signal. frame: of the interrupted code, ignored.
+        """
         self.came = True
         self._waiting.append(number)
 

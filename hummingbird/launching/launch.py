@@ -90,7 +90,7 @@ class Process:
         return self.popen.stdout, self.popen.stderr
 
     def fileno(self) -> int:
-        """Return the file descriptor of the pipe that carries the report, for a selector."""
+        """Return the file descriptor of the pipe of this process's report, for a selector to watch."""
         return self._report
 
     def read(self) -> bool:
@@ -132,7 +132,7 @@ class Process:
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, SIGKILL by default, to the process and its children."""
+        """Send a signal to this process and its children. number: of the signal; by default it kills them."""
         if self.ended is None:
             self._signal(number)
 
@@ -248,7 +248,7 @@ class _Lines:
         self._begun = ""
 
     def read(self) -> bool:
-        """Pass on the output that is available; return False at the end of the pipe, else True."""
+        """Pass on what the process has written since the last call; return False at the end of its pipe, else True."""
         try:
             piece = os.read(self._pipe.fileno(), _PIECE)
         except BlockingIOError:
@@ -261,7 +261,7 @@ class _Lines:
         return bool(piece)
 
     def flush(self) -> None:
-        """Pass on the last line, if the process has not ended it."""
+        """Pass on the last line of the process's output, if the process has ended without ending the line."""
         self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
         self._begun = ""
 
@@ -340,7 +340,7 @@ def launch(
 
 
 def _refuse_inside_a_run() -> None:
-    """Raise EnvironmentProblem if this process is a party, or has a session."""
+    """Raise EnvironmentProblem if this process is a party of a run already, or has a session."""
     host.refuse_inside_a_run("launch", "call launch in a notebook or a script that `python` runs")
     if is_initialized():
         what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
@@ -394,9 +394,10 @@ def _told(process: Process, timeout: float) -> str:
 
 
 def _trace(error: dict[str, Any]) -> str:
-    """Format the traceback of a process's error, from the caller's function on.
+    """Return the traceback of a process's error as text, from the caller's function on.
 
-    Lines of the source are shown for files, and for notebook cells, which this process knows.
+    error: the "error" of the process's report. Lines of the source are shown for files, and for notebook cells, which
+    this process knows.
     """
     frames = [traceback.FrameSummary(file, line, name) for file, line, name in error.get("frames", ())]
     return "".join(traceback.format_list(frames)).rstrip()

@@ -55,14 +55,14 @@ def plain(value: Any, where: str = "the result") -> Any:
 
 
 def packed_result(value: Any) -> bytes:
-    """Pack a result, which `plain` has returned, into bytes."""
+    """Pack a process's report into bytes. value: a dict with a result, as `plain` has returned it, or an error."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def unpacked_result(content: bytes) -> Any:
-    """Unpack the result that `packed_result` has packed; no code in it is run."""
+    """Return the report that `packed_result` has packed in another process; no code in it is run."""
     with torch.serialization.safe_globals([*_SHOWN, MeterRow]):
         return torch.load(io.BytesIO(content), weights_only=True)
 

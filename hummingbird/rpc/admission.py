@@ -118,7 +118,8 @@ class Quota:
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
         """Give back `size` of the resource that `enter` has taken for a name.
 
-        late: seconds for which this amount still counts against the name's own limit, though others may take it.
+        name: the caller's, or None. late: seconds for which this amount still counts against the name's own limit,
+        though others may take it.
         """
         with self._lock:
             self.taken -= size
@@ -170,12 +171,12 @@ class FairQueue:
 
     @property
     def at_work(self) -> int:
-        """Number of calls that have a place."""
+        """How many calls have a place in this queue, and so may work."""
         return sum(self._at_work.values())
 
     @property
     def waiting(self) -> int:
-        """Number of calls that wait for a place."""
+        """How many calls wait for a place in this queue."""
         return len(self._waiting)
 
     def enter(self, caller: str | None) -> WaitingCall:
@@ -318,7 +319,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Number of calls that have begun and not ended."""
+        """How many calls are at work: admitted, and their callers have not read the answer yet."""
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
@@ -335,7 +336,7 @@ class Admission:
         threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread of `watch`; may be called twice."""
+        """Stop the thread that `watch` has started; may be called twice."""
         self._closed.set()
 
     @contextmanager
@@ -427,9 +428,9 @@ class Admission:
 
 
 def certified_name(context: grpc.ServicerContext) -> str | None:
-    """Return the common name in the caller's verified certificate; None in plain text.
+    """Return the common name in the caller's certificate, which gRPC has verified; None in plain text.
 
-    A certificate without a common name gives its hash.
+    context: gRPC's, of the call. A certificate without a common name gives "sha256:" and its hash.
     """
     known = context.auth_context()
     name = next(iter(known.get("x509_common_name", [])), b"")
@@ -448,8 +449,8 @@ def note(context: grpc.ServicerContext, **fields: object) -> None:
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """Return the caller's name, which admission found in its certificate or token; None in plain text without tokens.
+    """Return the name of the caller of a call, as its admission has found it in the certificate or token.
 
-    context: gRPC's, of the call whose method asks.
+    context: gRPC's, of the call. None in plain text without tokens.
     """
     return _names.get(context)

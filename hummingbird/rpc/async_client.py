@@ -36,10 +36,10 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the background event loop, and return its result: for code that is no coroutine.
+    """Run a coroutine on this package's background event loop; wait for its result, and return it.
 
-    An interrupt of the caller cancels the coroutine. Raises InputError if called on the background loop itself, which
-    would then wait for itself.
+    It serves code that is no coroutine. An interrupt of the caller cancels the coroutine. Raises InputError if called
+    on the background loop itself, which would then wait for itself.
     """
     loop = _own()
     if running() is loop:
@@ -104,9 +104,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """Start gRPC's asyncio event thread for the lifetime of the process; return the id of the process that started it.
+    """Start gRPC's event thread for asyncio, once in this process; return the process's id.
 
-    Without this the last channel to close would stop the thread under a running loop.
+    The thread then lasts until the process ends: otherwise the last channel to close would stop it under a running
+    loop. A forked process sees from the id that it is not the one that has started the thread.
     """
     aio.init_grpc_aio()
     return os.getpid()
@@ -167,5 +168,5 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Disconnect; calls under way are cancelled."""
+        """Disconnect from the service; calls under way are cancelled."""
         await self._channel.close()

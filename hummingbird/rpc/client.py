@@ -67,7 +67,7 @@ class Retry:
 
     @property
     def left(self) -> float:
-        """Seconds in which further attempts may begin; below 0 when it is too late."""
+        """Seconds left in which further attempts may begin; below 0 when it is too late."""
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:

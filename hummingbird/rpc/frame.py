@@ -92,13 +92,13 @@ def _parts(tensors: Sequence[Tensor]) -> list[Any]:
 def unpack_tensors(
     buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
-    """Return the tensors of one frame.
+    """Return the list of tensors that a frame holds.
 
-    max_tensors: most tensors that the frame may hold; pass no more than the message needs, as even a tensor without
-    data costs its reader more than its 16 bytes. max_bytes: most bytes of the frame. Raises InputError for anything but
-    exactly one well-formed frame within the limits. Nothing is allocated before all lengths are checked. The tensors
-    share the memory of a writable aligned buffer; a read-only buffer is copied once, since torch has no read-only
-    tensors.
+    buffer: the frame's bytes. max_tensors: most tensors that it may hold; pass no more than the message needs, as even
+    a tensor without data costs its reader more than its 16 bytes. max_bytes: most bytes of the frame.
+    Raises InputError for anything but exactly one well-formed frame within the limits. Nothing is allocated before all
+    lengths are checked. The tensors share the memory of a writable aligned buffer; a read-only buffer is copied once,
+    since torch has no read-only tensors.
     """
     try:
         view = memoryview(buffer).cast("B")

@@ -86,7 +86,7 @@ class Metrics:
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
     def count(self, record: Record) -> None:
-        """Count a call that has ended, with its duration and its bytes."""
+        """Add a call that has ended to the numbers for Prometheus: its outcome, duration and bytes."""
         requests, seconds, received, sent = self._of(record.method, record.outcome)
         requests.inc()
         seconds.observe(record.seconds)
@@ -114,7 +114,7 @@ class Page:
         threading.Thread(target=self._server.serve_forever, name="hummingbird-metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the web server; may be called twice."""
+        """Stop this web server; may be called twice."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -151,4 +151,4 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: a scraper that disconnects is no error of the program."""
+        """Print nothing if a request for the figures fails: a scraper that disconnects is no error of the program."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> float:
-    """Parse the text of an option: a finite number above 0."""
+    """Parse the text of a command-line option whose value is a finite number above 0; return it as a float."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -33,14 +33,14 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse the text of an option: an integer of 1 or more."""
+    """Parse the text of a command-line option whose value is an integer of 1 or more; return the integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def share(text: str) -> tuple[str | None, int]:
-    """Parse the text of an option that limits callers; return (name, limit).
+    """Parse the text of a command-line option that limits callers; return (name, limit).
 
     "N" is the limit of every caller, for whom the name is None; "NAME=N" is the limit of the caller with this name.
     """
@@ -51,7 +51,10 @@ def share(text: str) -> tuple[str | None, int]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Parse the text of an option: sizes of 1 or more, as in 3x32x32."""
+    """Parse the text of a command-line option whose value is a shape, such as 3x32x32; return it as a tuple.
+
+    Raises argparse.ArgumentTypeError unless it consists of sizes of 1 or more.
+    """
     try:
         sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
@@ -144,7 +147,7 @@ def add_service(
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """Return the `ServiceConfig` of a program's servers that the options of `add_service` describe.
+    """Return what the options of `add_service` say about a program's servers, as a `ServiceConfig`.
 
     message: most bytes of one message, in either direction. Raises InputError and TrustError for options that
     contradict each other.

@@ -34,7 +34,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Pem(NamedTuple):
-    """The contents of the files of a `Tls` object: cert, key and ca; None for a file that is not named."""
+    """The contents of the certificate files that a `Tls` names, as bytes; None for a file that is not named."""
 
     cert: bytes | None
     key: bytes | None
@@ -189,7 +189,7 @@ def check_address(address: str, tls: Tls | None) -> None:
 
 
 def check_own_folder(path: PathLike, where: str) -> None:
-    """Raise TrustError unless the folder of this unix socket belongs to this user, and no other user can enter it.
+    """Raise TrustError unless only this user can enter the folder of a unix socket, and owns it.
 
     Called before a connection to a path that another process has named: whoever listens there is then a process of this
     user. path: of the socket. where: the name of this side in errors. Raises OSError if there is no such folder.
@@ -202,7 +202,7 @@ def check_own_folder(path: PathLike, where: str) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return the host, without the brackets of IPv6, and the port of HOST:PORT or [IPV6]:PORT.
+    """Split an address, HOST:PORT or [IPV6]:PORT; return the host, without brackets, and the port, an int.
 
     Raises InputError for anything else.
     """
@@ -214,7 +214,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """Return the address HOST:PORT or [IPV6]:PORT of a host and port; the inverse of `split`."""
+    """Return a host and a port as one address, HOST:PORT or [IPV6]:PORT; the inverse of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -330,7 +330,7 @@ _HINT = "python -m hummingbird token makes one"
 
 
 def new_token() -> str:
-    """Draw a fresh token, 64 hexadecimal digits."""
+    """Draw a new secret token, by which a caller says who it is: 64 hexadecimal digits."""
     from hummingbird.prg import new_seed  # imports torch, which takes seconds, and which readers of tokens do not need
 
     return new_seed(TOKEN_BYTES).hex()
@@ -352,7 +352,7 @@ def check_name(name: str) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a caller's file.
+    """Return the token in the file that a caller keeps.
 
     Raises EnvironmentProblem if others may read the file, InputError if it holds no token.
 

@@ -173,9 +173,9 @@ class ServiceProgram:
 
 
 def _room_for(connections: int) -> int:
-    """Return how many connections this process can have open, at most `connections`: each takes one open file.
+    """Return how many connections this process can have open, at most `connections`; each takes one open file.
 
-    First raises the process's soft limit of open files as far as `connections` needs, up to the hard limit.
+    First raises the process's soft limit of open files as far as needed for this, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES

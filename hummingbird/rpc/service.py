@@ -71,14 +71,16 @@ def serve(
     gate: Admission | None = None,
     health: tuple[Admission, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods, and return it. Keep the result: a server that is garbage collected stops.
+    """Start a gRPC server of methods, and return it. Keep the result: a server that is garbage collected stops.
 
-    handlers: methods by name. A method is a function of a message and gRPC's context that returns the answer, a
-    generator function of the same that yields several messages, an `Exchange`, or a `Brief`. tls: None for plain text.
-    If it names an authority, callers without a certificate of this authority are refused, else callers without a token.
-    Its files are read again when they have changed (security.py). A unix socket is for this user only. gate: the
-    admission of callers. health: the admission of gRPC's health service, and its methods. Raises InputError and
-    TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
+    handlers: the methods, by name. A method is a function that takes a message and gRPC's context and returns the
+    answer; or a generator function with the same arguments, which yields several messages; or an `Exchange`, or a
+    `Brief`.
+    address: HOST:PORT or unix:PATH; a unix socket is for this user only. tls: None for plain text. If it names an
+    authority, callers without a certificate of this authority are refused, else callers without a token. Its files are
+    read again when they have changed (security.py). gate: the admission of callers. health: the admission of gRPC's
+    health service, and its methods.
+    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
     """
@@ -132,7 +134,7 @@ class _Pool(Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function on a thread that is free, or on a new one; return the future of its result."""
+        """Run fn(*args, **kwargs) on a thread of this pool, a free or a new one; return the future of its result."""
         future: Future[Any] = Future()
 
         def run() -> None:

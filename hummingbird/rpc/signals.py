@@ -169,7 +169,10 @@ def _is_delicate(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Return whether the frame, or one that called it, is a destructor, whose exceptions Python drops."""
+    """Return whether a frame of Python code, or one that called it, belongs to a destructor.
+
+    A signal handler asks this, because Python drops exceptions in destructors.
+    """
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
             return True

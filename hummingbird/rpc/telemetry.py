@@ -131,7 +131,10 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str =
 
 
 def _asked(request: bytes) -> str:
-    """Return the name of the service that a health request asks about."""
+    """Return the name in a health request: the service whose health it asks for.
+
+    request: the message, as bytes. Raises InputError if it is none.
+    """
     try:
         return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
@@ -204,7 +207,7 @@ class Log:
                 self.lost += 1
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the log's file; may be called twice."""
         if self._file is not None:
             with self._lock:
                 self._file.close()

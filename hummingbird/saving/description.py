@@ -49,7 +49,7 @@ _WHOSE = records.Kind("public, or a party", _whose)
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Type and shape of one of the net's tensors, as net.json has them."""
+    """Type and shape of one tensor of a saved net, as net.json has them. dtype: such as "float32"."""
 
     dtype: str = field(records.one_of([*DTYPES]))
     shape: tuple[int, ...] = field(records.many(records.whole(0, _MOST_TENSORS), 16))

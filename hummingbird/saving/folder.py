@@ -23,7 +23,7 @@ NET = "net.json"
 
 
 def check_free(folder: Path) -> None:
-    """Raise InputError unless a folder of this name can be created; called before any work is done."""
+    """Raise InputError unless a folder can be created at this path. `save` calls it before it does any work."""
     if folder.exists() or folder.is_symlink():
         hint = "name a new folder, or remove this one: nothing is written over"
         raise InputError("the folder is there already", where=str(folder), hint=hint)
@@ -58,9 +58,9 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """Read the net.json in a folder; return the description of the net.
+    """Read the net.json in a folder of a saved net; return its content.
 
-    Raises InputError for a folder without one, and as `NetDescription.from_json` does.
+    Raises InputError for a folder without this file, and for a file that is damaged or not a saved net's.
     """
     path = folder / NET
     try:

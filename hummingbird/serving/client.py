@@ -130,7 +130,7 @@ class PartyGroup:
             return self._joined
 
     def forget(self) -> None:
-        """Let the next request ask for the description again: the parties may serve another net by now."""
+        """Let the next request ask for the description again: these parties may serve another net by now."""
         self._joined = None
 
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
@@ -313,7 +313,7 @@ class Client(Generic[Result]):
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses, by rank, of the parties to which requests go."""
+        """The addresses of the parties to which this client's requests go, as a list by rank."""
 
         async def addresses(group: PartyGroup, joint: Joined, left: float) -> list[str]:
             return [group.addresses[place] for place in joint.order]

@@ -113,7 +113,7 @@ class ServiceDescription:
 
     @cached_property
     def key_bytes(self) -> int:
-        """Bytes of one image's lookup keys for one party."""
+        """How many bytes the lookup keys of one image have, for one party; 0 for a net without lookups."""
         return self.lookups * key_bytes(self.inputs[0].rows) if self.lookups else 0
 
     @cached_property

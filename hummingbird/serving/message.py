@@ -42,7 +42,10 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Return seconds since 1970, by a monotonic clock: setting the host's clock moves no deadline."""
+    """Return the time in seconds since 1970, by which requests' deadlines are compared.
+
+    It is a monotonic clock: setting the host's clock moves no deadline.
+    """
     return _EPOCH + time.monotonic()
 
 
@@ -102,9 +105,10 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """Return party `rank`'s share of the request's inputs, int64 (images, ...).
+        """Return party `rank`'s share of this request's inputs, int64 (images, ...).
 
-        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary.
+        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary. service: the description by
+        which the request was made.
         """
         count = self.images * service.values
         if _kind(service, rank) == _SEED:

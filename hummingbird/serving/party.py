@@ -121,10 +121,10 @@ class Party:
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve the method Ask: wait until a request is computed, and return this party's part of the answer.
+        """Answer a call of the method Ask: wait until the request is computed; return this party's part of the answer.
 
-        message: this party's part of the request. Raises errors of `Request.read`, of `RequestQueue.put`, and those
-        with which party 0 drops a request.
+        message: this party's part of the request. context: gRPC's, of the call. Raises InputError for a malformed
+        request, errors of `RequestQueue.put`, and those with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())
@@ -229,7 +229,7 @@ class Methods:
         self.look()
 
     def look(self) -> None:
-        """Call `ready` with whether there is, at this moment, a party that takes requests and has material."""
+        """Call `ready` with whether there is now a party that takes requests and has material."""
         party = self.party
         self._ready(party is not None and party.stocked and not self._draining)
 

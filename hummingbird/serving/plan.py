@@ -61,7 +61,7 @@ class ServedTable:
         return self._server.state.digest.hex()
 
     def close(self) -> None:
-        """Release the table; may be called twice."""
+        """Release this table's memory; may be called twice."""
         self._server.close()
 
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:

@@ -144,7 +144,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """Return the request with this id, and note that its computation begins; None if it is not held here."""
+        """Return the request `id`, whose computation begins now; None if this party does not hold it."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:

@@ -177,16 +177,16 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether a lane is to report its material again, which may have grown since its last report.
+        """Return whether a lane is to report its material again, because it may have more than in its last report.
 
-        It is to report if some request waits because no lane has enough material: once if the request came after the
-        lane's last report, and again each `_LOOK` seconds if `deal --keep` fills the stores.
+        So it is if some request waits because no lane has enough material: once if the request came after the lane's
+        last report, and again each `_LOOK` seconds if `deal --keep` fills the stores. now: monotonic time.
         """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """Return the requests that all parties hold but for which no lane has reported enough material."""
+        """Return what is known of the requests that all parties hold but no lane has enough material for, as a list."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 
@@ -262,7 +262,7 @@ class Scheduler:
         """Return whether a request must be dropped because no lane has enough material for it.
 
         This is so if every lane has reported its material after the request had waited `patience` seconds, and no
-        report has enough. held: the request. now: the time.
+        report has enough. held: what is known of the request. now: monotonic time.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
@@ -275,9 +275,9 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """Return the time at which a lane must decide next, even if no request and no report arrives before.
+        """Return the monotonic time at which `next` must decide for a lane, even if nothing arrives before.
 
-        lane: its number. fitting: ids of the requests that the lane has material for.
+        lane: its number. fitting: ids of the requests that the lane has material for, in order.
         """
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []

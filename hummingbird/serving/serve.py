@@ -105,10 +105,10 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Serve in one session, from joining it to leaving it; clients' calls are refused afterwards.
+        """Serve in one session, from joining it to leaving it; afterwards clients' calls are refused.
 
-        Returns without an error if a party, this one or another, was told to end; the parties that remain then wait
-        until it comes back. Raises the error if the session failed.
+        Returns if a party, this one or another, was told to end. Raises the error if the session failed. `run` then
+        begins the next session, for which the parties wait until all are back.
         """
         party = None
         try:
@@ -131,7 +131,7 @@ class ReconnectLoop:
 
 
 def _say(text: str) -> None:
-    """Write a line in one call: several parties may share a terminal."""
+    """Write a line about this party to stderr, in one call, as several parties may share a terminal."""
     sys.stderr.write(f"[{launch.name()}] {text}\n")
     sys.stderr.flush()
 

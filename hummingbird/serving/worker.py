@@ -104,12 +104,15 @@ class Batches:
 
     @property
     def _full(self) -> bool:
-        """Whether the queued batches are so full that more requests are likely to wait at party 0."""
+        """Whether the queued slices are so full that more requests are likely to wait at party 0."""
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Let the dealer make the material for one image in advance; called while there is nothing to compute."""
+        """Let the dealer make the material for one image in advance, so that a lone request need not wait for it.
+
+        Called while there is nothing to compute.
+        """
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
@@ -228,7 +231,7 @@ class Worker:
 
     @property
     def slots(self) -> float:
-        """Unused slots of this lane's store; NaN with a dealer."""
+        """How many slots of this lane's store are unused; NaN with a dealer."""
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
