@@ -411,7 +411,7 @@ def _instead_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile:
-    """The fields of a file of windows of the newest version. Reading checks types, and `config` the numbers."""
+    """The fields of a file of windows, in its newest version. Reading checks types, and `config` the numbers."""
 
     format: str = records.constant(FORMAT)
     version: int = record_field(records.one_of((2, VERSION)), default=VERSION)

@@ -66,7 +66,7 @@ _COLOURS = ((BLUE, AMBER, RED), (GREY,))  # of the parts of each bar of a layer
 
 
 class Measure(NamedTuple):
-    """What a picture of a net's layers shows of each layer, such as its bytes: the numbers, and how they are written.
+    """A quantity that a picture shows of each layer, such as its bytes: the numbers, and how they are written.
 
     unit: of the picture's numbers. form: their format, as in ",.1f". per: by how much the numbers in `bars` are
     divided; 8,000 if they are bits and the picture shows kB. bars: one or two bars for each layer, online before

@@ -232,7 +232,7 @@ def first() -> bool:
 
 
 def part(count: int) -> range:
-    """Return the numbers of the batches that this rank runs, if the ranks share the batches 0 to count - 1 evenly."""
+    """Return the numbers of the batches that this rank runs, as a range; all ranks share 0 to count - 1."""
     return range(rank(), count, size())
 
 

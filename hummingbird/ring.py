@@ -143,11 +143,11 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Return a transposed convolution in 2 dimensions of ring elements, int64 (B, C, H, W) for an x of such a shape.
+    """Return a transposed convolution in 2 dimensions of ring elements, int64 (B, C, H, W).
 
-    It is computed as a convolution of x with zeros put between its values, as the stride says. weight: in the layout of
-    `arranged`. stride, padding, output_padding, dilation: (height, width), as in torch, as is `groups`. bits: how many
-    low bits of the result must be right.
+    It is computed as a convolution of x with zeros put between its values, as the stride says. x: ring elements, int64
+    (B, C, H, W). weight: in the layout of `arranged`. stride, padding, output_padding, dilation: torch's options,
+    (height, width) each; groups: torch's, too. bits: how many low bits of the result must be right.
     """
     batch, channels, height, width = x.shape
     kernel = weight.code.shape[2:]

@@ -131,9 +131,9 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """Return the number of the first slot that may be unused, by a ledger that another process may be writing.
+    """Return the number of the first slot that may be unused, according to a ledger.
 
-    path: the ledger. Raises OSError if the file is gone.
+    path: the ledger; another process may be writing it. Raises OSError if the file is gone.
     """
     slot = 0
     for line in _lines(path.read_bytes())[1:]:

@@ -70,7 +70,8 @@ def flatten(
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
     """Return a structure in which constant tensors are written out as type, shape and numbers, for comparisons.
 
-    fits: returns whether a constant is a tensor that is short enough to be written out; others stay as they are.
+    structure: of a net's arguments or results, as `flatten` returns it. fits: returns whether a constant is a tensor
+    that is short enough to be written out; others stay as they are.
     """
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
@@ -81,9 +82,9 @@ def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """Return the value of which `structure` is the structure, with tensors in place of its marks.
+    """Return the arguments or results of a net from their structure and their tensors; the inverse of `flatten`.
 
-    leaves: yields these tensors in order.
+    leaves: yields the tensors, in the order of their marks in the structure.
     """
     if structure in (TENSOR, PUBLIC):
         return next(leaves)
@@ -99,7 +100,8 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 def places(structure: Structure, within: str = "") -> Iterator[str]:
     """Yield a name for each tensor in a structure: the keys and indices that lead to it, as in "states.0".
 
-    within: what each of these names begins with; "" for nothing.
+    structure: of a net's arguments or results, as `flatten` returns it. within: what each of these names begins with;
+    "" for nothing.
     """
     if structure in (TENSOR, PUBLIC):
         yield within
@@ -110,7 +112,10 @@ def places(structure: Structure, within: str = "") -> Iterator[str]:
 
 
 def constants(structure: Structure) -> Iterator[Any]:
-    """Yield every constant in a structure: each part of a net's arguments or results without a tensor's mark."""
+    """Yield every constant in a structure: each part of a net's arguments or results without a tensor's mark.
+
+    structure: as `flatten` returns it, with a mark in place of each tensor.
+    """
     if structure[0] == "constant":
         yield structure[1]
     elif len(structure) == 3:
@@ -119,7 +124,10 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def keys(structure: Structure) -> Iterator[Any]:
-    """Yield every key of the dicts and objects in a structure of a net's arguments or results."""
+    """Yield every key of the dicts and objects in the structure of a net's arguments or results.
+
+    structure: as `flatten` returns it, with a mark in place of each tensor.
+    """
     if len(structure) == 3:
         yield from structure[1]
         for part in structure[2]:
@@ -127,7 +135,10 @@ def keys(structure: Structure) -> Iterator[Any]:
 
 
 def tensors(structure: Structure) -> int:
-    """Return how many private tensors a structure of a net's arguments or results has."""
+    """Return how many private tensors a structure has, by their marks.
+
+    structure: of a net's arguments or results, as `flatten` returns it.
+    """
     return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
 
 
@@ -137,12 +148,15 @@ def is_plain(value: Any) -> bool:
 
 
 def odd(structure: Structure) -> Any:
-    """Return the first constant or key of a structure that JSON cannot hold (`is_plain`); None if there is none."""
+    """Return the first constant or key that JSON cannot hold in a structure (`is_plain`); None if there is none.
+
+    structure: of a net's arguments or results, as `flatten` returns it.
+    """
     return next((value for value in (*constants(structure), *keys(structure)) if not is_plain(value)), None)
 
 
 def read(value: Any, depth: int = 0) -> Structure:
-    """Make the structure of results from a JSON value that another process has sent.
+    """Make the structure of a net's results (see `flatten`) from a JSON value that another process has sent.
 
     depth: how deep in the whole message `value` is nested. Raises ValueError or TypeError for a value that is no such
     structure.

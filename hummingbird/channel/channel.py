@@ -65,8 +65,9 @@ class Channel:
     """All connections of one party to the other parties, over which protocols send and receive tensors.
 
     rank: this party's rank. parties: the number of parties. outgoing: for each other party's rank, the connected socket
-    on which this party sends to it. incoming: the same for receiving. timeout: longest silence of a party, in seconds.
-    lane: the lane of this party to which the channel belongs, for errors; None if parties have one lane.
+    on which this party sends to it. incoming: likewise, the socket on which this party receives from it. timeout:
+    longest silence of a party, in seconds. lane: the lane of this party to which the channel belongs, for errors; None
+    if parties have one lane.
     Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when a party
     sends something else than expected.
     """
@@ -98,7 +99,7 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """What this party's process is called in errors, such as "party 1"."""
+        """The name of this party's process in errors, such as "party 1"."""
         return self.names[self.rank]
 
     @property
@@ -302,9 +303,9 @@ class Channel:
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Return whether the last frame to `peer` was sent only in part: the peer would take a new frame for its rest.
+        """Return whether the last frame to `peer` was sent only in part, so that no other frame may follow.
 
-        0 bytes of it sent count as not begun.
+        The peer would take the bytes of another frame for the rest of this one.
         """
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0

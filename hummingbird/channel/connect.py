@@ -353,12 +353,12 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Keep a new connection with party `peer` after its handshake; close it if this party already uses one like it.
+        """Keep a new connection with party `peer` after its handshake; close it if its direction has one already.
 
         A connection carries data in one direction. If this party is its sender, it writes one byte on the first
         connection, which is then in use; any later one in this direction is closed. If this party is the receiver, it
-        keeps every such connection until the peer's byte arrives on one of them (`_told`).
-        call: which of the two parties has opened the connection, and which sends on it.
+        keeps every such connection until the peer's byte arrives on one of them (`_told`). call: which of the two
+        parties has opened the connection, and which sends on it.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:

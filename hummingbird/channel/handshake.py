@@ -42,9 +42,9 @@ class Hello(NamedTuple):
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """Return the 16 bytes that the caller sends first: they name this connection, and prove that it knows `token`.
+        """Return the 16 bytes that the caller sends first: they name this connection, and prove who the caller is.
 
-        token: the run's 16 secret bytes.
+        token: the run's 16 secret bytes, which only its parties know.
         """
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 

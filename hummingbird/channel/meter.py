@@ -211,7 +211,7 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """What the meter knows of one computation: the layer that it is in, and how long it did not compute.
+    """The meter's knowledge of one computation: the layer that it is in, and how long it did not compute.
 
     layer: the layer's qualified name, "" outside of layers. idle: seconds so far, for which it waited or another one
     ran.

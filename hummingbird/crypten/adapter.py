@@ -215,9 +215,9 @@ def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.de
 
 @contextlib.contextmanager
 def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
-    """Return a context in which CrypTen uses `channel` and these streams, as after `install` (same arguments).
+    """Return a context in which CrypTen communicates over `channel`, and draws its random numbers from these streams.
 
-    At its end CrypTen has its former communicator and streams again.
+    zeros, local: as for `install`. At the context's end CrypTen has its former communicator and streams again.
     """
     kept = PartyCommunicator.instance, dict(crypten.generators)
     install(channel, zeros, local)

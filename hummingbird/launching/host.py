@@ -122,11 +122,11 @@ _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Failure:
-    """How one process of a run has failed.
+    """The failure of one process of a run.
 
     name: the process, such as "party 1". code: its exit status, or minus the number of the signal that killed it. told:
-    whether a signal had come to the launching process before, which passes it on to all processes; a failure is then no
-    reason to start again.
+    whether a signal had come to the launching process before, which passes it on to all processes; the run is then not
+    started again.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Failure:
 
     @property
     def how(self) -> str:
-        """A sentence that says how this process ended: by a signal, or with which exit status."""
+        """A sentence that says how this process ended: by which signal, or with which exit status."""
         if self.code < 0:
             return f"{self.name} was killed by {signal_name(-self.code)}"
         return f"{self.name} ended with exit status {self.code}"

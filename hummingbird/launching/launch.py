@@ -174,7 +174,7 @@ class Processes:
             raise
 
     def follow(self, timeout: float) -> None:
-        """Pass on the processes' output until all have ended; once one has failed, the others get only some seconds.
+        """Pass on the processes' output until all have ended; once one has failed, the others get some more seconds.
 
         timeout: seconds within which each process must be ready to call the function, its imports done; otherwise it is
         killed.
@@ -235,7 +235,7 @@ class Processes:
 
 
 class _Lines:
-    """Passes on what one process writes to its stdout or stderr, to the stream of the same name of this process.
+    """Passes on the output of one process, stdout or stderr, to the stream of the same name of this process.
 
     pipe: where the process's output is read. stream: "stdout" or "stderr". prefix: text to put in front of every line;
     "": the output passes unchanged. last: for each stream's name, the text that was last passed on by any process: if

@@ -238,7 +238,7 @@ class WaitingCall:
 
 
 class Record(NamedTuple):
-    """What is known of a call that has ended, for the log and the metrics.
+    """The facts on a call that has ended, for the log and the metrics.
 
     method: the method's name. client: the caller's name, None if it has none. outcome: the name of the call's gRPC
     status, such as "OK". seconds: its duration. received, sent: bytes of its messages. notes: fields that the call's
@@ -397,7 +397,7 @@ class Admission:
             self._calls.add(call)
 
     def _leave(self, call: Call) -> None:
-        """Note that one of a call's two ends has come; both are its method's return and gRPC's end of the call.
+        """Note that one of a call's two ends has come: its method has returned, or gRPC has ended the call.
 
         After both the call no longer counts, and neither do the bytes that it held.
         """

@@ -168,7 +168,7 @@ def connect(
 
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """Return a gRPC channel to a service that is not connected yet; the service need not listen.
+    """Return a gRPC channel to a service, without connecting; the service need not listen yet.
 
     address: HOST:PORT or unix:PATH. tls: certificate files; None for plain text. largest: most bytes of a message, in
     either direction. Raises InputError and TrustError (see `check_address`), and EnvironmentProblem for certificate
@@ -236,7 +236,7 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """What an interceptor hands back to gRPC for one call: its method, timeout, metadata and further options."""
+    """The details of one call, as an interceptor hands them back to gRPC: method, timeout, metadata ..."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):

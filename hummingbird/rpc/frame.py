@@ -52,7 +52,7 @@ def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
 def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
     """Yield the frame of tensors (`pack_tensors`) in pieces of `size` bytes; the last one may be shorter.
 
-    The frame is never in memory as a whole: each piece is copied when it is read.
+    Each piece is copied only when it is read.
     """
     piece: list[memoryview] = []
     room = size

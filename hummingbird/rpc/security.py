@@ -171,9 +171,9 @@ def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
 
 
 def check_address(address: str, tls: Tls | None) -> None:
-    """Raise InputError unless a service's `address` is unix:PATH or HOST:PORT.
+    """Raise InputError unless a service's `address` is unix:PATH or HOST:PORT, and TrustError if TLS is missing.
 
-    Raises TrustError if it is on another host and `tls` is None.
+    An address on another host needs TLS; `tls` is then not None.
     """
     if address.startswith("unix:"):
         if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero

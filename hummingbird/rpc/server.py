@@ -43,7 +43,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """What an operator configures of a server program; `rpc.options.service_of` reads it from command-line options.
+    """An operator's configuration of a server program; `rpc.options.service_of` reads it from command-line options.
 
     listen: the addresses, unix:PATH or HOST:PORT. tls: certificate files: all three for callers with certificates, cert
     and key alone for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the page for Prometheus;

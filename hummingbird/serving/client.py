@@ -45,7 +45,7 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """What a client knows of a group's parties once all of them have answered with equal descriptions.
+    """The facts on a group's parties that a client knows once all of them have answered with equal descriptions.
 
     service: the description. order: for each rank, the index of this party in the group's addresses. clocks: for each
     rank, the seconds by which the party's clock is ahead of the client's.
@@ -83,7 +83,7 @@ class PartyGroup:
     """The parties that serve one net together, as a client sees them: it sends requests to all of them.
 
     addresses: of the N parties, in any order. tls, token: as for `Client`. claim: random bytes by which the parties
-    recognise the client. Its methods are coroutines, of any event loop.
+    recognise the client. `join` and `request` are coroutines, for any event loop.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -342,7 +342,7 @@ class Client(Generic[Result]):
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
-        """Answer as `client(...)` does, with the same arguments, as a coroutine on the event loop that awaits it."""
+        """Return the net's results as a call of this client does, with the same arguments; this is a coroutine."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)

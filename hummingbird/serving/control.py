@@ -32,9 +32,10 @@ _ID = struct.Struct("<qq")
 class Teller:
     """Tells party 0 which requests this party holds; every party but party 0 has one.
 
-    channel: the parties' second channel. every: seconds between two empty messages, by which party 0 sees that this
-    party lives. failed: called with the error that ends the reports. A thread that has a report sends it, unless
-    another thread is sending, which then sends this report too: no thread has to be woken.
+    channel: the parties' channel for such reports, beside that of the session. every: seconds between two empty
+    messages, by which party 0 sees that this party lives. failed: called with the error that ends the reports. A thread
+    that has a report sends it, unless another thread is sending, which then sends this report too: no thread has to be
+    woken.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
@@ -88,8 +89,9 @@ class Teller:
 class PeerReader:
     """Reads, at party 0, the reports that one other party's `Teller` sends, on a thread of its own.
 
-    channel: the parties' second channel. peer: the other party's rank. order: the scheduler that gets the reports. end:
-    called when that party is to end. failed: called with the error that ends the thread.
+    channel: the parties' channel for such reports, beside that of the session. peer: the other party's rank. order: the
+    scheduler that gets the reports. end: called when that party is to end. failed: called with the error that ends the
+    thread.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """What a client must know of a service to send it requests and read its answers.
+    """The facts on a service that a client must know to send requests and read answers.
 
     release: of this package. net: a fingerprint of the facts on which the parties agree. session: a name of the
     parties' session. inputs, outputs: the net's inputs and results, in order. form: how the net returns its results, as
@@ -142,7 +142,10 @@ class ServiceDescription:
 
 @dataclass(frozen=True)
 class _Party:
-    """What distinguishes the answers of the parties to a client: rank, and the party's time in seconds since 1970."""
+    """The part of a party's answer to a client in which parties differ: its rank, and its clock.
+
+    clock: the party's time, seconds since 1970.
+    """
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))

@@ -86,11 +86,11 @@ class Counts:
 class LocalDispatcher:
     """The dispatcher of a party: it holds the clients' requests, for all lanes, in the process of lane 0.
 
-    service: the description of what is served. control: the parties' second channel (control.py). wait: seconds for
-    which a request waits for others to share its batch. beat: seconds between two empty reports of this party. limits:
-    bounds on the queued requests. grace: seconds within which waiting requests must be answered once the service is to
-    end. figures: counts what happens; None: nothing is counted. restocked: called when `stocked` has changed, which is
-    whether some lane has material.
+    service: the description of what is served. control: the parties' channel for reports on requests, beside that of
+    the session. wait: seconds for which a request waits for others to share its batch. beat: seconds between two empty
+    reports of this party. limits: bounds on the queued requests. grace: seconds within which waiting requests must be
+    answered once the service is to end. figures: counts what happens; None: nothing is counted. restocked: called when
+    `stocked` has changed, which is whether some lane has material.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class LocalDispatcher:
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """End the service with an error, because the parties' second channel (control.py) is lost.
+        """End the service with an error, because the parties' channel for reports on requests is lost.
 
         If all lanes have got their last decisions, nothing is done: the parties then end one after the other anyway.
         """
@@ -188,7 +188,7 @@ class LocalDispatcher:
         self._control.abort(str(error))
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse all waiting requests and further calls of lanes, and close the parties' second channel.
+        """Refuse waiting requests and further calls of lanes; close the parties' channel for reports on requests.
 
         reason: the error that clients and lanes get; None: that the service has stopped. May be called twice.
         """

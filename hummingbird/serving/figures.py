@@ -77,7 +77,7 @@ class Figures:
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """Count a batch that a lane has computed. images: in it. padding: rows of its slices without an image."""
+        """Count a batch that a lane has computed. images: how many. padding: rows of its slices without one."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

@@ -317,7 +317,7 @@ class LaneServer:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What another lane of a party needs to join lane 0, which sends it at the start of a session.
+    """A message that lane 0 of a party sends to its other lanes at the start of a session, so that they can join.
 
     path: of the Unix socket at which lane 0's dispatcher listens. name: of the session, as clients see it.
     """

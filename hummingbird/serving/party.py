@@ -68,9 +68,9 @@ def join(
     Takes a few rounds. private: a net that is set up in the session. shape: shape of one image; for a net with several
     inputs, one for each. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py).
     most: most images of a batch, and of a request. wait: seconds for which a request may wait for others to share its
-    batch. tls: for the parties' second channel, as in `init`. limits: bounds on the queued requests. grace: seconds for
-    waiting requests when the service is to end. figures: counts what this party does; None: nothing is counted.
-    restocked: called when it has changed whether some lane has material.
+    batch. tls: certificates for the parties' channel of reports on requests, as in `init`. limits: bounds on the queued
+    requests. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
+    None: nothing is counted. restocked: called when it has changed whether some lane has material.
     Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
@@ -151,7 +151,7 @@ class Party:
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests, and close the parties' second channel; may be called twice.
+        """Refuse waiting requests, and close the parties' channel for reports on requests; may be called twice.
 
         reason: the error that clients get; None: that the service has stopped.
         """

@@ -31,7 +31,7 @@ _LOOK = 0.01  # seconds after which a lane reports its room anew while a request
 
 
 class Action(enum.IntEnum):
-    """What party 0 decides on a request: to run it, or for what reason to drop it."""
+    """The decision on a request: to run it, or the reason for which it is dropped."""
 
     RUN = 0
     MISSING = 1  # party `detail` did not receive it in time
@@ -42,7 +42,7 @@ class Action(enum.IntEnum):
 
 
 class Decision(NamedTuple):
-    """What party 0 decides on one request; all parties get it.
+    """The decision of party 0 on one request, as all parties get it.
 
     id: of the request. action: to run it, or why it is dropped. detail: a number that explains the action, such as a
     party's rank (`Action`).
@@ -54,7 +54,7 @@ class Decision(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a party tells party 0 of a request that it holds.
+    """A party's report to party 0 on a request that it holds.
 
     images: how many it has. owner: a digest of its client. left: seconds to its deadline.
     """
