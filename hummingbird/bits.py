@@ -266,8 +266,8 @@ class BitConfig:
     def check_rows(self, softmaxes: Iterable[str], norms: Iterable[str]) -> None:
         """Raise ConfigError if this configuration's `rows` do not fit the net.
 
-        They may name only layers among `softmaxes` and `norms`, qualified names; and their numbers must suit such a
-        layer.
+        softmaxes, norms: qualified names of these layers in the net. `rows` may name no other layers, and its numbers
+        must be possible for a softmax or a norm.
         """
         kinds = {**dict.fromkeys(softmaxes, "softmax"), **dict.fromkeys(norms, "norm")}
         short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | kinds
@@ -337,7 +337,7 @@ class BitConfig:
 
     @classmethod
     def from_plain(cls, data: Any, *, where: str = "bit configuration") -> BitConfig:
-        """Make a configuration from the JSON values (dicts, lists, numbers) that a file of windows holds.
+        """Make a configuration from `data`, the JSON values (dicts, lists, numbers) that a file of windows holds.
 
         where: the name of the file in errors. Raises ConfigError for another format or version, unknown fields, and
         invalid windows.
@@ -358,7 +358,7 @@ class BitConfig:
         return config
 
     def save(self, path: str | Path) -> None:
-        """Write this configuration to a file, as the text of `to_json`, from which `load` reads it."""
+        """Write this configuration to a file, as the text of `to_json`; `BitConfig.load` reads it."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod

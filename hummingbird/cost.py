@@ -36,7 +36,8 @@ class Cost:
     def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
         """Return the seconds of these messages on a link: half a round trip for every round, and the time for the bits.
 
-        bits_per_second: bandwidth of one party. Computation, and the dealer's bits, are not in it.
+        bits_per_second: bandwidth of one party. round_trip_seconds: of the link. Computation, and the dealer's bits,
+        are not in it.
         """
         return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
 
@@ -62,7 +63,8 @@ def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
 def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
     """Return the price, for one party, of a round in which every other party sends a message to one receiver.
 
-    payload_bytes: of each message. sends: whether the price is that of a sender; the receiver sends no bits.
+    parties: their number. payload_bytes: of each message. sends: whether the price is that of a sender; the receiver
+    sends no bits.
     """
     return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
 

@@ -87,7 +87,7 @@ def sync(path: Path) -> None:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Rename a file or folder atomically, replacing a file at `path`.
+    """Rename the file or folder `draft` to `path`, atomically; it replaces a file at `path`.
 
     A crash may undo the renaming until `sync` of the folder.
     """
@@ -110,9 +110,9 @@ def remove(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """Replace a file's content by zeros, which are on the disk when this returns.
+    """Replace the content of a file by zeros, in place; they are on the disk when this returns.
 
-    A disk may still keep the old blocks.
+    It makes secrets unreadable, but a disk may still keep the old blocks.
     """
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))

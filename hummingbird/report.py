@@ -292,7 +292,8 @@ def estimate(
 def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
     """Return the prices of messages beside the layers, by name: comparing plans, sharing inputs, opening results.
 
-    sizes: the shape of the batch. parties: their number. The plans are compared once for a net, not for each batch.
+    private: the net. sizes: the shape of the batch. parties: their number. The plans are compared once for a net, not
+    for each batch.
     """
     given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
     opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
@@ -341,7 +342,7 @@ def _total(layers: Sequence[PlannedCost]) -> Cost:
 
 
 def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
-    """Raise ConfigError for a bandwidth, bits per second, that is not positive, or a round-trip time, seconds, below 0.
+    """Raise ConfigError unless `bandwidth`, bits per second, is above 0, and `rtt`, the round-trip seconds, 0 or more.
 
     Both must be finite. name: the bandwidth's name in errors.
     """
@@ -352,7 +353,10 @@ def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
 
 
 def link_words(bandwidth: float, rtt: float) -> str:
-    """Return a link as text, such as "10 Gb/s, 0.2 ms round trip"."""
+    """Return the properties of a link as text, such as "10 Gb/s, 0.2 ms round trip".
+
+    bandwidth: bits per second. rtt: round-trip time, seconds.
+    """
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
 
 

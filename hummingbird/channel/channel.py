@@ -197,7 +197,10 @@ class Channel:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Tell every party why this party stops, and close all connections. May be called twice; never raises."""
+        """Tell every party for what reason this party stops, and close all connections.
+
+        May be called twice; never raises.
+        """
         if self.closed:
             return
         for peer in self._outgoing:

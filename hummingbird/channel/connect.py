@@ -101,9 +101,10 @@ def connect(
 
 @dataclass
 class _Dialing:
-    """The repeated attempts of this party to open one connection.
+    """The repeated attempts of this party to open one connection, `call`.
 
-    due: monotonic time of the next attempt. under_way: the attempt that is being made, or None.
+    due: monotonic time of the next attempt. under_way: the attempt that is being made, or None. failing: monotonic time
+    of the first failure in a row, or None.
     """
 
     call: Hello

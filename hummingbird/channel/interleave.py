@@ -22,8 +22,9 @@ from hummingbird.kernels.devices import on_this_card
 class Computation:
     """A computation that may be interleaved: one function that an `Interleave` runs, or all code outside (`OUTSIDE`).
 
+    around: the computation that called `Interleave.run`. among: this `Interleave`. number: the function's index.
     session: the session that this computation has entered; None if it has entered none, and then computes in the
-    session of the code that called `Interleave.run`.
+    session of `around`.
     """
 
     def __init__(self, around: Computation | None = None, among: Interleave | None = None, number: int = 0) -> None:

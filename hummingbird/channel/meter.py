@@ -35,8 +35,11 @@ class MeterRow:
     """The counts of one layer at this party, summed over the layer's calls.
 
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
-    together; received_bits: how many of these this party receives. Fields named "predicted" follow from the price; all
-    others are measured.
+    together; received_bits: how many of these this party receives. elements: how many values the layer works on.
+    offline_seconds: those of waiting for correlated randomness. expanding_seconds: those of expanding this party's
+    seeds, perhaps in the background. dealer_seconds: the dealer's work by its own reports, meaningful in the total
+    only.
+    Fields named "predicted" follow from the price; all others are measured.
     """
 
     layer: str
@@ -285,8 +288,8 @@ def count(
 ) -> None:
     """Add these numbers to the current layer's row in every meter that is counting.
 
-    bits: those that this party sends. waited: seconds of waiting for the other parties. The other arguments have the
-    names and meanings of the fields of `MeterRow`.
+    bits: those that this party sends. waited: seconds of waiting for the other parties. The other arguments are named
+    as the fields of `MeterRow` to which they are added.
     """
     away(waited + offline_seconds)
     for opened in _open:

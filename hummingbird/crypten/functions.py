@@ -215,10 +215,10 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Return the maximum of each pooling window over the last two dimensions of a shared tensor, as max_pool2d does.
+    """Return the maximum of each pooling window over the last two dimensions of this shared tensor (`self`).
 
-    The arguments are torch's, in CrypTen's order. return_indices: whether to return two tensors: the maxima, and a
-    one-hot tensor, in two further dimensions, that says which element of its window each maximum is.
+    The arguments are those of torch's max_pool2d, in CrypTen's order. return_indices: whether to return two tensors:
+    the maxima, and a one-hot tensor, in two further dimensions, that says which element of its window each maximum is.
     """
     kernel, pads, gaps = _pair(kernel_size), _pair(padding), _pair(dilation)
     steps = kernel if stride is None else _pair(stride)
@@ -347,7 +347,8 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
     """Call the method of a shared tensor that stands for a torch function: cat, stack, or +, - and *.
 
     torch calls this when one of its functions gets a shared tensor; for +, - and * the left operand may be a public
-    tensor. Returns the function's result. Raises InputError for every other function.
+    tensor. function: torch's; args, kwargs: its arguments; types: ignored. Returns the function's result. Raises
+    InputError for every other function.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     if name in ("cat", "stack"):

@@ -93,8 +93,8 @@ class NetDescription:
     """The content of net.json: a net without the values of its weights, and how it is converted.
 
     steps: the net's steps; their tensors have types and shapes alone (meta device). tensors: the tensors of the steps,
-    by their names in files of weights. weights: "public", or the rank of the party that owns them. seal: a hash of the
-    weights, from `weights.seal`.
+    by their names in files of weights. weights: "public", or the rank of the party that owns them. protocol, bits: as
+    for `convert_model`. seal: a hash of the weights, from `weights.seal`.
     """
 
     steps: tuple[Step, ...]

@@ -89,7 +89,7 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
     """Return tensors of zeros, by name, for the net of a party that does not have the weights.
 
-    They have the weights' types and shapes, which are all that such a party needs.
+    saved: the content of net.json, which has the weights' types and shapes. Such a party needs no more.
     """
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 

@@ -342,7 +342,7 @@ class Client(Generic[Result]):
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
-        """Return the net's results as a call of this client does, with the same arguments; this is a coroutine."""
+        """Return the net's results, as a call of this client with these arguments does; this is a coroutine."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)

@@ -276,7 +276,7 @@ class LocalDispatcher:
 def seconds_to_send(service: ServiceDescription, images: int) -> float:
     """Return the seconds within which a client must have sent a request of `images` images to all parties.
 
-    Party 0 drops a request that only some parties have by then.
+    service: the description of what is served. Party 0 drops a request that only some parties have by then.
     """
     return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 

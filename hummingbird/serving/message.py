@@ -65,17 +65,20 @@ class Request:
     body: bytes
 
     def to_bytes(self, service: ServiceDescription, rank: int) -> bytes:
-        """Return the message by which a client sends this request to party `rank`."""
+        """Return the message by which a client sends this request to party `rank`.
+
+        service: the parties' description of what they serve.
+        """
         kind = _kind(service, rank)
         fields = (service.digest, self.id, self.claim, self.deadline, self.images)
         return _REQUEST.pack(_MAGIC, _VERSION, kind, *fields) + self.body
 
     @classmethod
     def read(cls, data: bytes, service: ServiceDescription, rank: int) -> Request:
-        """Read a request from the message that party `rank` has received from a client.
+        """Read a request from `data`, the message that party `rank` has received from a client.
 
-        service: what the party serves. Raises InputError unless the message has this version and its exact length,
-        UnavailableError if it is for another service.
+        service: the description of what the party serves. Raises InputError unless the message has this version and its
+        exact length, UnavailableError if it is for another service.
         """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
@@ -138,7 +141,7 @@ def _kind(service: ServiceDescription, rank: int) -> int:
 def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
     """Return the size in bytes of `Request.body` in a request to party `rank`.
 
-    images: how many images the request has.
+    service: the description of what is served. images: how many images the request has.
     """
     share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
     return share + images * service.key_bytes
@@ -167,8 +170,8 @@ class Question:
     def bodies(self, service: ServiceDescription) -> list[bytes]:
         """Split these inputs into shares; return a list of the bytes for each party, by rank.
 
-        The bytes are the body of the party's `Request`: its share, and then its keys of lookups. Shares and keys are
-        fresh in every call.
+        service: the parties' description. The bytes are the body of the party's `Request`: its share, and then its keys
+        of lookups. Shares and keys are fresh in every call.
         """
         if self.places is None:
             return split(self.units, service.bits, service.parties)
@@ -204,8 +207,8 @@ def pack_answer(share: Tensor, bits: int) -> bytes:
 def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
     """Return the results in the parties' answers to a request, int64 (images, ...): the sums of their shares.
 
-    answers: one from each party. images: how many the request has. Negative sums are sign-extended. Raises InputError
-    for malformed answers.
+    answers: one from each party. images: how many the request has. service: the parties' description. Negative sums are
+    sign-extended. Raises InputError for malformed answers.
     """
     head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:

@@ -161,8 +161,8 @@ def describe(
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
     """Return the name and the shape for one image of each of the net's inputs, as `TensorSpec`s.
 
-    shape: of one image; for a net with several inputs, one for each. Raises InputError for shapes that the net does not
-    take.
+    private: the net. shape: of one image; for a net with several inputs, one for each. Raises InputError for shapes
+    that the net does not take.
     """
     shapes = shapes_of(shape)
     found = private.inputs

@@ -49,7 +49,9 @@ class QueuedRequest:
     """A party's entry for a request that it has received: the request, and later its outcome, an answer or an error.
 
     owner: a text that tells the client from others. digest: of the message. size: bytes of the message. ends: monotonic
-    time of the deadline. request: None once it is computed or dropped.
+    time of the deadline. request: None once it is computed or dropped. done: set once there is an outcome. waiters: how
+    many calls wait for it. arrived, taken, finished: monotonic times of its arrival, of its batch's begin (None
+    before), and of its outcome.
     """
 
     owner: str

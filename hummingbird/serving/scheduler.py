@@ -197,9 +197,9 @@ class Scheduler:
     def _line_up(self, id: bytes, held: _Held) -> None:
         """Put a request that all parties hold into the queue, at its fair place.
 
-        So no client with many images delays the others. Ahead of the request are its client's earlier requests, and of
-        each other client at most as many images as its own client has up to this request (fair queueing: Golestani, "A
-        self-clocked fair queueing scheme", INFOCOM 1994). held: what is known of the request.
+        id: of the request. held: what is known of it. Ahead of it are its client's earlier requests, and of each other
+        client at most as many images as its own client has up to this request (fair queueing: Golestani, "A
+        self-clocked fair queueing scheme", INFOCOM 1994). So no client with many images delays the others.
         """
         waiting = [self._held[other] for other in self._ready]
         own = (other.turn for other in waiting if other.owner == held.owner)
