@@ -34,7 +34,7 @@ class _OneLineEach(argparse.HelpFormatter):
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of the command line with these commands.
+    """Return the argparse parser of the program `hummingbird`, with the commands `names`.
 
     Imports only the modules of these commands, so that a dealer needs no CrypTen.
     """

@@ -81,12 +81,12 @@ class BitWindow:
 
     @property
     def low(self) -> int:
-        """The lowest bit that decides a sign: the larger of m and q."""
+        """The number of the lowest bit of a share that decides a sign with this window: the larger of m and q."""
         return max(self.m, self.q)
 
     @property
     def w(self) -> int:
-        """Number of bits that decide a sign."""
+        """How many bits of a share decide a sign with this window: k - `low`."""
         return self.k - self.low
 
     def __str__(self) -> str:
@@ -242,14 +242,18 @@ class BitConfig:
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """Return a copy of the configuration with these assumptions on rows, by layer.
+        """Return a copy of this configuration with other assumptions on the rows of some layers.
 
-        They replace the configuration's own assumptions for these layers; other layers keep theirs.
+        rows: assumptions by qualified name; they replace those of this configuration for these layers. Other layers
+        keep theirs.
         """
         return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise ConfigError if `layers` names a layer that is not among `names`, the net's layers that compare."""
+        """Raise ConfigError if this configuration has a window for a layer that the net lacks.
+
+        names: the qualified names of the net's layers that compare.
+        """
         known = list(names)
         known_set = set(known) | {name.partition("#")[0] for name in known}
         unknown = sorted(set(self.layers) - known_set)
@@ -260,7 +264,11 @@ class BitConfig:
             )
 
     def check_rows(self, softmaxes: Iterable[str], norms: Iterable[str]) -> None:
-        """Raise ConfigError if `rows` names a layer that is no softmax or norm, or has invalid values for it."""
+        """Raise ConfigError if this configuration's `rows` do not fit the net.
+
+        softmaxes, norms: qualified names of these layers in the net. `rows` may name no other layers, and its numbers
+        must be possible for a softmax or a norm.
+        """
         kinds = {**dict.fromkeys(softmaxes, "softmax"), **dict.fromkeys(norms, "norm")}
         short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | kinds
         if unknown := sorted(set(self.rows) - set(short)):
@@ -276,11 +284,12 @@ class BitConfig:
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
-        """Raise ConfigError for windows of another net; warn of windows for another protocol or number of parties.
+        """Raise ConfigError if these windows were found for another net; warn if for another protocol or party count.
 
-        net: a function that returns the fingerprints by which the windows' provenance may name the net in use. parties:
-        number of parties, None if not known. With another protocol or number of parties the same windows decide more
-        signs wrongly, or have a smaller range. Entries that the provenance lacks are not compared.
+        The provenance says for what they were found; an entry that it lacks is not compared. With another protocol or
+        number of parties the same windows decide more signs wrongly, or have a smaller range. net: a function that
+        returns the fingerprints of the net in use; the provenance must name one of them. parties: number of parties in
+        use, None if not known.
         """
         if "net" in self.provenance and self.provenance["net"] not in (own := net()):
             raise ConfigError(
@@ -302,7 +311,7 @@ class BitConfig:
             )
 
     def plain(self) -> dict[str, Any]:
-        """Return the content of the configuration's file (docs/bit-config.md) as JSON values."""
+        """Return this configuration as JSON values (dicts, lists, numbers), as a file has them (docs/bit-config.md)."""
         layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
         file = BitsFile(
             default=self.default,
@@ -314,7 +323,7 @@ class BitConfig:
         return records.plain(file)
 
     def to_json(self) -> str:
-        """Return the text of the configuration's file (docs/bit-config.md)."""
+        """Return this configuration as the text of a file of windows (docs/bit-config.md)."""
         return json.dumps(self.plain(), indent=2) + "\n"
 
     @classmethod
@@ -328,7 +337,11 @@ class BitConfig:
 
     @classmethod
     def from_plain(cls, data: Any, *, where: str = "bit configuration") -> BitConfig:
-        """Read the configuration from the JSON value of a file. Raises the errors of `from_json`."""
+        """Make a configuration from `data`, the JSON values (dicts, lists, numbers) that a file of windows holds.
+
+        where: the name of the file in errors. Raises ConfigError for another format or version, unknown fields, and
+        invalid windows.
+        """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
@@ -345,15 +358,15 @@ class BitConfig:
         return config
 
     def save(self, path: str | Path) -> None:
-        """Write `to_json()` to a file."""
+        """Write this configuration to a file, as the text of `to_json`; `BitConfig.load` reads it."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def of(cls, bits: BitConfig | BitWindow | str | os.PathLike[str] | None) -> BitConfig:
-        """Return the configuration that `bits` describes.
+        """Return the configuration that a user's argument `bits` describes.
 
-        bits: a BitConfig, one window for all layers, the path of a file, or None for exact comparisons. Raises the
-        errors of `load`.
+        bits: a BitConfig, one window for all layers, the path of a file, or None for exact comparisons. Raises
+        ConfigError for a missing or invalid file.
         """
         if bits is None:
             return cls(EXACT)
@@ -369,7 +382,7 @@ class BitConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:
-        """Read a file that `save` has written. Raises ConfigError for a missing or invalid file."""
+        """Read the configuration in a file of windows. Raises ConfigError for a missing or invalid file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
@@ -398,7 +411,7 @@ def _instead_of(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile:
-    """The record of a file of windows, in its newest version. BitWindow, Rows and BitConfig check the numbers."""
+    """The fields of a file of windows, in its newest version. Reading checks types, and `config` the numbers."""
 
     format: str = records.constant(FORMAT)
     version: int = record_field(records.one_of((2, VERSION)), default=VERSION)
@@ -412,7 +425,7 @@ class BitsFile:
 
     @property
     def config(self) -> BitConfig:
-        """The configuration in the file. Raises ConfigError for an invalid one."""
+        """The `BitConfig` that this file holds. Raises ConfigError if its windows or rows are invalid."""
         return BitConfig(self.default, self.layers, self.provenance, self.input_range, self.rows)
 
 
@@ -422,14 +435,14 @@ def _none(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile2(BitsFile):
-    """The record of a file of windows of version 2, which has no assumptions on rows (field `rows`)."""
+    """The fields of a file of windows of version 2, which has no field `rows`."""
 
     rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFile1:
-    """The record of one window in a file of version 1, which has no q."""
+    """One window in a file of windows of version 1: k and m, without q."""
 
     k: int = record_field(_NUMBER)
     m: int = record_field(_NUMBER)
@@ -440,7 +453,7 @@ _WINDOW1 = records.through(records.record(WindowFile1), lambda file: BitWindow(f
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile1(BitsFile2):
-    """The record of a file of windows of version 1, in which windows have no q."""
+    """The fields of a file of windows of version 1, whose windows have no q."""
 
     version: int = record_field(records.one_of((1,)), default=1)
     default: BitWindow = record_field(_WINDOW1, missing=True, default=EXACT)
@@ -462,7 +475,7 @@ def _short(fingerprint: Any) -> str:
 
 
 def _finite(number: float) -> bool:
-    """Return whether a number is at least 0 and finite as a float."""
+    """Return whether a number is at least 0 and, as a float, finite."""
     try:
         return 0 <= float(number) < math.inf
     except OverflowError:

@@ -78,10 +78,11 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:
-    """Return a problem for each reason why a step cannot be converted.
+    """Return the reasons why steps of a net cannot be converted, a `Problem` for each.
 
-    Such a step has no private form, or its weights have no values (they are on the meta device), or fixed point does
-    not hold its numbers precisely enough. owner: of private weights; None: they are public. config: the windows.
+    A step cannot be converted if it has no private form, if its weights have no values (they are on the meta device),
+    or if fixed point does not hold its numbers precisely enough. owner: of private weights; None: they are public.
+    config: the windows.
     """
     found = properties.rounded(steps) + columns.fine(steps, config)
     if owner is None:
@@ -106,7 +107,7 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
 
 
 def _tensors(step: Step) -> list[Tensor]:
-    """Return the constants and weights of a step."""
+    """Return all tensors that a step holds: its module's parameters and buffers, and its constants."""
     values = step.attrs.values()
     modules = [value for value in values if isinstance(value, nn.Module)]
     own = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -114,7 +115,11 @@ def _tensors(step: Step) -> list[Tensor]:
 
 
 def _unbuilt(step: Step) -> list[Problem]:
-    """Return a problem if the converter registered for a step's module raises an error or returns no module."""
+    """Return a list with one problem if the converter for a step's module fails, else an empty list.
+
+    The converter is a function that the user has registered (`register_converter`). It fails if it raises an error or
+    returns something that is no torch module.
+    """
     kind = type(step.attrs["module"])
     try:
         built = CUSTOM[kind](step.attrs["module"])
@@ -190,11 +195,11 @@ def build(
     example: Any = None,
     aim: str = "latency",
 ) -> PrivateNet[SharedResult]:
-    """Return the private form of a net, as `convert_model` does, but without communication.
+    """Return the private form of a net, as `convert_model` does, but without communication between parties.
 
-    The other arguments and the errors are those of `convert_model`, but for `aim`, which may not be None, and for
-    AgreementError, which only communication can raise. parties: number of parties, None if not known; if it is known,
-    the windows' provenance is compared with it.
+    net, bits, weights, protocol, example: as for `convert_model`. aim: likewise, but not None. parties: number of
+    parties, None if not known; if it is known, it is compared with the provenance of the windows. Raises the errors of
+    `convert_model`, without AgreementError.
     """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
@@ -234,11 +239,11 @@ def build(
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:
-    """Return the fingerprints of this net. The provenance of windows must name one of them.
+    """Return the fingerprints of this net; windows fit the net if their provenance names one of them.
 
-    steps: the steps of the net, traced as a search for windows does, with the numbers that forward() reads from
-    weights; None if the caller has only steps of private weights, which lack these numbers: the net is then traced
-    here.
+    steps: the net's steps as `graph.trace` returns them; None: the net is traced here. Steps of private weights will
+    not do: they lack numbers that forward() reads from weights. example: the input to trace with, as for
+    `convert_model`.
     """
     custom = tuple(CUSTOM)
     steps = graph.trace(net, custom=custom, example=example) if steps is None else steps
@@ -246,16 +251,20 @@ def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> lis
 
 
 def _owner(rank: int | None) -> WeightOwner | None:
-    """Return the object that stands for the weights' owner, from its rank; None for public weights."""
+    """Return the `WeightOwner` of private weights: the owner's rank, and whether this process knows the weights.
+
+    rank: of the owner; None for public weights, for which None is returned. Without a session the weights count as
+    known.
+    """
     if rank is None:
         return None
     return WeightOwner(rank, known=not sessions.is_initialized() or sessions.current().rank == rank)
 
 
 def owner_of(weights: str | int) -> int | None:
-    """Return the rank of the party that owns the weights, None for public ones.
+    """Return the rank of the party that owns the weights, or None if all parties know them.
 
-    Raises ConfigError for anything else.
+    weights: "public" or this rank. Raises ConfigError for anything else, and for a rank that the session does not have.
     """
     if weights == "public":
         return None

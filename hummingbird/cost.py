@@ -17,9 +17,10 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of a piece of work; `+` gives the price of two pieces, one after the other.
+    """The price of a piece of work in messages: rounds and bits; `+` adds the prices of two pieces of work.
 
-    rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together.
+    rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together. The
+    second piece runs after the first, so their rounds add up.
     """
 
     rounds: int = 0
@@ -33,7 +34,11 @@ class Cost:
         return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)
 
     def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
-        """Return the time on the wire: half a round trip for every round, and the time to send the bits."""
+        """Return the seconds of these messages on a link: half a round trip for every round, and the time for the bits.
+
+        bits_per_second: bandwidth of one party. round_trip_seconds: of the link. Computation, and the dealer's bits,
+        are not in it.
+        """
         return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
 
 
@@ -41,14 +46,14 @@ FREE = Cost()
 
 
 def packed(n: int) -> int:
-    """Return the number of bytes into which n single bits are packed."""
+    """Return how many bytes `n` single bits take if a byte holds eight of them."""
     return (n + 7) // 8
 
 
 def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
-    """Return the cost of an opening, in which every party sends one frame with this payload to each other party.
+    """Return the price, for one party, of an opening: every party sends one frame to each other party, in one round.
 
-    offline_bits: what the dealer sends to all parties for the values that are opened.
+    payload_bytes: of the frame. offline_bits: what the dealer sends to all parties for the values that are opened.
     """
     if parties == 1:
         return Cost(0, 0, offline_bits)
@@ -56,17 +61,19 @@ def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
 
 
 def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
-    """Return the cost of a round in which every other party sends one message to the same party.
+    """Return the price, for one party, of a round in which every other party sends a message to one receiver.
 
-    payload_bytes: of each message. sends: whether the cost is that of a party that sends, or of the one that receives.
+    parties: their number. payload_bytes: of each message. sends: whether the price is that of a sender; the receiver
+    sends no bits.
     """
     return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
 
 
 def sharing(parties: int, is_source: bool) -> Cost:
-    """Return the cost of sharing an input: its owner sends the shape (nine words); the shares come from seeds.
+    """Return the price, for one party, of sharing an input: the owner sends its shape (72 bytes) to all others.
 
-    is_source: whether the price is that of the owner.
+    It takes one round. The shares themselves follow from seeds. is_source: whether this party is the owner; another
+    party sends no bits.
     """
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
@@ -78,21 +85,23 @@ ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
 
 
 def asking(parties: int, values: int, bits: int, results: int, result_bits: int, key_bytes: int = 0) -> tuple[int, int]:
-    """Return two numbers of bytes for a request: those a client sends to all parties together, and those it receives.
+    """Return the bytes that a client's request sends to all parties together, and those that it receives, as a tuple.
 
-    The client sends N - 1 seeds and one copy of the values' low bits, and receives N copies of the results' low bits.
-    values, results: how many numbers the request's images have in all, as inputs and as results. bits, result_bits: how
-    many low bits of each value and of each result are sent. key_bytes: bytes of the lookups' keys for each party.
+    The client sends N - 1 seeds, from which shares follow, and one copy of the inputs' low bits; it receives N copies
+    of the results' low bits.
+    values, results: how many numbers the request's images have together, as inputs and as results. bits, result_bits:
+    how many low bits of each input and of each result are sent. key_bytes: bytes of the keys for lookups, for each
+    party.
     """
     up = parties * (REQUEST_HEADER_BYTES + key_bytes) + (parties - 1) * 16 + packed(values * bits)
     return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
 
 
 def ordering(parties: int, requests: int, first: bool) -> Cost:
-    """Return the cost of the message in which party 0 sends a list of `requests` requests to all other parties.
+    """Return the price of the message by which party 0 tells all other parties which `requests` requests they run next.
 
-    It has a header, and an entry for each request. first: whether the cost is that of party 0, the only sender; that of
-    another party has no bits.
+    It has a header, and an entry for each request. first: whether the price is that of party 0, the only sender; that
+    of another party has no bits.
     """
     payload = 16 + 8 * ORDER_WORDS * requests
     frames = 1 + (requests > 0)
@@ -104,20 +113,20 @@ def ordering(parties: int, requests: int, first: bool) -> Cost:
 
 
 def crypten_mul(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's product of two private values of n elements, truncation included."""
+    """Return the price of CrypTen's product of two private tensors with n values each, its truncation included."""
     return opening(parties, 16 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's square of a private value of n elements, truncation included."""
+    """Return the price of CrypTen's square of a private tensor with n values, truncation of the result included."""
     return opening(parties, 8 * n, 64 * n) + opening(parties, 8 * n, 128 * n)
 
 
 def crypten_ltz(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's exact sign of n elements.
+    """Return the price of CrypTen's exact sign (whether x < 0) of n private values.
 
-    CrypTen adds the shares pairwise by a prefix adder on words of 64 bits, and converts one bit back to shares in the
-    ring.
+    CrypTen adds the parties' shares pairwise by a prefix adder on words of 64 bits, and converts the sum's top bit to
+    additive shares.
     """
     if parties == 1:
         return Cost(0, 0, 64 * n)
@@ -131,14 +140,14 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 
 
 def crypten_relu(n: int, parties: int) -> Cost:
-    """Return the cost of CrypTen's ReLU of n elements: between two parties 1856 bits an element and 9 rounds."""
+    """Return the price of CrypTen's ReLU of n private values: between two parties 1856 bits a value, and 9 rounds."""
     return crypten_ltz(n, parties) + opening(parties, 16 * n, 64 * n)
 
 
 def crypten_shipped_relu(n: int, parties: int) -> Cost:
-    """Return the cost of a ReLU of n elements in CrypTen as its authors ship it, without this package's frame headers.
+    """Return the price of a ReLU of n values in CrypTen as its authors ship it, without this package's frame headers.
 
-    Its offline bits are those that a dealer would send for its triples; as shipped there is no dealer, and every party
+    Its offline bits are those that a dealer would send for its triples. CrypTen as shipped has no dealer: every party
     draws all triples itself.
     """
     here = crypten_relu(n, parties)
@@ -154,8 +163,7 @@ COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's messa
 def cot_message(count: int, random: bool) -> int:
     """Return the bytes of the receiver's message for `count` correlated oblivious transfers (hybrid/gc/cot.py).
 
-    Transfers come in blocks of 128. random: whether the choice bits are random, which takes 31/8 bytes each instead of
-    4.
+    random: whether the receiver's choice bits are random: a block of 128 transfers then takes 496 bytes, otherwise 512.
     """
     return (31 if random else 32) * 16 * -(-count // 128)
 
@@ -179,10 +187,11 @@ def bfv_switching_key() -> int:
 
 
 def bfv_reply(replies: int, values: int) -> int:
-    """Return the bytes of a BFV server's answer: 26,624 for each of `replies` ciphertexts, and 6.5 for each value read.
+    """Return the bytes of a BFV server's answer.
 
-    A ciphertext of an answer is two polynomials modulo two primes: one is sent in full; of the other, only coefficients
-    that hold a result. values: how many results the client reads from the answer in all.
+    It has 26,624 bytes for each of `replies` ciphertexts, and 6.5 bytes for each of the `values` results that the
+    client reads from all of them. A ciphertext of an answer is two polynomials modulo two primes: one is sent in full;
+    of the other, only coefficients that hold a result.
     """
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
 
@@ -203,12 +212,11 @@ def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
 
 
 def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
-    """Return the bytes sent online for n garbled circuits: to the data's side, and to the model's side.
+    """Return the bytes sent online for n garbled circuits, as a tuple: to the data's side, to the model's side.
 
-    width: input bits of each circuit. ring: bits of each result. garbler: the side that made the circuits, "data" or
-    "model". If the data's side is the garbler, it gets `width` bits for each circuit, and sends a label for each of
-    these bits. If the model's side is the garbler, it sends a label for each input bit, and gets the results mod
-    2^ring.
+    width: input bits of each circuit. ring: bits of each result. garbler: the side that has made the circuits, "data"
+    or "model". If it is the data's side, it gets `width` masked bits for each circuit, and sends a label for each of
+    them. If it is the model's side, it sends a label for each input bit, and gets the results mod 2^ring.
     """
     labels = LABEL_BYTES * n * width
     return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))
@@ -218,9 +226,9 @@ def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, in
 
 
 def impala(relus: int, pools: int, width: int) -> tuple[int, int]:
-    """Return Impala's bytes for ReLUs and 2x2 max poolings: those sent offline, and those sent online.
+    """Return the bytes that the protocol Impala sends offline and online, as a tuple, for ReLUs and 2x2 max poolings.
 
-    relus, pools: how many results of ReLUs and of poolings there are. width: bits of a value. The numbers are from
-    Table 4 of Impala: Choi et al., 2022.
+    relus, pools: how many values ReLUs and poolings return in all. width: bits of a value. The numbers are from Table 4
+    of Impala: Choi et al., 2022.
     """
     return (128 * relus + 416 * pools) * width, (80 * relus + 272 * pools) * width

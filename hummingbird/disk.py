@@ -19,10 +19,10 @@ PRIVATE, SHARED = 0o600, 0o666  # modes of new files: for this user alone; for o
 
 
 def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a file, whose content and name are on the disk when this returns; return its size in bytes.
+    """Write a file of these pieces of bytes, new or in place of an old one; return its size in bytes.
 
-    Until the last step an existing file remains. The new content is first written to `NAME.new`, which an error
-    removes. mode: the file's permissions, as of chmod(2).
+    Content and name are on the disk when this returns; until the last step an old file remains as it was. The new
+    content is first written to `NAME.new`, which an error removes. mode: the file's permissions, as of chmod(2).
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -36,10 +36,10 @@ def save(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 
 
 def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
-    """Write a new file, and return its size in bytes. Its name is on the disk only after `sync` of its folder.
+    """Write a new file of these pieces of bytes; return its size in bytes.
 
-    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists. An error while the file is
-    written removes it.
+    Its content is then on the disk, its name only after `sync` of the folder. mode: the file's permissions, as of
+    chmod(2). Raises FileExistsError if the file exists. An error while the file is written removes it.
     """
     file = opened(path, mode=mode)
     try:
@@ -55,7 +55,7 @@ def create(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> int:
 def opened(path: Path, *, mode: int = SHARED) -> BinaryIO:
     """Create a file, and return it open for writing; `flush` brings to the disk what was written.
 
-    mode: the file's permissions, as of chmod(2). Raises FileExistsError if the file exists.
+    path: of the file. mode: its permissions, as of chmod(2). Raises FileExistsError if it exists.
     """
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
@@ -72,13 +72,13 @@ def append(path: Path, pieces: Iterable[bytes], *, mode: int = SHARED) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Bring everything written to an open file to the disk."""
+    """Wait until everything that was written to an open file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync(path: Path) -> None:
-    """Bring a file's content, or the names in a folder, to the disk."""
+    """Wait until the content of the file `path` is on the disk; for a folder, the names of the files in it."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -87,7 +87,7 @@ def sync(path: Path) -> None:
 
 
 def rename(draft: Path, path: Path) -> None:
-    """Rename a file or folder atomically, replacing a file at `path`.
+    """Rename the file or folder `draft` to `path`, atomically; it replaces a file at `path`.
 
     A crash may undo the renaming until `sync` of the folder.
     """
@@ -110,9 +110,9 @@ def remove(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """Replace a file's content by zeros, which are on the disk when this returns.
+    """Replace the content of a file by zeros, in place; they are on the disk when this returns.
 
-    A disk may still keep the old blocks.
+    It makes secrets unreadable, but a disk may still keep the old blocks.
     """
     with open(path, "r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
@@ -122,8 +122,9 @@ def overwrite(path: Path) -> None:
 class Appended:
     """A file that this process has locked, and to which it appends pieces of bytes, each one completely or not at all.
 
-    A piece is on the disk when `append` returns. create: whether to create an empty file if there is none. Raises
-    OSError if the file cannot be opened, BlockingIOError if another process has locked it.
+    It is for journals, which must hold what was written before a crash: a piece is on the disk when `append` returns.
+    create: whether to create an empty file if there is none. Raises OSError if the file cannot be opened,
+    BlockingIOError if another process has locked it.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -140,14 +141,14 @@ class Appended:
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes."""
+        """The size of this file in bytes."""
         return os.fstat(self._file).st_size
 
     def append(self, piece: bytes) -> None:
-        """Add a piece to the end of the file.
+        """Add a piece of bytes to the end of this file, and wait until it is on the disk.
 
-        Raises OSError if the disk does not take all of the piece: the file is then as before, or, if that fails too,
-        takes no more pieces.
+        Raises OSError if the disk does not take all of the piece. The file then has its former content; if even that
+        could not be restored, every later call raises an error.
         """
         if self._torn:
             raise OSError(errno.EIO, "an earlier piece was cut off")
@@ -164,19 +165,19 @@ class Appended:
             raise
 
     def cut(self, size: int) -> None:
-        """Truncate the file to its first `size` bytes."""
+        """Shorten this file to its first `size` bytes."""
         os.ftruncate(self._file, size)
         os.fsync(self._file)
 
     def read(self, count: int, at: int) -> bytes:
-        """Read `count` bytes from offset `at`, or fewer at the end of the file."""
+        """Return `count` bytes of this file from offset `at`, or fewer if the file ends before."""
         data = os.pread(self._file, count, at)
         while len(data) < count and (more := os.pread(self._file, count - len(data), at + len(data))):
             data += more
         return data
 
     def close(self) -> None:
-        """Close the file, which releases the lock; may be called twice."""
+        """Close this file, which releases its lock; may be called twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -34,7 +34,10 @@ class HummingbirdError(Exception):
 
 
 def shown(value: Any) -> str:
-    """Return a short text of a value for an error; for a tensor only its shape, since its numbers may be private."""
+    """Return a short text that describes a value in an error.
+
+    For a tensor it has only the shape, since its numbers may be private.
+    """
     if (shape := getattr(value, "shape", None)) is not None:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     if isinstance(value, Sequence) and any(hasattr(part, "shape") for part in value):
@@ -87,10 +90,10 @@ _SHOWN = 3  # steps that a message names for one reason
 
 
 def _grouped(problems: Sequence[Problem]) -> list[str]:
-    """Return the lines of text for a net's problems: one for each reason, with the first steps that have it.
+    """Return the text for the problems of a net, as a list of lines: one for each reason, with the steps that have it.
 
-    A line is `a, b, c and 21 more: what  [hint: ..]`. If names were left out, a last line says that the error's
-    `problems` has them all.
+    A line is `a, b, c and 21 more: what  [hint: ..]`, where a, b, c are the first steps. If names were left out, a last
+    line says that the error's `problems` has them all.
     """
     places: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
@@ -264,9 +267,9 @@ class EnvironmentProblem(HummingbirdError):
 
 @contextmanager
 def needs(extra: str, use: str) -> Iterator[None]:
-    """Raise EnvironmentProblem, with the extra to install, in place of the ModuleNotFoundError of an import inside.
+    """Return a context for an import: if the module is missing, it raises EnvironmentProblem with what to install.
 
-    extra: the extra of this package that brings the module. use: what cannot be done without the module.
+    extra: the extra of this package that brings the module. use: what cannot be done without the module, in words.
     """
     try:
         yield

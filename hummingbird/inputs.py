@@ -16,10 +16,10 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
-    """Return the ring elements, int64, of a real tensor at scale 2^16. where: the tensor's name in errors.
+    """Return a real tensor as ring elements, round(x * 2^16), int64, of the same shape.
 
-    limit: the largest |x| allowed, up to 2^30; None: 2^20, the limit that holds in any net. Raises InputError for
-    anything but a real tensor within the limit.
+    where: the tensor's name in errors. limit: the largest |x| allowed, up to 2^30; None: 2^20, the limit that holds in
+    any net. Raises InputError for anything but a real tensor within the limit.
     """
     if not isinstance(x, Tensor):
         hint = "torch.as_tensor(x, dtype=torch.float32)"
@@ -41,10 +41,10 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
 
 
 def numbered(x: Any, where: str, rows: int) -> Tensor:
-    """Return the row numbers, int64 on the CPU, in an integer tensor with values in [0, rows).
+    """Return row numbers as int64 on the CPU, after a check that all of them are in [0, rows).
 
-    where: the tensor's name in errors. Raises InputError for anything else. The error names no row number: its text may
-    end up in a log.
+    x: an integer tensor of row numbers. rows: how many rows the table has. where: the tensor's name in errors. Raises
+    InputError for anything else. The error names no row number: its text may end up in a log.
     """
     if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.layout != torch.strided:
         got = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
@@ -57,7 +57,10 @@ def numbered(x: Any, where: str, rows: int) -> Tensor:
 
 
 def check_limit(limit: Any, where: str) -> None:
-    """Raise InputError unless `limit` is None or a positive number. where: its name in the error."""
+    """Raise InputError unless `limit`, the largest |x| that an input may have, is None or a positive number.
+
+    where: the limit's name in the error.
+    """
     number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
     if limit is not None and not (number and math.isfinite(limit) and limit > 0):
         hint = "a positive number, such as the net's input_range, or None"

@@ -75,12 +75,18 @@ class LookedUp(nn.Module):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes, for one image, of the two inputs of `after`, the part behind the lookup: rows and weights."""
+        """The shapes, without the batch, of the two inputs of `after`, the part behind the lookup.
+
+        They are (positions, dim) of the rows that were found, and (positions,) of their weights.
+        """
         positions = sum(self.after.bags)
         return (positions, self.table.embedding_dim), (positions,)
 
     def example(self) -> tuple[Tensor, Tensor]:
-        """Return zeros as inputs of the part after the lookup: `convert_model(net.after, example=net.example())`."""
+        """Return example inputs for tracing `after`, the part behind the lookup: zeros as one image's rows and weights.
+
+        Use: `convert_model(net.after, example=net.example())`.
+        """
         rows, weights = (torch.zeros(1, *shape) for shape in self.shapes)
         return rows, weights
 

@@ -38,7 +38,7 @@ STYLE = {
 
 @contextlib.contextmanager
 def picture(width: float, height: float, **style: Any) -> Iterator[Figure]:
-    """Give a `with` block an empty matplotlib figure, to draw into in the shared style.
+    """Return a context that gives its block an empty matplotlib figure to draw into, in this package's style.
 
     width, height: inches. style: changes to the style, with "_" for the dots in matplotlib's names: `font_size=12`.
     Raises EnvironmentProblem without matplotlib.
@@ -66,11 +66,11 @@ _COLOURS = ((BLUE, AMBER, RED), (GREY,))  # of the parts of each bar of a layer
 
 
 class Measure(NamedTuple):
-    """A quantity that every layer has, such as its bytes.
+    """A quantity that a picture shows of each layer, such as its bytes: the numbers, and how they are written.
 
-    unit: of the picture's numbers. form: their format, as in ",.1f". per: how much of the quantity is one unit; 8,000
-    if bits are shown in kB. bars: for each layer one or two bars, online before offline. A bar consists of parts, by
-    name, one after the other. A part has the quantity of each layer.
+    unit: of the picture's numbers. form: their format, as in ",.1f". per: by how much the numbers in `bars` are
+    divided; 8,000 if they are bits and the picture shows kB. bars: one or two bars for each layer, online before
+    offline. A bar is a dict: the name of each of its parts, and the part's numbers, one for each layer.
     """
 
     unit: str
@@ -80,7 +80,7 @@ class Measure(NamedTuple):
 
 
 def layer_name(*words: str) -> str:
-    """Return the name of a layer in a picture: its qualified name, its operation, and its window.
+    """Return the name of a layer in a picture, made of its qualified name, its operation and its window.
 
     words: these three as text; the last two may be empty.
     """
@@ -89,12 +89,13 @@ def layer_name(*words: str) -> str:
 
 
 def by_layer(title: str, names: Sequence[str], of: str, measures: Mapping[str, Measure]) -> Figure:
-    """Draw horizontal bars for every layer, in the net's order from the top, and return the figure.
+    """Draw horizontal bars for every layer, in the net's order from the top; return the matplotlib figure.
 
     Layers without any of the quantity are left out. If there are more than `MOST` layers, the smallest are added up in
     the last row.
-    names: of the layers. of: the quantity to draw, a key of `measures`. Raises ConfigError for another key, and
-    EnvironmentProblem without matplotlib.
+    title: above the picture. names: of the layers. of: the quantity to draw, a key of `measures`, such as "bytes".
+    measures: the numbers of all layers, for each quantity. Raises ConfigError for another key, and EnvironmentProblem
+    without matplotlib.
     """
     if of not in measures:
         raise ConfigError(f"there is no picture of {of!r}", where="of", hint=f"one of {', '.join(measures)}")
@@ -131,7 +132,11 @@ def by_layer(title: str, names: Sequence[str], of: str, measures: Mapping[str, M
 
 
 def _rows(names: Sequence[str], bars: Sequence[Mapping[str, Sequence[float]]]) -> list[tuple[str, list[int]]]:
-    """Return the rows of a picture: for each its name, and the places in `names` of the layers that it adds up."""
+    """Choose the rows of a picture; return a list of (name, indices), the layers that one row shows.
+
+    The indices count `names`. A row has one layer; the last row adds up the smallest ones if there are more than
+    `MOST`. Layers that are 0 in all bars have no row. names: of all layers. bars: as in `Measure`.
+    """
     sums = [sum(numbers[place] for bar in bars for numbers in bar.values()) for place in range(len(names))]
     shown = [place for place, found in enumerate(sums) if found]
     if len(shown) <= MOST:

@@ -25,7 +25,7 @@ SEED_BYTES = CIPHERS["aes-128-ctr"]
 
 
 def cipher_of(device: str) -> str:
-    """Return the name in `CIPHERS` of the fastest cipher on a device of this type, "cpu" or "cuda"."""
+    """Return the name of the cipher, a key of `CIPHERS`, that is fastest on a type of device: "cpu" or "cuda"."""
     return "aes-128-ctr" if device == "cpu" else "chacha20"
 
 
@@ -35,18 +35,19 @@ def new_seed(size: int = SEED_BYTES) -> bytes:
 
 
 def fresh(device: torch.device | str = "cpu") -> Stream:
-    """Return a stream from a fresh seed, for numbers that no other process draws.
+    """Return a stream of random numbers from a new seed, which no other process has.
 
-    device: of the results; it selects the cipher.
+    device: of the results. On a CPU the cipher is AES-128, elsewhere ChaCha20.
     """
     return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
 
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
-    """Return a seed for one purpose, which the labels name; it is independent of the seeds for other purposes.
+    """Derive from a seed a further seed for one purpose; return its bytes.
 
-    Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ. size: bytes of the result, by default as many as
-    `seed` has. Raises InputError for a `seed` below 16 bytes.
+    labels: texts and numbers that name the purpose. Seeds for different labels are independent; ("a", "bc") and ("ab",
+    "c") differ. size: bytes of the result, by default as many as `seed` has. Raises InputError for a `seed` below 16
+    bytes.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
@@ -63,12 +64,13 @@ def expands_on_devices(seed: bytes) -> bool:
 
 
 class Stream:
-    """Uniform bits that follow from one seed, read in order and each once: `Stream(seed).words(2, 3)`.
+    """A source of uniform random bits that follow from one seed: `Stream(seed).words(2, 3)` draws six numbers.
 
-    Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another order (`leave`).
-    Two streams of one seed give the same values if and only if the same calls are made in the same order.
-    seed: 16 bytes (AES-128) or 32 bytes (ChaCha20). device: the device of the results. on_device: whether the bits are
-    computed on that device, which is so for a seed of 32 bytes and a device other than the CPU.
+    Each bit is used once. Two streams of one seed give the same values if and only if the same calls are made in the
+    same order. Every call begins at a new block of 64 bytes, so that its bits can be computed later, or in another
+    order (`leave`).
+    seed: 16 bytes (AES-128) or 32 bytes (ChaCha20). device: the device of the results. The attribute `on_device` says
+    whether the bits are computed there, which is so for a seed of 32 bytes and a device other than the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
@@ -83,31 +85,32 @@ class Stream:
 
     @property
     def packs(self) -> bool:
-        """Whether elements of any width are packed without gaps: so for AES-128 (a seed of 16 bytes), not for ChaCha20.
+        """Whether this stream packs elements of any width without gaps: with AES-128, a seed of 16 bytes, it does.
 
-        With ChaCha20 each element has a register of its own on a GPU.
+        With ChaCha20 (32 bytes) it does not: each element has a register of its own on a GPU.
         """
         return streams.is_aes128(self._key)
 
     def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
-        """Reserve the next blocks for uniform elements of this shape, and return an object that computes them later.
+        """Reserve the next blocks of this stream for uniform elements; return an object that computes them later.
 
-        width: bits of each element, packed without gaps; None: all bits of `dtype`.
+        dtype, shape: of the tensor of elements. width: bits of each element, packed without gaps; None: all bits of
+        `dtype`.
         """
         drawn = Drawn(self._key, self._block, shape, dtype, width)
         self._block += blocks_of(drawn.nbytes)
         return drawn
 
     def bytes(self, count: int) -> torch.Tensor:
-        """Draw `count` uniform bytes, uint8 (count,)."""
+        """Draw `count` uniform bytes from this stream, uint8 (count,)."""
         return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Draw uniform integers mod 2^64, or mod 2^32 as int32, of the given shape."""
+        """Draw uniform integers of the given shape: mod 2^64 as int64 or, if `dtype` says so, mod 2^32 as int32."""
         return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:
-        """Draw uniform bits, uint8 of zeros and ones of the given shape. Eight bits come from one random byte."""
+        """Draw uniform bits from this stream, uint8 of zeros and ones, of the given shape. A byte gives 8 bits."""
         count = torch.Size(shape).numel()
         packed = self.bytes((count + 7) // 8)
         places = torch.arange(8, dtype=torch.uint8, device=self.device)

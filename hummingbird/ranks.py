@@ -57,10 +57,10 @@ _KILLED = "the system may have ended it, for memory or from outside: look at its
 
 
 class Job:
-    """The membership of this process in a torchrun job of several ranks, with the store they share.
+    """This process's place in a torchrun job of several ranks, and the store through which ranks say why they end.
 
-    Each rank writes into the store why it ends. timeout: seconds that a rank waits for another. here: this process's
-    rank on this host, and the number of ranks on this host.
+    rank, size: the number of this rank, and of all ranks. store: of the job, by torchrun. timeout: seconds that a rank
+    waits for another. here: two numbers: this process's rank on this host, and the number of ranks on this host.
     """
 
     def __init__(self, rank: int, size: int, store: dist.Store, timeout: float) -> None:
@@ -78,7 +78,7 @@ class Job:
             self._store.set(f"ended/{self.rank}", json.dumps([what, hint]))
 
     def has_said(self, rank: int) -> bool:
-        """Wait some seconds for another rank to write why it ends; return whether it has."""
+        """Wait some seconds until rank `rank` has written to the store why it ends; return whether it has."""
         try:
             self._store.wait([f"ended/{rank}"], datetime.timedelta(seconds=_GRACE))
         except RuntimeError:
@@ -86,9 +86,10 @@ class Job:
         return True
 
     def lost(self, otherwise: str) -> PeerError:
-        """Find out why a connection to other ranks broke; return the error, with the rank that has ended, and why.
+        """Find out why a connection to other ranks broke; return a PeerError that names the rank which has ended.
 
-        otherwise: the reason to give if all ranks still run. Waits some seconds for the ranks' entries in the store.
+        Waits some seconds until the other ranks have written to the store that they run or why they ended. otherwise:
+        the reason to give if all ranks still run.
         """
         silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
         deadline = time.monotonic() + _GRACE
@@ -118,11 +119,12 @@ _jobs = 0  # jobs of this process so far; each has its own names in the store
 
 @contextlib.contextmanager
 def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
-    """Join, for a `with` block, the ranks that torchrun has started; yield the `Job`, or None for a single rank.
+    """Return a context in which this process is one of the ranks that torchrun has started; its block gets the `Job`.
 
-    In the block the ranks divide the work (`part`, `joined`). timeout: seconds to wait for another rank's message.
-    Raises EnvironmentProblem for environment variables that are not torchrun's, PeerError for ranks that do not join
-    within `TIMEOUT`. In the block, SIGTERM raises PeerError with the name of the rank that failed.
+    With a single rank the block gets None. In the block the ranks divide the work (`part`, `joined`), and SIGTERM
+    raises PeerError with the name of the rank that failed. timeout: seconds to wait for another rank's message. Raises
+    EnvironmentProblem for environment variables that are not torchrun's, PeerError for ranks that do not join within
+    `TIMEOUT`.
     """
     global _job, _jobs
     rank, size = _environment()
@@ -167,9 +169,9 @@ def _environment() -> tuple[int, int]:
 
 
 def _backend(size: int) -> str:
-    """Choose torch.distributed's backends: gloo for messages; NCCL for gradients, if each rank has its own GPU.
+    """Return the name of torch.distributed's backend: gloo, with NCCL for GPU tensors if each rank here has a GPU.
 
-    size: the number of ranks.
+    size: the number of all ranks.
     """
     own = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if own else "gloo"
@@ -177,7 +179,7 @@ def _backend(size: int) -> str:
 
 @contextlib.contextmanager
 def _signals(joined: Job) -> Iterator[None]:
-    """Handle SIGTERM and SIGINT within a `with` block, in the main thread of a rank.
+    """Return a context that handles SIGTERM and SIGINT in the main thread of a rank.
 
     SIGTERM, by which torchrun ends the remaining ranks, raises PeerError with the name of the rank that failed. Ctrl-C
     comes from the terminal and again from torchrun: the first SIGINT raises KeyboardInterrupt, the second is ignored,
@@ -215,27 +217,31 @@ def current() -> Job | None:
 
 
 def rank() -> int:
-    """Return the number of this rank, from 0; 0 outside of a job."""
+    """Return the number of this process among the ranks of torchrun's job, from 0; 0 outside of a job."""
     return _job.rank if _job else 0
 
 
 def size() -> int:
-    """Return the number of ranks in the job; 1 outside of a job."""
+    """Return how many ranks torchrun's job has; 1 outside of a job."""
     return _job.size if _job else 1
 
 
 def first() -> bool:
-    """Whether this is rank 0, which alone writes files."""
+    """Return whether this process is rank 0 of its job, which alone writes files; True outside of a job."""
     return rank() == 0
 
 
 def part(count: int) -> range:
-    """Return which batches this rank runs when the ranks divide the batches 0 to count - 1 among them."""
+    """Return the numbers of the batches that this rank runs, as a range; all ranks share 0 to count - 1."""
     return range(rank(), count, size())
 
 
 def device(name: str) -> str:
-    """Return the device that this rank uses: for "cuda" the GPU whose number is its rank on this host; else `name`."""
+    """Return the torch device that this rank uses.
+
+    name: "cpu" or "cuda", for example. For "cuda" it is the GPU whose number is this process's rank on this host; for
+    any other name, the device of that name.
+    """
     if _job is None or name != "cuda" or not torch.cuda.is_available():
         return name
     card = _job.here[0] % torch.cuda.device_count()
@@ -250,10 +256,11 @@ _SHOWN = 80  # characters of a value in an error
 
 
 def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """Return torch.cat of run(0), run(1), ... on the CPU: each rank computes some of these pieces, all get the result.
+    """Return torch.cat([run(0), run(1), ...]) at every rank, on the CPU; each rank computes only some of the pieces.
 
-    rows: how many rows each piece has; its length is the number of pieces. like: (0, ...), with the shape and type of a
-    row. The result is exact, as each number is computed by one rank, and all others add 0.
+    run: computes the piece with this number. rows: how many rows each piece has, in order. like: (0, ...), an empty
+    tensor with the shape and type of a row. The result is exact, as each number is computed by one rank, and all others
+    add 0.
     """
     if current() is None:
         return torch.cat([run(number) for number in range(len(rows))])
@@ -269,7 +276,10 @@ def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> T
 
 
 def mean(values: Tensor) -> Tensor:
-    """Compute the mean of the ranks' tensors, which have equal shapes, on their device; all ranks get the same bits."""
+    """Return the mean of the tensors that the ranks pass, on the tensor's device; all ranks get the same bits.
+
+    values: this rank's tensor; all ranks pass equal shapes.
+    """
     if current() is None:
         return values
     every = joined(lambda _: values.detach().double().cpu()[None], [1] * size(), values[None][:0].double().cpu())
@@ -277,7 +287,7 @@ def mean(values: Tensor) -> Tensor:
 
 
 def told(make: Callable[[], bytes]) -> bytes:
-    """Call `make` at rank 0 only, and return its bytes at all ranks."""
+    """Call `make`, which returns bytes, at rank 0 only; return its bytes at all ranks."""
     if current() is None:
         return make()
     content = make() if first() else b""
@@ -292,10 +302,10 @@ def told(make: Callable[[], bytes]) -> bytes:
 
 
 def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Check that all ranks have the same facts; if not, every rank raises AgreementError, which shows the difference.
+    """Check that all ranks have the same facts; if not, every rank raises AgreementError, which names what differs.
 
-    facts: a function that makes a dict of names and values, such as options; it is called only if there are several
-    ranks.
+    facts: returns a dict, such as each option's name and value, which are compared as text. It is called only if there
+    are several ranks.
     """
     if current() is None:
         return
@@ -326,7 +336,10 @@ def _gathered(tensor: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """A context in which ranks wait for each other: a broken connection raises PeerError, with the rank that ended."""
+    """Return a context for calls in which ranks wait for each other, such as a broadcast.
+
+    If the connection breaks in it, it raises PeerError, which says which rank has ended, and why.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -349,11 +362,11 @@ _NO_NAME = "none"  # torchrun's default for --rdzv-id
 
 
 def dynamic() -> bool:
-    """Return whether the torchrun that started this process uses a dynamic rendezvous (as with `--standalone`).
+    """Return whether torchrun started this process with a dynamic rendezvous (as with `--standalone`).
 
-    A dynamic rendezvous runs code for anybody who reaches this host's ports. A static torchrun is recognised by the
-    entry that it makes for each rank in the store of its processes; where TORCH_ELASTIC_WORKER_IDENTICAL=1 suppresses
-    these entries, by its run id, which is torchrun's default. Also False if the store does not answer.
+    Such a rendezvous runs code for anybody who reaches this host's ports. A static torchrun is known by the entry that
+    it makes for each rank in the store of its processes. TORCH_ELASTIC_WORKER_IDENTICAL=1 suppresses these entries; it
+    is then known by its run id, which is torchrun's default. Also False if the store does not answer.
     """
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name is None:
@@ -373,18 +386,18 @@ def dynamic() -> bool:
 
 
 def warn_of_dynamic(stacklevel: int = 2) -> None:
-    """Warn, in one process of each host, if torchrun uses a dynamic rendezvous (`dynamic`), which is open to strangers.
+    """Warn if torchrun uses a dynamic rendezvous (`dynamic`), through which strangers may run code on this host.
 
-    stacklevel: for `warnings.warn`.
+    Only the first process of each host warns. stacklevel: for `warnings.warn`.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0" and dynamic():
         warnings.warn(f"{DYNAMIC}: {DYNAMIC_HINT}", stacklevel=stacklevel)
 
 
 def refuse_dynamic(listen: str) -> None:
-    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`) and is open to other hosts.
+    """Raise TrustError if torchrun uses a dynamic rendezvous (`dynamic`), through which strangers may run code here.
 
-    It is not refused if all ranks are on this host and clients can come only from this host. listen: the address for
+    Nothing is raised if all ranks are on this host and clients can come only from this host. listen: the address for
     clients.
     """
     local = listen.startswith("unix:") or loopback(split(listen)[0])

@@ -45,10 +45,10 @@ _shown.maxlevel = 2
 
 
 class Kind(NamedTuple):
-    """A kind of values that a field may have: how to check, read and write one.
+    """The type and limits of a field of a record: how its value is checked, read from JSON, and written to it.
 
-    expected: the description in errors. read: converts a JSON value to the field's value; raises `Fault`, or any Python
-    error of a wrong value. plain: converts the field's value to a JSON value.
+    expected: a description for errors, as in "a list of 2 items". read: converts a value of JSON to the field's value;
+    raises `Fault`, or any Python error that a wrong value causes. plain: converts the field's value back.
     """
 
     expected: str
@@ -57,7 +57,10 @@ class Kind(NamedTuple):
 
 
 class Fault(Exception):
-    """Raised for an invalid value. what: the predicate of a sentence whose subject is the field at `path`."""
+    """Raised for an invalid value in a JSON text, while a record is read.
+
+    what: what is wrong, as a predicate: "has no field 'x'". path: the field that is the subject, such as ".layers[2]".
+    """
 
     def __init__(self, what: str, path: str = "") -> None:
         super().__init__(what)
@@ -65,9 +68,9 @@ class Fault(Exception):
 
 
 class _Refused(Exception):
-    """Carries the HummingbirdError by which a record's class has refused its values, until the reader raises it.
+    """Raised in place of the HummingbirdError by which a record's class refuses values; `read` turns it back.
 
-    error: that error. path: where the record is in the JSON.
+    error: the class's error. path: where the record is in the JSON text, for the final error.
     """
 
     def __init__(self, error: HummingbirdError, path: str = "") -> None:
@@ -79,16 +82,17 @@ class _Refused(Exception):
 
 
 def field(kind: Kind, *, missing: bool = False, left_out: bool = False, **default: Any) -> Any:
-    """Declare a field of a record's dataclass. kind: of its values. default: keyword arguments of `dataclasses.field`.
+    """Declare a field of a record's dataclass, in place of `dataclasses.field`.
 
-    missing: whether the field may be absent in a JSON text; it then has its default. left_out: whether, besides,
-    `write` leaves the field out where it has its default.
+    kind: type and limits of its values. missing: whether the field may be absent in a JSON text; it then has its
+    default. left_out: whether, besides, `write` leaves the field out where it has its default. default: further
+    arguments, which go to `dataclasses.field`.
     """
     return dataclasses.field(metadata={"kind": kind, "missing": missing or left_out, "left_out": left_out}, **default)
 
 
 def whole(least: int = 0, most: int = LARGEST) -> Kind:
-    """Return the kind of an integer in least..most."""
+    """Return a `Kind` for a field that holds an integer in least..most."""
     expected = f"a whole number in {least}..{_power(most)}"
     return _plain(expected, lambda value: type(value) is int and least <= value <= most)
 
@@ -108,12 +112,15 @@ def real(least: float = 0.0, most: float = _HUGE, *, above: bool = False) -> Kin
 
 
 def flag() -> Kind:
-    """Return the kind of True and False."""
+    """Return a `Kind` for a field that holds True or False."""
     return _plain("true or false", lambda value: type(value) is bool)
 
 
 def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
-    """Return the kind of a text of shortest..longest characters. printable: whether all of them must be printable."""
+    """Return a `Kind` for a field that holds a text.
+
+    longest, shortest: limits of its number of characters. printable: whether all of them must be printable.
+    """
     expected = f"a{' printable' * printable} text of {shortest} to {longest} characters"
 
     def good(value: Any) -> bool:
@@ -123,7 +130,7 @@ def text(longest: int, shortest: int = 0, *, printable: bool = False) -> Kind:
 
 
 def one_of(names: Sequence[Any]) -> Kind:
-    """Return the kind of a value that is one of these texts or numbers."""
+    """Return a `Kind` for a field that holds one of the texts or numbers in `names`."""
     return _plain(f"one of {', '.join(map(str, names))}", lambda value: any(_same(value, name) for name in names))
 
 
@@ -137,15 +144,15 @@ def constant(value: Any) -> Any:
 
 
 def hexadecimal(*sizes: int) -> Kind:
-    """Return the kind of bytes of one of these sizes, written as hexadecimal digits.
+    """Return a `Kind` for a field that holds bytes, which JSON has as hexadecimal digits.
 
-    No error shows the value, which may be secret.
+    sizes: the numbers of bytes that are allowed. No error shows the value, which may be secret.
     """
     return Kind(_hex(sizes), lambda value: bytes.fromhex(_digits(value, sizes)), bytes.hex)
 
 
 def digits(size: int) -> Kind:
-    """Return the kind of a text of hexadecimal digits that stands for `size` bytes; the field's value is the text.
+    """Return a `Kind` for a text of hexadecimal digits that stand for `size` bytes; the field holds the text.
 
     No error shows the value, which may be secret.
     """
@@ -153,7 +160,10 @@ def digits(size: int) -> Kind:
 
 
 def many(kind: Kind, longest: int, shortest: int = 0) -> Kind:
-    """Return the kind of a list of shortest..longest values of one kind, read as a tuple."""
+    """Return a `Kind` for a field that holds a tuple of values of one kind, which JSON has as a list.
+
+    kind: of each value. longest, shortest: limits of the number of values.
+    """
     expected = f"a list of {shortest} to {longest} items"
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -164,7 +174,10 @@ def many(kind: Kind, longest: int, shortest: int = 0) -> Kind:
 
 
 def row(*kinds: Kind) -> Kind:
-    """Return the kind of a list with one value of each of these kinds in order, read as a tuple."""
+    """Return a `Kind` for a field that holds a tuple of fixed length, which JSON has as a list.
+
+    kinds: the kind of each entry, in order.
+    """
     expected = f"a list of {len(kinds)} items"
 
     def read(value: Any) -> tuple[Any, ...]:
@@ -175,9 +188,9 @@ def row(*kinds: Kind) -> Kind:
 
 
 def mapping(kind: Kind, longest: int, name: int = 512) -> Kind:
-    """Return the kind of a JSON object whose values are of one kind, read as a dict.
+    """Return a `Kind` for a field that holds a dict from texts to values of one kind, which JSON has as an object.
 
-    longest: most values. name: most characters of a field's name.
+    kind: of each value. longest: most entries. name: most characters of a key.
     """
     expected = f"an object of at most {longest} fields with names of at most {name} characters"
 
@@ -190,7 +203,7 @@ def mapping(kind: Kind, longest: int, name: int = 512) -> Kind:
 
 
 def maybe(kind: Kind) -> Kind:
-    """Return the kind of a value of this kind or None."""
+    """Return a `Kind` for a field that holds None (null in JSON) or a value of `kind`."""
     return Kind(
         f"null or {kind.expected}",
         lambda value: None if value is None else kind.read(value),
@@ -199,21 +212,24 @@ def maybe(kind: Kind) -> Kind:
 
 
 def anything(expected: str = "a value of JSON") -> Kind:
-    """Return the kind of any JSON value, for a record that checks the value itself. expected: as of `Kind`."""
+    """Return a `Kind` for a field that may hold any value of JSON; the record's class checks it.
+
+    expected: what it should be, in words, for errors.
+    """
     return Kind(expected, lambda value: value)
 
 
 def through(kind: Kind, read: Callable[[Any], Any], plain: Callable[[Any], Any]) -> Kind:
-    """Return a kind of values that have another form in Python than values of `kind`, the form in JSON.
+    """Return a `Kind` for a field whose value has one form in JSON and another one in Python, such as a path.
 
-    read: converts a value of `kind` to the field's value; it may raise any error of Python or of this package. plain:
-    converts the field's value back.
+    kind: of the value in JSON. read: converts it to the field's value; it may raise any error of Python or of this
+    package. plain: converts the field's value back.
     """
     return Kind(kind.expected, lambda value: _guarded(read, kind.read(value)), lambda value: kind.plain(plain(value)))
 
 
 def record(kind: type[Any]) -> Kind:
-    """Return the kind of a record within a record. kind: the inner record's class."""
+    """Return a `Kind` for a field that holds another record, which JSON has as an object. kind: that record's class."""
     return Kind("an object", functools.partial(_made, kind), plain)
 
 
@@ -225,20 +241,21 @@ def read(data: str | bytes, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def read(data: str | bytes, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def read(data: str | bytes, kind: Any, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """Read a record, or a value of a kind, from a JSON text.
+    """Read a record, or one value if `kind` is a `Kind`, from a JSON text, and return it.
 
-    kind: the record's class, or a `Kind`. name: the text's name in errors, as in "malformed NAME: it has no field
-    'turn'". most: limit in bytes. deepest: limit of nested lists and objects. how: `error`, the class of errors, by
-    default InputError, and their `where` and `hint`.
+    data: the text. kind: the record's class, or a `Kind`. name: the text's name in errors, as in "malformed NAME: it
+    has no field 'turn'". most: limit of the text in bytes. deepest: limit of nested lists and objects. how: `error`,
+    the class of errors, by default InputError, and their `where` and `hint`.
     """
     return of(parse(data, name=name, most=most, deepest=deepest, **how), kind, name=name, **how)
 
 
 def parse(data: str | bytes, *, name: str, most: int = MOST, deepest: int = DEEPEST, **how: Any) -> Any:
-    """Parse a JSON text; return its values as Python has them (dict, list, str ...), which `of` turns into a record.
+    """Parse a JSON text; return its values as Python has them: dict, list, str, numbers and None.
 
-    For texts in which a field says which record they hold. The arguments, but for `kind`, and the errors are those of
-    `read`.
+    `of` then turns them into a record: for texts in which a field says which record they hold. name: the text's name in
+    errors. most: limit in bytes. deepest: limit of nested lists and objects. how: `error`, the class of errors, by
+    default InputError, and their `where` and `hint`.
     """
     with _told(name, **how):
         return _parsed(data, most, deepest)
@@ -249,9 +266,11 @@ def of(value: Any, kind: type[R], *, name: str, **how: Any) -> R: ...
 @overload
 def of(value: Any, kind: Kind, *, name: str, **how: Any) -> Any: ...
 def of(value: Any, kind: Any, *, name: str, **how: Any) -> Any:
-    """Return the record, or the value, that JSON values describe; the values are a result of `parse`.
+    """Return the record that JSON values describe, or one value if `kind` is a `Kind`.
 
-    kind: the record's class, or a `Kind`. name, how: as in `read`. Raises an error for invalid values, as `read` does.
+    value: values as `parse` returns them. kind: the record's class, or a `Kind`. name: the record's name in errors.
+    how: `error`, the class of errors, by default InputError, and their `where` and `hint`. Raises such an error for
+    invalid values.
     """
     with _told(name, **how):
         return kind.read(value) if isinstance(kind, Kind) else _made(kind, value)
@@ -268,7 +287,7 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def write(record: Any, **layout: Any) -> str:
-    """Return the JSON text of a record. layout: `indent`, `separators`, `sort_keys` of json.dumps."""
+    """Return a record as JSON text. layout: arguments of json.dumps: `indent`, `separators`, `sort_keys`."""
     return json.dumps(plain(record), allow_nan=False, **layout)
 
 
@@ -276,7 +295,7 @@ def write(record: Any, **layout: Any) -> str:
 
 
 def _parts(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the dataclass fields of a record's class. Raises TypeError for one that `field` has not declared."""
+    """Return the dataclass fields of a record's class, in order. Raises TypeError for one not made by `field`."""
     return _looked_up(kind)
 
 
@@ -294,7 +313,10 @@ def _is_default(part: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _made(kind: type[R], value: Any) -> R:
-    """Make a record of class `kind` from a JSON object. Raises Fault, or _Refused in place of an error of the class."""
+    """Make a record of the dataclass `kind` from `value`, the dict of a JSON object.
+
+    Raises Fault for invalid fields, and _Refused for values that the class itself refuses.
+    """
     fields = _checked(value, type(value) is dict, "an object")
     parts = {part.name: part for part in _parts(kind)}
     order = sorted(parts.values(), key=lambda part: not part.metadata.get("first"))
@@ -318,7 +340,7 @@ def _inside(path: str, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _power(number: int) -> str:
-    """Return a number as text: as 2^n or 2^n-1 if it is such a number and at least 2^31, otherwise in digits."""
+    """Return a number as text for errors: as 2^n or 2^n-1 if it is such a number from 2^31 on, else in digits."""
     for less in (0, 1):
         if number >= 1 << 31 and number + less & number + less - 1 == 0:
             return f"2^{(number + less).bit_length() - 1}" + "-1" * less
@@ -405,7 +427,10 @@ def _no_number(name: str) -> NoReturn:
 def _told(
     name: str, where: str = "", hint: str = "", error: Callable[..., HummingbirdError] = InputError
 ) -> Iterator[None]:
-    """Turn the faults of a `with` block into errors of class `error`, which name the record, the field and `where`."""
+    """Return a context that turns errors of invalid values in it into errors of class `error`.
+
+    name: the record's name for the text "malformed NAME: FIELD ...". where, hint: of the error.
+    """
     try:
         yield
     except Fault as fault:

@@ -34,9 +34,9 @@ BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seco
 
 @dataclass(frozen=True)
 class Around:
-    """The cost, for each party that sends, of what parties do before or after a net's layers, such as sharing an input.
+    """The price of messages before or after a net's layers, such as sharing an input, for one party that sends.
 
-    by: which parties send, in words, such as "every party".
+    cost: this price. by: which parties send, in words, such as "every party".
     """
 
     cost: Cost
@@ -45,16 +45,15 @@ class Around:
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """The price of running a batch through a private net, for each party; its `str` is a table of all layers, which a
-    notebook renders.
+    """The price of running a batch through a private net, for each party. Its `str` is a table of all layers.
 
     shape: of the batch of each lane. layers: the price of every step. setup: the price of private weights, paid once.
     bandwidth: bits per second of each party, which its lanes share. rtt: round-trip time, seconds. lanes: number of
-    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: of the prices in
-    `layers`, as for `convert_model`. aims: aim -> the price of a batch of one lane. beside: for comparison, by name,
-    the price of such a batch by protocol `gmw`, and of its ReLUs alone by CrypTen as shipped, with the offline bits
-    that a dealer would send for them. inputs: a description of the example's inputs. around: costs before and after the
-    layers (`_around`), which no sum contains.
+    lanes of each party. dealer_bandwidth: bits per second of the dealer's link. aim: that of the prices in `layers`, as
+    for `convert_model`. aims: for each aim, the price of a batch of one lane.
+    beside: two prices to compare with, by name: of this batch by protocol `gmw`, and of its ReLUs alone by CrypTen as
+    its authors ship it, with the offline bits that a dealer would send. inputs: a description of the example's inputs.
+    around: prices of messages before and after the layers, by name; no total contains them.
 
     >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12), bandwidth=352e6, rtt=0.01)
     >>> cost.rounds, round(cost.seconds, 3)
@@ -79,31 +78,30 @@ class Estimate:
 
     @property
     def total(self) -> Cost:
-        """Rounds and bits of all layers, for a batch of one lane."""
+        """The price of all layers for one lane's batch, as a `Cost`: rounds, bits of a party, bits of the dealer."""
         return _total(self.layers)
 
     @property
     def rounds(self) -> int:
-        """Rounds of a batch's layers, without sharing the input and opening the result (`around`)."""
+        """Rounds of the layers for one batch, without sharing the input and opening the result (`around`)."""
         return self.total.rounds
 
     @property
     def online_bytes(self) -> float:
-        """Bytes that a party sends for a batch."""
+        """Bytes that one party sends for one lane's batch."""
         return self.total.bits / 8
 
     @property
     def offline_bytes(self) -> float:
-        """Bytes of correlated randomness that the dealer sends to all parties together for a batch.
+        """Bytes of correlated randomness that the dealer sends for one lane's batch, to all parties together.
 
-        The dealer sends corrections to each party in turn, so that all get equal parts, to within the largest
-        correction.
+        Each party gets an equal part, to within the largest correction.
         """
         return self.total.offline_bits / 8
 
     @property
     def seconds(self) -> float:
-        """Seconds that a batch takes on the wire, without computation."""
+        """Seconds that one batch takes on the wire, without computation."""
         return self._seconds(self.total)
 
     def _seconds(self, cost: Cost) -> float:
@@ -154,15 +152,18 @@ class Estimate:
         return by_layer(f"{of} by layer: {self._subject()}{link_of}", names, of, measures)
 
     def _subject(self) -> str:
-        """Return the parties and the inputs that are priced, in words."""
+        """Return the number of parties and the shape of the inputs that this price is for, in words."""
         return f"{self.parties} parties, {self.inputs or f'input {self.shape}'}"
 
     def _shown(self) -> list[PlannedCost]:
-        """Return the layers that have a row in the table: all but those that only move values."""
+        """Return the prices of the layers that have a row in the report: all but those that only move values."""
         return [planned for planned in self.layers if planned.range is not None and planned.op not in MOVES]
 
     def _beyond(self) -> Report:
-        """Return a table of the costs before and after the layers, such as of sharing inputs, which no sum contains."""
+        """Return a text table of `around`, the prices of messages before and after the layers; no total contains them.
+
+        Its rows are named by the messages, such as "sharing the input".
+        """
         rows = [
             (
                 name,
@@ -176,7 +177,7 @@ class Estimate:
         return text_table(("besides", "sent by", "rounds", "sent kB", "wire ms"), rows, left=2)
 
     def _in_all(self) -> Report:
-        """Return a table of the costs of a batch of all lanes, online, offline and in all.
+        """Return a text table of the bytes of a batch of all lanes: online, offline, and both together.
 
         It has a row for each aim, and for each comparison in `beside`.
         """
@@ -195,9 +196,10 @@ class Estimate:
         return Report.of(words, text_table(head, rows), *self._fewest(), between="\n")
 
     def _fewest(self) -> list[str]:
-        """Return a list of one line if protocol `gmw` moves fewer bits in all than any aim, else an empty list.
+        """Return a list with a line of advice, or an empty list.
 
-        It can move fewer if most layers are smooth functions: its splines are then smaller than tables.
+        The line says that protocol `gmw` moves the fewest bits in all, online and offline, and is there if that is so.
+        It happens if most layers are smooth functions: the splines of `gmw` are then smaller than tables.
         """
         gmw, others = self.beside.get("gmw"), [*self.aims.values(), self.total]
         if gmw is None or self._moved(gmw) >= min(map(self._moved, others)):
@@ -208,7 +210,7 @@ class Estimate:
         return self.parties * cost.bits + cost.offline_bits
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
-        """Return the cells, as text, of a row of the table for one piece of work.
+        """Return the cells of one row of the report's table, as texts.
 
         elements: how many values the work is on. cost: its price. The cells are: elements, rounds, bits sent for an
         element, kB sent, kB offline, and milliseconds on the wire.
@@ -288,9 +290,10 @@ def estimate(
 
 
 def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[str, Around]:
-    """Return the costs of comparing the parties' plans, of sharing the inputs, and of opening the results.
+    """Return the prices of messages beside the layers, by name: comparing plans, sharing inputs, opening results.
 
-    sizes: the shape of the batch. The plans are compared once for a net, not for each batch.
+    private: the net. sizes: the shape of the batch. parties: their number. The plans are compared once for a net, not
+    for each batch.
     """
     given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
     opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
@@ -306,12 +309,15 @@ def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[s
 
 
 def agreement_cost(private: PrivateNet, parties: int) -> Cost:
-    """Return the cost of `PrivateNet.set_up` with public weights: every party sends the net's facts to every other."""
+    """Return the price, for one party, of comparing the net's facts among all parties before its first batch.
+
+    Every party sends them to every other (`PrivateNet.set_up` with public weights).
+    """
     return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a batch as a tuple. Raises InputError for anything but a shape."""
+    """Return the shape of a batch, which a user has given, as a tuple. Raises InputError for anything else."""
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)
@@ -321,22 +327,22 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
-    """Return two prices of a batch for comparison, by name: by protocol `gmw`, and of its ReLUs alone by CrypTen.
+    """Return two prices of a batch to compare with, by name: that of protocol `gmw`, and of CrypTen's ReLUs alone.
 
-    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step. The second price is of
-    CrypTen as shipped; it is absent if the net has no ReLU.
+    layers: the prices of the net's steps by `gmw`, in which every ReLU of the net is a step. The second is for CrypTen
+    as its authors ship it; it is absent if the net has no ReLU.
     """
     relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
     return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}
 
 
 def _total(layers: Sequence[PlannedCost]) -> Cost:
-    """Return the sum of the prices of all layers."""
+    """Return the sum of the prices of steps."""
     return sum((planned.cost for planned in layers), FREE)
 
 
 def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
-    """Raise ConfigError for a bandwidth, bits per second, that is not positive, or a round-trip time, seconds, below 0.
+    """Raise ConfigError unless `bandwidth`, bits per second, is above 0, and `rtt`, the round-trip seconds, 0 or more.
 
     Both must be finite. name: the bandwidth's name in errors.
     """
@@ -347,12 +353,18 @@ def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
 
 
 def link_words(bandwidth: float, rtt: float) -> str:
-    """Return a link as text, such as "10 Gb/s, 0.2 ms round trip"."""
+    """Return the properties of a link as text, such as "10 Gb/s, 0.2 ms round trip".
+
+    bandwidth: bits per second. rtt: round-trip time, seconds.
+    """
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
-    """Return a list of one line: images and bytes of all lanes of a party together. An empty list for one lane."""
+    """Return a list with a line of the report: images and bytes of all lanes of a party together; empty for one lane.
+
+    batch: the price of one lane's batch. images: how many images it has.
+    """
     if lanes == 1:
         return []
     sent, offline = (f"{lanes * bits / 8e3:,.1f} kB" for bits in (batch.bits, batch.offline_bits))
@@ -360,10 +372,10 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
-    """Return the notes below the report: what private weights cost, what "below" means, and why to use which table.
+    """Return the lines below the report: the price of private weights, what "below" means, and how tables were chosen.
 
-    setup: the price of private weights; `FREE` if there are none. variants: the names of the kinds of step tables and
-    tables of polynomials that the layers use. thrifty: whether the aim is throughput.
+    setup: the price of private weights; `FREE` if there are none. variants: the names of the kinds of tables that the
+    layers use, joined into one text. thrifty: whether the aim is throughput.
     """
     out = []
     if setup != FREE:

@@ -66,11 +66,11 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
 
 
 def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "constant") -> int:
-    """Return how many bits of fraction public constants get when they are rounded to fixed point.
+    """Return how many bits of fraction public constants get when they are rounded to fixed point, at most `most`.
 
-    They get enough for `precision` bits of the largest |x|, and at least 16; fewer if fewer hold all constants exactly;
-    never more than `most`. x: the constants, a real tensor. where: their name in errors. Raises InputError if rounding
-    to `most` bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
+    x: the constants, a real tensor. They get at least 16, and enough for `precision` bits of the largest |x|; fewer if
+    fewer hold all constants exactly. where: their name in errors. Raises InputError if the error of rounding to `most`
+    bits would exceed 2^-8 of the largest |x|. The arithmetic is exact: every machine finds the same number.
     """
     largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
     exponent = exponent_of(float(largest))
@@ -90,7 +90,7 @@ def fraction(x: Tensor, most: int, *, precision: int = PRECISION, where: str = "
 
 
 def exponent_of(value: float) -> int:
-    """Return the least e with |value| <= 2^e; 0 for zero, NaN and infinities."""
+    """Return the least integer e with |value| <= 2^e; 0 if the value is zero, NaN or infinite."""
     if not value or not math.isfinite(value):
         return 0
     mantissa, exponent = math.frexp(abs(value))
@@ -98,9 +98,10 @@ def exponent_of(value: float) -> int:
 
 
 def shifted(x: Tensor, bits: int) -> Tensor:
-    """Return ring elements with `bits` more fraction bits; if `bits` is negative, with fewer, rounded to nearest.
+    """Return ring elements of the same numbers with `bits` more bits of fraction, or with fewer if `bits` is negative.
 
-    Only public values may get fewer: rounded shares would not add up to the rounded value.
+    x: ring elements, int64. With fewer bits they are rounded to nearest; this is for public values only, as rounded
+    shares would not add up to the rounded value.
     """
     return x << bits if bits >= 0 else (x + (1 << -bits >> 1)) >> -bits
 
@@ -117,10 +118,11 @@ def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
 
 
 def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """Return a weight in the layout that the kernels take, from torch's layout for the product `op`, one of BILINEAR.
+    """Return the weight of a product in the layout that the kernels take.
 
-    A matrix stays as it is. A convolution's weight becomes (O, C // groups, kh, kw), for O output and C input channels;
-    a transposed convolution's becomes that of a convolution with the flipped kernel.
+    op: the product, one of BILINEAR. weight: in torch's layout for it. A matrix stays as it is. A convolution's weight
+    becomes (O, C // groups, kh, kw), for O output and C input channels; a transposed convolution's becomes that of a
+    convolution with the flipped kernel.
     """
     if op in ("conv1d", "conv_transpose1d"):
         weight = weight[:, :, None]
@@ -141,10 +143,11 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Return a transposed convolution in 2 dimensions of ring elements x, (B, C, H, W).
+    """Return a transposed convolution in 2 dimensions of ring elements, int64 (B, C, H, W).
 
-    It is computed as a convolution of the input with zeros put between its values, as the stride says. weight: in the
-    layout of `arranged`. The other options are torch's. bits: how many low bits of the result must be right.
+    It is computed as a convolution of x with zeros put between its values, as the stride says. x: ring elements, int64
+    (B, C, H, W). weight: in the layout of `arranged`. stride, padding, output_padding, dilation: torch's options,
+    (height, width) each; groups: torch's, too. bits: how many low bits of the result must be right.
     """
     batch, channels, height, width = x.shape
     kernel = weight.code.shape[2:]
@@ -164,11 +167,11 @@ BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_trans
 
 
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
-    """Return the product `op` of two int64 tensors mod 2^bits. op: one of `BILINEAR`, torch's own names.
+    """Return the product of two int64 tensors of ring elements mod 2^bits; higher bits of the result are arbitrary.
 
-    Higher bits of the result are arbitrary. b: a tensor in torch's layout for `op`; or, for all but "mul", a `Factor`
-    made from its `arranged` form, which makes repeated products cheaper. kwargs: torch's options of a convolution.
-    Raises InputError for an unknown `op`.
+    op: which product, one of `BILINEAR`, torch's own names, such as "matmul". b: a tensor in torch's layout for `op`;
+    or, for all but "mul", a `Factor` made from its `arranged` form, which makes repeated products cheaper. kwargs:
+    torch's options of a convolution. Raises InputError for an unknown `op`.
     """
     if op not in BILINEAR:
         raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")
@@ -193,7 +196,11 @@ def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: o
 
 
 def _option(options: dict[str, object], name: str, default: int, length: int) -> tuple[int, ...]:
-    """Return an option of torch's convolutions, a number or one for each dimension, as a tuple of `length` numbers."""
+    """Return a convolution's option `name`, such as "stride", as a tuple of `length` numbers, one a dimension.
+
+    options: torch's options by name; a value is one number for all dimensions, or a sequence. default: the number if
+    the option is missing.
+    """
     value = options.get(name, default)
     if isinstance(value, (tuple, list)):
         return tuple(int(v) for v in value) * (length // len(value))

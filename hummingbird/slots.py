@@ -40,10 +40,10 @@ _H = TypeVar("_H")
 
 
 def write_header(folder: Path, header: object, seed: bytes) -> None:
-    """Write the header file of a store, complete or not at all.
+    """Write the header of a store to its file, completely or not at all.
 
-    header: a record with the fields format, format_version and hummingbird_version.
-    seed: the store's seed, from which the key of the digest is derived.
+    folder: the store. header: a record with the fields format, format_version and hummingbird_version. seed: the
+    store's seed, from which the key of the header's digest is derived.
     """
     fields = records.plain(header)
     text = json.dumps({**fields, "digest": header_digest(fields, seed)}, indent=1)
@@ -51,7 +51,10 @@ def write_header(folder: Path, header: object, seed: bytes) -> None:
 
 
 def header_digest(fields: dict[str, Any], seed: bytes) -> str:
-    """Return the keyed digest, hexadecimal, of a store header's fields. seed: the store's; the key follows from it."""
+    """Return a keyed digest, hexadecimal, by which changes of a store's header are noticed.
+
+    fields: the header's. seed: the store's; the key follows from it.
+    """
     data = json.dumps(fields, sort_keys=True).encode()
     return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
 
@@ -59,11 +62,11 @@ def header_digest(fields: dict[str, Any], seed: bytes) -> str:
 def read_header(
     folder: Path, kind: type[_H], seeds: Container[int], again: str, anew: str, error: type[HummingbirdError]
 ) -> tuple[_H, bytes]:
-    """Read the header and the seed of a store. Raises `error` if they are damaged, or of another format or release.
+    """Read the header and the seed of a store; return both.
 
-    kind: class of the header, a record.
-    seeds: the lengths that a seed may have, in bytes.
-    again, anew: hints for a damaged store, and for one of another format or release.
+    folder: the store. kind: class of the header, a record. seeds: the lengths that a seed may have, in bytes. again,
+    anew: hints for a damaged store, and for one of another format or release. error: the class of the error that is
+    raised for them.
     """
     try:
         text, seed = (folder / HEADER).read_bytes(), (folder / SEED).read_bytes()
@@ -95,7 +98,7 @@ def _damaged_header(folder: Path, what: str, again: str, error: type[Hummingbird
 
 
 def beginning(set_id: str) -> bytes:
-    """Return the content of a new ledger for the set of slots `set_id`: no slot is used yet."""
+    """Return the text, as bytes, of a new ledger in which no slot is used. set_id: the name of the set of slots."""
     return _line({"store": set_id}) + b"\n"
 
 
@@ -116,7 +119,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _after(slot: int, entry: dict[str, object]) -> int:
-    """Return the number of the first slot that may be unused, once one more line of a ledger is read.
+    """Return the number of the first slot that may be unused, after one more line of a ledger.
 
     slot: this number before the line. entry: the line, parsed. A line that is unreadable counts as the mark of a slot.
     """
@@ -128,9 +131,9 @@ def _after(slot: int, entry: dict[str, object]) -> int:
 
 
 def looked_at(path: Path) -> int:
-    """Read a ledger, which another process may be writing; return the number of the first slot that may be unused.
+    """Return the number of the first slot that may be unused, according to a ledger.
 
-    Raises OSError if the file is gone.
+    path: the ledger; another process may be writing it. Raises OSError if the file is gone.
     """
     slot = 0
     for line in _lines(path.read_bytes())[1:]:
@@ -139,10 +142,11 @@ def looked_at(path: Path) -> int:
 
 
 class Ledger:
-    """The open ledger of a store, locked by this process: a file that records which slots of the store are used.
+    """The file of a store that records which slots are used, opened and locked by this process.
 
-    path: the file. set_id: the name of the set of slots, which were dealt together; the ledger must have it. next: the
-    number of the first slot after all slots that are marked as used. error: the class of the errors that methods raise.
+    path: the file. set_id: the name of the set of slots, which were dealt together; the ledger must have it. error: the
+    class of the errors that methods raise. `next` is the number of the first slot after all slots that are marked as
+    used.
     """
 
     def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
@@ -167,9 +171,9 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used, on the disk when this returns.
+        """Mark a slot as used; the mark is on the disk when this returns.
 
-        Raises `error` for a slot that may have been used before.
+        slot: its number. Raises `error` for a slot that may have been used before.
         """
         if slot < self._first or slot in self._marked:
             raise self._error(
@@ -180,7 +184,7 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Bind the store to one net, one owner or the like: record on the disk that it serves only this digest.
+        """Record, on the disk, that the store serves only one net, one owner or the like.
 
         name: what the store is bound to, such as "net". digest: identifies it. Raises `error` if the store is bound to
         another digest under this name.
@@ -197,7 +201,7 @@ class Ledger:
             )
 
     def close(self) -> None:
-        """Close the file, which releases the lock."""
+        """Close this ledger's file, which releases the lock."""
         self._file.close()
 
     def _append(self, entry: dict[str, object] | None) -> None:

@@ -25,7 +25,10 @@ DEEPEST = 16  # nesting of a structure from another process
 
 
 class NamedResults(dict[str, Any]):
-    """The results of a net that returns a dataclass, by name: `result.logits` is `result["logits"]`."""
+    """The results of a net that returns a dataclass: a dict whose entries are attributes, too.
+
+    `result.logits` is `result["logits"]`.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -37,11 +40,11 @@ class NamedResults(dict[str, Any]):
 def flatten(
     value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
 ) -> tuple[Structure, list[Any]]:
-    """Split a net's arguments or results into their structure and the list of their tensors, and return both.
+    """Split a net's arguments or results into their structure and a list of their tensors; return both.
 
-    The structure has tuples, lists, dicts and objects with their keys, constants, and a mark in place of each tensor;
-    the tensors are listed in the order of the marks. is_tensor: whether a part is a private tensor. is_public: whether
-    a part is a public tensor.
+    The structure has the tuples, lists, dicts and objects with their keys, the constants, and a mark in place of each
+    tensor; the tensors are listed in the order of the marks. is_tensor: returns whether a part is a private tensor.
+    is_public: returns whether it is a public tensor, which has another mark. All other parts are constants.
     """
     if is_tensor(value):
         return TENSOR, [value]
@@ -65,9 +68,10 @@ def flatten(
 
 
 def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
-    """Return the structure with some constant tensors written out as type, shape and numbers, for comparisons.
+    """Return a structure in which constant tensors are written out as type, shape and numbers, for comparisons.
 
-    fits: returns whether a constant is a tensor, and short enough, to be written out.
+    structure: of a net's arguments or results, as `flatten` returns it. fits: returns whether a constant is a tensor
+    that is short enough to be written out; others stay as they are.
     """
     if structure[0] == "constant" and fits(structure[1]):
         x = structure[1]
@@ -78,7 +82,10 @@ def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
 
 
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """Make the value that has this structure, taking its tensors in order from `leaves`."""
+    """Return the arguments or results of a net from their structure and their tensors; the inverse of `flatten`.
+
+    leaves: yields the tensors, in the order of their marks in the structure.
+    """
     if structure in (TENSOR, PUBLIC):
         return next(leaves)
     if structure[0] == "constant":
@@ -91,9 +98,10 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def places(structure: Structure, within: str = "") -> Iterator[str]:
-    """Yield a name for each tensor in a structure: the keys and indices on its path, as in "logits", "1", "states.0".
+    """Yield a name for each tensor in a structure: the keys and indices that lead to it, as in "states.0".
 
-    within: the name of the whole structure, which begins each of these names; "" for none.
+    structure: of a net's arguments or results, as `flatten` returns it. within: what each of these names begins with;
+    "" for nothing.
     """
     if structure in (TENSOR, PUBLIC):
         yield within
@@ -104,7 +112,10 @@ def places(structure: Structure, within: str = "") -> Iterator[str]:
 
 
 def constants(structure: Structure) -> Iterator[Any]:
-    """Yield every constant in the structure of a net's arguments or results."""
+    """Yield every constant in a structure: each part of a net's arguments or results without a tensor's mark.
+
+    structure: as `flatten` returns it, with a mark in place of each tensor.
+    """
     if structure[0] == "constant":
         yield structure[1]
     elif len(structure) == 3:
@@ -113,7 +124,10 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def keys(structure: Structure) -> Iterator[Any]:
-    """Yield every key of the dicts and objects in the structure of a net's arguments or results."""
+    """Yield every key of the dicts and objects in the structure of a net's arguments or results.
+
+    structure: as `flatten` returns it, with a mark in place of each tensor.
+    """
     if len(structure) == 3:
         yield from structure[1]
         for part in structure[2]:
@@ -121,25 +135,31 @@ def keys(structure: Structure) -> Iterator[Any]:
 
 
 def tensors(structure: Structure) -> int:
-    """Return the number of private tensors in the structure of a net's arguments or results."""
+    """Return how many private tensors a structure has, by their marks.
+
+    structure: of a net's arguments or results, as `flatten` returns it.
+    """
     return 1 if structure == TENSOR else sum(map(tensors, structure[2])) if len(structure) == 3 else 0
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a constant or key is a string, a number, True, False or None, which JSON can hold."""
+    """Return whether `value` is something that JSON can hold as it is: a string, a number, True, False or None."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def odd(structure: Structure) -> Any:
-    """Return the first constant or key of a structure that JSON cannot hold (`is_plain`); None if there is none."""
+    """Return the first constant or key that JSON cannot hold in a structure (`is_plain`); None if there is none.
+
+    structure: of a net's arguments or results, as `flatten` returns it.
+    """
     return next((value for value in (*constants(structure), *keys(structure)) if not is_plain(value)), None)
 
 
 def read(value: Any, depth: int = 0) -> Structure:
-    """Read the structure of results from a JSON value that another process has sent.
+    """Make the structure of a net's results (see `flatten`) from a JSON value that another process has sent.
 
-    Raises ValueError or TypeError for a value that is no such structure. depth: how deep in the message's value this
-    one is nested.
+    depth: how deep in the whole message `value` is nested. Raises ValueError or TypeError for a value that is no such
+    structure.
     """
     kind, *rest = value
     if depth > DEEPEST:
@@ -156,7 +176,7 @@ def read(value: Any, depth: int = 0) -> Structure:
 
 
 def leaf(value: Any) -> Any:
-    """Return the first tensor of a net's result, which is a tensor or a container of tensors."""
+    """Return the first tensor in a net's result, which is a tensor or a tuple, list or dict of tensors."""
     while isinstance(value, (tuple, list, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value

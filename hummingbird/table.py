@@ -9,9 +9,9 @@ _LEFT, _RIGHT, _SUM = "text-align: left", "text-align: right", "; border-top: 1p
 
 
 class Report(str):
-    """Text that a terminal prints as it is, and that a notebook renders when a cell ends with it.
+    """A text that a terminal prints as it is, and that a notebook shows as HTML when a cell ends with it.
 
-    text: the text. html: the same as HTML elements.
+    text: the text. html: its content as HTML elements.
 
         table = text_table(("layer", "kB"), [("relu", "1.5")])
         print(table)
@@ -26,10 +26,10 @@ class Report(str):
 
     @classmethod
     def of(cls, *parts: str, between: str = "\n\n") -> Report:
-        """Join tables and paragraphs into one report.
+        """Return one report that joins tables and paragraphs.
 
-        parts: a report each, or a text, which becomes a paragraph and keeps its line breaks. between: what separates
-        the parts in the text.
+        parts: reports, or texts, which become paragraphs and keep their line breaks. between: the text between two
+        parts.
         """
         html = (part.html if isinstance(part, Report) else _paragraph(part) for part in parts)
         return cls(between.join(parts), "".join(html))
@@ -45,9 +45,10 @@ class Report(str):
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, total: bool = False) -> Report:
-    """Return a table with aligned columns; the first `left` columns are aligned left, the others right.
+    """Return a table with aligned columns, as a `Report`.
 
-    total: whether the last row is a sum, below a horizontal line.
+    head: the titles of the columns. rows: the cells of each row, as texts. left: how many columns, from the first, are
+    aligned left; the others are aligned right. total: whether the last row is a sum, below a horizontal line.
     """
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]

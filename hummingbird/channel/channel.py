@@ -49,22 +49,27 @@ _Job = tuple["Future[None]", list[memoryview], Callable[[], object]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Return the types and shapes of tensors as text, which sender and receiver of a frame compare."""
+    """Return the types and shapes of tensors as text, such as "int64[2, 3]"; both sides of a message compare it."""
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
 def named(party: int, lane: int | None = None) -> str:
-    """Return the name of a party's process in errors. lane: None if a party has one process."""
+    """Return the name of a party's process for errors, such as "party 1" or "party 1, lane 0".
+
+    party: its rank. lane: None if parties have one lane.
+    """
     return f"party {party}" if lane is None else f"party {party}, lane {lane}"
 
 
 class Channel:
-    """The connections of one party to all others, over which it sends and receives tensors.
+    """All connections of one party to the other parties, over which protocols send and receive tensors.
 
-    rank: of this party. parties: their number. outgoing[i], incoming[i]: connected sockets to and from party i.
-    timeout: longest silence of a party, seconds. lane: the lane that this channel connects if parties have several, for
-    errors. Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when
-    a party sends something else than expected.
+    rank: this party's rank. parties: the number of parties. outgoing: for each other party's rank, the connected socket
+    on which this party sends to it. incoming: likewise, the socket on which this party receives from it. timeout:
+    longest silence of a party, in seconds. lane: the lane of this party to which the channel belongs, for errors; None
+    if parties have one lane.
+    Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when a party
+    sends something else than expected.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """The name of this party's process in errors."""
+        """The name of this party's process in errors, such as "party 1"."""
         return self.names[self.rank]
 
     @property
@@ -105,10 +110,10 @@ class Channel:
     # One round: everybody to everybody -------------------------------------------------------------------------------
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
-        """Send `tensors` to every other party; return the tensors received from each other party, by its rank.
+        """Send `tensors` to every other party; return a dict from each other party's rank to the list of its tensors.
 
-        Takes 1 round and N - 1 frames. All parties must send the same types and shapes. Pass int64 tensors before uint8
-        ones, so that both are aligned in the frame.
+        Takes 1 round and N - 1 frames. All parties must send tensors of the same types and shapes. Pass int64 tensors
+        before uint8 ones, so that both are aligned in the frame.
         """
         if self.parties == 1:
             return {}
@@ -120,7 +125,10 @@ class Channel:
         return received
 
     def exchange_text(self, text: str) -> dict[int, str]:
-        """Send a text of at most 1 MiB to every other party; return the texts of the others by rank. Takes 1 round."""
+        """Send a text of at most 1 MiB to every other party; return a dict from each other party's rank to its text.
+
+        Takes 1 round.
+        """
         data = text.encode()
         sending = [self._submit(peer, _TEXT, 0, [memoryview(data)]) for peer in self.others]
         received = {}
@@ -136,11 +144,18 @@ class Channel:
     # Point to point ---------------------------------------------------------------------------------------------------
 
     def send(self, peer: int, *tensors: Tensor) -> None:
-        """Send tensors to one party; return once they are handed to the network."""
+        """Send tensors to party `peer`; return once they are handed to the network.
+
+        The peer must call `receive` with tensors of the same types and shapes.
+        """
         self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
-        """Receive tensors of the types and shapes of `like` from one party."""
+        """Receive tensors from party `peer`; return them as a list, on the devices of the tensors in `like`.
+
+        like: tensors with the types and shapes that the peer must send; their values do not count. Raises
+        AgreementError if the peer sends other types or shapes.
+        """
         sizes = [t.numel() * t.element_size() for t in like]
         checksum = self._checksum(like)
         kind, theirs, length = self._header(peer)
@@ -163,9 +178,9 @@ class Channel:
             meter.count(rounds=1)
 
     def loss(self) -> str:
-        """Return a sentence about a party that has closed its connection, "" if none has.
+        """Return a sentence that names a party which has closed its connection; "" if none has.
 
-        Reads nothing from connections.
+        Reads no bytes from the connections, so messages that have arrived stay there.
         """
         if self.closed:
             return ""
@@ -182,7 +197,10 @@ class Channel:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Tell every party why this party stops, and close all connections. May be called twice; never raises."""
+        """Tell every party for what reason this party stops, and close all connections.
+
+        May be called twice; never raises.
+        """
         if self.closed:
             return
         for peer in self._outgoing:
@@ -190,7 +208,7 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; parties that still wait for this party get a PeerError."""
+        """Close this party's connections to all others; parties that wait for this party get a PeerError."""
         if self.closed:
             return
         self.closed = True
@@ -212,10 +230,10 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
-        """Begin to send the same tensors to each of some parties; return one entry for each party, in their order.
+        """Begin to send the same tensors to each of the parties `peers`; do not wait for long messages.
 
-        An entry is None if the message is written; for a long message, or one that must wait (`_submit`), it is a
-        future, done once it is written.
+        Returns a list with one entry for each party, in the order of `peers`: None if the message is written already;
+        else a future, which is done once the message is written (`_submit`).
         """
         checksum, stage = self._checksum(tensors), staging_of(tensors)
         if stage is not None:
@@ -234,10 +252,10 @@ class Channel:
         """Send a frame to a peer: write a short one at once and return None, or queue it and return a future.
 
         A frame is queued if it is long, follows a frame that is still queued, or has a `ready`. The peer's thread
-        writes queued frames; the future is done once the frame is written. kind: of the frame, such as ABORT. checksum:
-        of the layer's name and of the tensors' types and shapes; the peer compares it with its own. parts: the buffers
-        that make up the payload. ready: a function that returns once the buffers may be read; None: they may be read
-        now.
+        writes queued frames; the future is done once its frame is written.
+        kind: the frame's kind, such as `_DATA` or `_TEXT`. checksum: of the layer's name and of the tensors' types and
+        shapes; the peer compares it with its own. parts: the buffers whose bytes, one after the other, are the payload.
+        ready: a function that returns once the buffers may be read; None: they may be read now.
         """
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
@@ -263,7 +281,11 @@ class Channel:
         return future
 
     def _serve(self, peer: int, queue: SimpleQueue[_Job | None]) -> None:
-        """Write long messages to one peer: those in its queue, one after another, until the queue holds None."""
+        """Write queued frames to `peer` until the queue holds None; this is the work of the peer's sending thread.
+
+        A job in the queue is a future, the frame's buffers, and a function that returns once the buffers may be read.
+        The future gets the error if writing fails.
+        """
         while (job := queue.get()) is not None:
             future, parts, ready = job
             try:
@@ -284,14 +306,17 @@ class Channel:
                     part = part[counts[-1] :]
 
     def _torn(self, peer: int) -> bool:
-        """Return whether the last frame was sent in part only: the peer would read a further frame as its rest."""
+        """Return whether the last frame to `peer` was sent only in part, so that no other frame may follow.
+
+        The peer would take the bytes of another frame for the rest of this one.
+        """
         length, *sent = self._frame[peer] or [0]
         return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
-        """Tell a peer, if it still reads, why this party stops (kind ABORT) or what this party expected (kind PLACE).
+        """Send a text to party `peer` as a frame of kind ABORT or PLACE, if it still reads; never raises.
 
-        Never raises.
+        An ABORT says why this party stops, a PLACE what this party expected to receive.
         """
         data = text.encode()[:MAX_TEXT]
         if peer in self._long:
@@ -372,15 +397,15 @@ class Channel:
         return kind, checksum, length
 
     def _skip(self, peer: int, length: int) -> None:
-        """Read a payload of `length` bytes, and drop it."""
+        """Read `length` bytes of a payload from party `peer`, and drop them."""
         while length:
             length -= len(self._read(peer, min(length, _PIECE)))
 
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
-        """Return the error for a frame of another kind, layer or shape than expected.
+        """Return the error for a frame from `peer` that is of another kind, layer or shape than this party expected.
 
-        Tells the peer in a PLACE frame what this party expected, and reads the peer's PLACE frame. length: bytes of the
-        wrong frame's payload, which is skipped. expected: what this party expected, as text.
+        Before that, tells the peer in a PLACE frame what this party expected, and reads the peer's own PLACE frame.
+        length: bytes of the wrong frame's payload, which is skipped. expected: what this party expected, as text.
         """
         mine = f"{self.name} expects {expected} at {_place()}"
         theirs = f"{self.names[peer]} sent {length} bytes of another message"
@@ -410,7 +435,7 @@ class Channel:
         return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
-        """Return the error to raise after sending to a peer has failed with `error`.
+        """Return the error to raise at this party after sending to party `peer` has failed with `error`.
 
         If the peer has sent an ABORT frame, which is still unread, the error gives the reason in that frame; otherwise
         it says that the connection is lost. This reads the peer's connection, so only the thread that receives may call

@@ -41,9 +41,9 @@ Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a listening socket at an address of this host.
+    """Open a socket at an address of this host, at which other processes can connect; return the socket.
 
-    port: 0 for a free one. Raises OSError if it cannot listen.
+    port: 0 for a free one. Raises OSError if it cannot listen there.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = found[0]
@@ -77,12 +77,12 @@ def connect(
     """Connect all parties to each other; return this party's channel.
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second. rank: of this
-    party. addresses: (host, port) by party. server: the listening socket for the other parties' calls; None for a lane
-    other than 0, which gets its connections from lane 0. token: 16 secret bytes of this run and lane, which only the
-    parties know. timeout: seconds. tls: contexts for the connecting and the accepting side; party i's certificate must
-    then be for the name `party-i`. lane: the lane that connects here; None if parties have one lane. links: sockets to
-    other lanes of this party (`_Joining.serve`). `server` and the links are closed at the end. Raises PeerError if a
-    party does not come or fails.
+    party. addresses: (host, port) of every party, by rank. server: the listening socket at which other parties connect
+    to this one; None for a lane other than 0, which gets its connections from lane 0. token: 16 secret bytes of this
+    run and lane, which only the parties know. timeout: seconds. tls: contexts for the connecting and the accepting
+    side; party i's certificate must then be for the name `party-i`. lane: the lane that connects here; None if parties
+    have one lane. links: for other lanes of this party, by number: the lane's token and a socket to it. `server` and
+    the links are closed at the end. Raises PeerError if a party does not come or fails.
     """
     joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
     try:
@@ -101,9 +101,10 @@ def connect(
 
 @dataclass
 class _Dialing:
-    """The repeated attempts of this party to open one connection.
+    """The repeated attempts of this party to open one connection, `call`.
 
-    due: monotonic time of the next attempt. under_way: the attempt that is being made, or None.
+    due: monotonic time of the next attempt. under_way: the attempt that is being made, or None. failing: monotonic time
+    of the first failure in a row, or None.
     """
 
     call: Hello
@@ -115,11 +116,11 @@ class _Dialing:
 
 @dataclass
 class _Step:
-    """A connection that is being opened or accepted, and whose handshake is under way.
+    """A piece of work on one connection: connecting, or the handshake of an opened or accepted connection.
 
-    steps: its handshake, a generator (handshake.py). deadline: monotonic time. made: called with the handshake's
-    result. failed: called with its error. waits_on: the socket that the selector watches. stranger: whether the peer
-    has yet to prove who it is.
+    steps: the work, a generator that yields the socket and event for which it waits (handshake.py). deadline: monotonic
+    time. made: called with the generator's result. failed: called with its OSError. waits_on: the socket that is being
+    watched; None if none is. stranger: whether the peer has called and not yet proved who it is.
     """
 
     steps: Steps[Any]
@@ -131,7 +132,10 @@ class _Step:
 
 
 class _Joining:
-    """Opens and accepts all connections of one lane of a party: two with every other party, one in each direction."""
+    """The state of one lane of a party while it connects: opens and accepts two connections with every other party.
+
+    One is for each direction. `connect` calls `step` until the lane is `complete`.
+    """
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class _Joining:
 
     @property
     def complete(self) -> bool:
-        """Whether this lane has all its connections and, at lane 0, every other lane of this party has, too."""
+        """Whether this lane has all its connections; at lane 0, whether all other lanes have theirs, too."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 
@@ -193,7 +197,10 @@ class _Joining:
                 self._elsewhere |= dict.fromkeys(self._hellos(token), lane)
 
     def step(self) -> None:
-        """Begin the attempts that are due, then wait at most `_LOOK` seconds for events, and handle those that come."""
+        """Work on all connections once: start attempts to connect that are due, then handle events of the sockets.
+
+        Waits for events for at most `_LOOK` seconds.
+        """
         check()
         now = time.monotonic()
         for dialing in self._dialing:
@@ -338,7 +345,7 @@ class _Joining:
                 raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
-        """Hand an accepted connection to the lane that it is for, unless that lane has all connections."""
+        """Hand an accepted connection to the lane of this party that it is for, unless that lane has all its own."""
         link = self._links.get(self._elsewhere[found.hello])
         with found.connection, contextlib.suppress(OSError):  # the link shows that a lane has ended
             if link is not None:
@@ -347,11 +354,12 @@ class _Joining:
     # Connections that are made ----------------------------------------------------------------------------------------
 
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
-        """Handle a new connection with a peer whose handshake is done: keep it unless its direction has one in use.
+        """Keep a new connection with party `peer` after its handshake; close it if its direction has one already.
 
         A connection carries data in one direction. If this party is its sender, it writes one byte on the first
-        connection, which is then in use; any later one in the same direction is closed. If this party is the receiver,
-        it keeps every such connection until the peer's byte arrives on one of them (`_told`).
+        connection, which is then in use; any later one in this direction is closed. If this party is the receiver, it
+        keeps every such connection until the peer's byte arrives on one of them (`_told`). call: which of the two
+        parties has opened the connection, and which sends on it.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -404,7 +412,7 @@ class _Joining:
                 self._end(dialing.under_way)
 
     def _redial(self, peer: int, sends: bool) -> None:
-        """Begin to call a party again for a connection that was lost. sends: whether this party sends on it."""
+        """Schedule a new attempt to open a lost connection to `peer`. sends: whether this party sends on it."""
         if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
@@ -448,7 +456,10 @@ class _Joining:
         return PeerError(what, where=mine, hint=hint)
 
     def late(self, timeout: float) -> PeerError:
-        """Return the error for parties or lanes that have not connected within `timeout` seconds."""
+        """Return the PeerError that names the parties, or lanes of this party, that are not connected yet.
+
+        timeout: the seconds that they had, for the error's text.
+        """
         missing = sorted(set(self._others) - (set(self.outgoing) & set(self.incoming)))
         if not missing:
             what = f"lanes {sorted(self._links)} of this party did not connect within {timeout:g} s"
@@ -462,7 +473,10 @@ class _Joining:
         )
 
     def close(self) -> None:
-        """Close the listening socket, the links and every unfinished connection."""
+        """Close everything that was needed only for connecting; the finished connections stay open.
+
+        That is the listening socket, the sockets to other lanes of this party, and every unfinished connection.
+        """
         for step in tuple(self._steps):
             self._end(step)
         for link in self._links.values():
@@ -477,6 +491,6 @@ class _Joining:
         self._selector.close()
 
     def close_all(self) -> None:
-        """Close the finished connections, which `close` leaves open."""
+        """Close the finished connections with all parties, which `close` leaves open; for use after an error."""
         for connection in (*self.outgoing.values(), *self.incoming.values()):
             connection.close()

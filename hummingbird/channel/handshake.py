@@ -31,9 +31,10 @@ Steps = Generator[tuple[socket.socket, int], None, _T]
 
 
 class Hello(NamedTuple):
-    """A planned connection.
+    """A connection that two parties are to make, by their ranks.
 
-    caller: the party that opens it. called: the party that accepts it. sends: whether the caller will send on it.
+    caller: the party that opens it. called: the party that accepts it. sends: True if the caller will send data on it,
+    False if the called party will.
     """
 
     caller: int
@@ -41,9 +42,9 @@ class Hello(NamedTuple):
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """Return the first 16 bytes of this connection: they name it, and prove that the caller knows `token`.
+        """Return the 16 bytes that the caller sends first: they name this connection, and prove who the caller is.
 
-        token: the run's 16 secret bytes.
+        token: the run's 16 secret bytes, which only its parties know.
         """
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
@@ -53,10 +54,10 @@ class Hello(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """An accepted connection, with the first 16 bytes that the caller sent on it (`hello`).
+    """A connection that this party has accepted.
 
-    call: the planned connection that the 16 bytes name; None if they name one of another lane, to which lane 0 hands
-    it.
+    hello: the first 16 bytes that the caller sent on it; they name one of the connections that are to be made. call:
+    that one, as a `Hello`; None if it belongs to another lane, to which lane 0 then hands the connection.
     """
 
     connection: socket.socket
@@ -65,9 +66,10 @@ class Taken(NamedTuple):
 
 
 def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
-    """Connect to one of the addresses of a host name; each attempt takes the next address. Raises OSError on failure.
+    """Open a TCP connection to a host name at `port`; a generator, whose result is the connected socket.
 
-    attempt: number of the attempt, from 0.
+    attempt: number of the attempt, from 0; each attempt takes the next of the host's addresses. Yields a socket and the
+    event for which the caller waits. Raises OSError on failure.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[attempt % len(found)]
@@ -90,10 +92,11 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 def introduce(
     connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
 ) -> Steps[socket.socket]:
-    """Do the caller's handshake; return the connection to party `call.called`.
+    """Do the caller's side of a handshake; a generator, whose result is the connection, with TLS if `context` is given.
 
-    Raises OSError if another program answers. token: the run's 16 secret bytes. context: TLS of the connecting side,
-    None for plain text.
+    connection: connected to party `call.called`. call: says which connection this is to be. token: the run's 16 secret
+    bytes. context: TLS of the connecting side, None for plain text. Yields a socket and the event for which the caller
+    waits. Raises OSError if another program answers.
     """
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it
@@ -115,12 +118,13 @@ def take(
     token: bytes,
     context: ssl.SSLContext | None,
 ) -> Steps[Taken]:
-    """Do the called party's handshake on an accepted connection; return it with the planned connection that it is.
+    """Do the accepting side of a handshake; a generator, whose result is the connection and which one it is (`Taken`).
 
-    hello: the connection's first 16 bytes, which say which planned connection it is, if lane 0 has read them already;
-    else empty. calls: this lane's planned connections, by their first bytes. others: the first bytes of other lanes'
-    connections; such a connection is returned at once, without a handshake. token: the run's 16 secret bytes. context:
-    TLS of the accepting side, None for plain text. Raises OSError for a caller that is no party of this run.
+    hello: the connection's first 16 bytes, if lane 0 has read them already; else empty. calls: the connections that
+    this lane expects, by their first 16 bytes. others: the first 16 bytes of connections of other lanes; such a
+    connection is returned at once, without a handshake. token: the run's 16 secret bytes. context: TLS of the accepting
+    side, None for plain text.
+    Yields a socket and the event for which the caller waits. Raises OSError for a caller that is no party of this run.
     """
     try:
         connection.setblocking(False)

@@ -22,8 +22,9 @@ from hummingbird.kernels.devices import on_this_card
 class Computation:
     """A computation that may be interleaved: one function that an `Interleave` runs, or all code outside (`OUTSIDE`).
 
+    around: the computation that called `Interleave.run`. among: this `Interleave`. number: the function's index.
     session: the session that this computation has entered; None if it has entered none, and then computes in the
-    session of the code that called `Interleave.run`.
+    session of `around`.
     """
 
     def __init__(self, around: Computation | None = None, among: Interleave | None = None, number: int = 0) -> None:
@@ -31,17 +32,17 @@ class Computation:
         self._around, self._among, self._number = around, among, number
 
     def entered(self) -> Any:
-        """Return the session in which this computation's code runs; None without a session.
+        """Return the session in which this computation runs; None if there is none.
 
-        This is the session that the computation has entered, or, if it has entered none, that of the code that started
-        it.
+        It is the session that the computation itself has entered. If it has entered none, it is the session of the code
+        that called `Interleave.run`.
         """
         if self.session is not None or self._around is None:
             return self.session
         return self._around.entered()
 
     def pass_on(self) -> None:
-        """Let the other computations of the same `Interleave` run, each until it passes on or ends."""
+        """Let each other computation of the same `Interleave` run until it must wait, or ends; then return."""
         if self._among is not None:
             started = time.perf_counter()
             self._among.pass_on_as(self._number)
@@ -53,7 +54,7 @@ _computation: contextvars.ContextVar[Computation] = contextvars.ContextVar("comp
 
 
 def computation() -> Computation:
-    """Return the computation to which the calling code belongs."""
+    """Return the interleaved computation to which the calling code belongs; `OUTSIDE` if it is none."""
     return _computation.get()
 
 
@@ -62,14 +63,19 @@ class _Stopped(BaseException):
 
 
 def pass_on() -> None:
-    """Let the other computations run, each until it passes on or ends; does nothing outside of `Interleave.run`."""
+    """Let each other interleaved computation run until it must wait, or ends; then return.
+
+    A computation calls this when it has sent a message and must wait for the answers. Does nothing outside of
+    `Interleave.run`.
+    """
     computation().pass_on()
 
 
 class Interleave:
-    """Runs functions interleaved: one at a time, each until it waits for messages.
+    """Runs several functions as computations that take turns: while one waits for messages, the next one computes.
 
-    The first error of a function ends all of them, and is raised.
+    Only one runs at a time; it passes its turn on where it would wait. The first error of a function ends all of them,
+    and is raised.
     """
 
     def __init__(self) -> None:
@@ -78,9 +84,10 @@ class Interleave:
         self._failed: BaseException | None = None
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run the functions, and return their results.
+        """Run the functions, which take no argument, one at a time; return the list of their results, in their order.
 
-        The first one runs on the calling thread, so that signals interrupt it.
+        The first function runs on the calling thread, so that signals interrupt it; each other one has a thread of its
+        own. Raises the first error of a function, which ends all others.
         """
         results: list[Any] = [None] * len(functions)
         around = computation()
@@ -123,7 +130,10 @@ class Interleave:
                 raise _Stopped
 
     def pass_on_as(self, number: int) -> None:
-        """Let the next function run; return when it is the turn of function `number`, which makes this call, again."""
+        """Let the next function run, and wait until it is this function's turn again.
+
+        number: the index of the function that makes this call. Called by a function that `run` runs.
+        """
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

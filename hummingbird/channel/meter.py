@@ -35,8 +35,11 @@ class MeterRow:
     """The counts of one layer at this party, summed over the layer's calls.
 
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
-    together; received_bits: how many of these this party receives. Fields named "predicted" follow from the price; all
-    others are measured.
+    together; received_bits: how many of these this party receives. elements: how many values the layer works on.
+    offline_seconds: those of waiting for correlated randomness. expanding_seconds: those of expanding this party's
+    seeds, perhaps in the background. dealer_seconds: the dealer's work by its own reports, meaningful in the total
+    only.
+    Fields named "predicted" follow from the price; all others are measured.
     """
 
     layer: str
@@ -60,7 +63,10 @@ class MeterRow:
 
 @dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
 class Meter:
-    """The counts of a block of code: a row for each layer in the order of first calls, and the sum of all rows.
+    """The counts of a block of code: rounds, bits and seconds of each layer, and their sum (`total`).
+
+    `hummingbird.meter()` makes it. rows: a `MeterRow` for each layer by its name, in the order of first calls. seconds:
+    the duration of the block.
 
     >>> def count(session, net, images):
     ...     private = hummingbird.convert_model(net, bits=BitWindow(20, 12))
@@ -89,7 +95,7 @@ class Meter:
 
     @property
     def total(self) -> MeterRow:
-        """The sum over all layers."""
+        """One row, a `MeterRow` named "total", that holds the sums over this meter's layers."""
         total = MeterRow("total")
         for row in self.rows.values():
             for key, value in asdict(row).items():
@@ -98,12 +104,15 @@ class Meter:
         return total
 
     def to_json(self) -> str:
-        """Return a JSON list of flat objects, one per layer; the names of their fields say the units."""
+        """Return this meter's rows as the text of a JSON list, with one object for each layer.
+
+        An object has the fields of `MeterRow`, whose names say the units.
+        """
         return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
 
     @classmethod
     def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
-        """Return one meter that adds up the meters of all lanes of a party.
+        """Return one meter that adds up the meters of all lanes of a party, given in the order of the lanes.
 
         Calls, elements, rounds, bits and the dealer's seconds are sums over the lanes. All other seconds pass at all
         lanes at the same time: they are taken from the lane whose meter ran longest.
@@ -147,7 +156,7 @@ class Meter:
         return by_layer(f"{of} by layer: {self.caption or 'counted at this party'}", names, of, measures)
 
     def table(self, every_layer: bool = True) -> Report:
-        """Return the rows as a text table; layers without messages are summed into one line.
+        """Return this meter's rows as a text table; layers without messages are summed into one line.
 
         every_layer: whether the table has the rows, or only the total.
         Columns: "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is the
@@ -205,7 +214,11 @@ _open: list[Meter] = []
 
 
 class _At(NamedTuple):
-    """State of one computation: its layer (`layer`), and the seconds so far in which it did not compute (`idle`)."""
+    """The meter's knowledge of one computation: the layer that it is in, and how long it did not compute.
+
+    layer: the layer's qualified name, "" outside of layers. idle: seconds so far, for which it waited or another one
+    ran.
+    """
 
     layer: str = ""
     idle: float = 0.0
@@ -218,7 +231,7 @@ _at: contextvars.ContextVar[_At] = contextvars.ContextVar("at", default=_START)
 
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
-    """Count the messages, rounds and seconds of a `with` block in a new meter.
+    """Return a context that counts the messages, rounds and seconds of its block in a new `Meter`.
 
     >>> session = hummingbird.init()
     >>> private = hummingbird.convert_model(net)
@@ -240,7 +253,7 @@ def meter() -> Iterator[Meter]:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Stop all meters from counting within a `with` block."""
+    """Stop all meters of this process from counting within a `with` block, as for messages that are not a net's."""
     before, layer_before = _open[:], _open_layer("")
     _open.clear()
     try:
@@ -256,7 +269,7 @@ def current_layer() -> str:
 
 
 def _open_layer(name: str) -> str:
-    """Set the name of the layer that is being computed; return the previous one."""
+    """Set the name of the layer that the calling computation is now in; return the name of the layer before."""
     at = _at.get()
     _at.set(at._replace(layer=name))
     return at.layer
@@ -275,8 +288,8 @@ def count(
 ) -> None:
     """Add these numbers to the current layer's row in every meter that is counting.
 
-    bits: those that this party sends. waited: seconds of waiting for the other parties. The other arguments have the
-    names and meanings of the fields of `MeterRow`.
+    bits: those that this party sends. waited: seconds of waiting for the other parties. The other arguments are named
+    as the fields of `MeterRow` to which they are added.
     """
     away(waited + offline_seconds)
     for opened in _open:
@@ -299,7 +312,7 @@ def away(seconds: float) -> None:
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
-    """Count messages and seconds of a `with` block as those of this layer, in every meter that is counting.
+    """Return a context that counts messages and seconds of its block for one layer, in every meter that counts.
 
     name: the layer's qualified name. kind: its operation. predicted: its price. window: its window as text. elements:
     how many values it works on.

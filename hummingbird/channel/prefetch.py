@@ -54,7 +54,7 @@ class Prefetch(Generic[Item]):
             yield item
 
     def close(self) -> None:
-        """Read no further items; the thread ends after the item that it is reading."""
+        """Stop this thread: it reads no further items, and ends after the item that it is reading. Calls `cancel`."""
         self._closed.set()
         self._cancel()
 

@@ -30,7 +30,10 @@ SLOTS, SLOT_BYTES = 4, 8 << 20  # buffers of the ring, and bytes of each
 
 
 class Staging:
-    """Copies tensors between one GPU and pinned memory. cuda: `torch.cuda`, or a test's substitute."""
+    """Copies tensors between one GPU and pinned CPU memory, on CUDA streams beside that of the computation.
+
+    device: the GPU. cuda: `torch.cuda`, or a test's substitute.
+    """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device, self._cuda = device, cuda
@@ -39,16 +42,16 @@ class Staging:
         self._ring: list[tuple[Tensor, Any]] = []  # buffers and the events of their last copies, the oldest first
 
     def buffer(self, size: int) -> Tensor:
-        """Return pinned memory of `size` bytes, uint8 (size,)."""
+        """Return new pinned CPU memory of `size` bytes, as a tensor uint8 (size,)."""
         if self.device.type != "cuda":
             return torch.empty(size, dtype=torch.uint8)
         with torch.cuda.device(self.device):  # otherwise a thread without a current card pins it for the first one too
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Start to copy tensors to pinned memory; return their bytes there, uint8 (bytes,) each, and a CUDA event.
+        """Start to copy GPU tensors to pinned CPU memory; return a list of the copies, and a CUDA event.
 
-        The bytes may be read once `event.synchronize()` has returned.
+        A copy is the tensor's bytes, uint8 (bytes,). The bytes may be read once `event.synchronize()` has returned.
         """
         out = [self.buffer(tensor.numel() * tensor.element_size()) for tensor in tensors]
         self._outgoing.wait_stream(self._cuda.current_stream(self.device))
@@ -62,21 +65,22 @@ class Staging:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Send this thread's kernels and copies, within a `with` block, to the stream on which material is made.
+        """Return a context in which this thread's kernels and copies go to the CUDA stream on which material is made.
 
-        This stream waits for no other.
+        This stream waits for no other stream.
         """
         with self._cuda.stream(self._aside):
             yield
 
     def event(self) -> Any:
-        """Return a CUDA event that comes after all work in `aside` blocks so far; `take` waits for it."""
+        """Return a CUDA event that is done once all work of `aside` blocks so far is done. Pass it to `take`."""
         return self._aside.record_event()
 
     def take(self, event: Any, tensors: Iterable[Tensor]) -> None:
-        """Let later kernels of this thread's stream wait for an event that `event` returned.
+        """Make kernels that this thread starts later on the GPU wait until a CUDA event is done.
 
-        tensors: the material that was made before the event, and that these kernels use.
+        event: as `event()` has returned it. tensors: material that was made before the event, and that these kernels
+        use; its memory is kept until they have run.
         """
         current = self._cuda.current_stream(self.device)
         current.wait_event(event)
@@ -84,10 +88,10 @@ class Staging:
             self._keep(tensor, current)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from unpinned memory to the GPU, through pinned buffers; return the copy.
+        """Start to copy a CPU tensor to the GPU through pinned buffers; return the GPU tensor.
 
-        Called in an `aside` block. Returns once the last piece is in a pinned buffer; the tensor's memory may then be
-        reused.
+        The tensor's memory need not be pinned. It may be reused after this call, which returns once the last part of
+        the tensor is in a pinned buffer; the copy to the GPU may still run then. Called in an `aside` block.
         """
         out = torch.empty_like(tensor, device=self.device)
         source, target = (x.view(-1).view(torch.uint8) for x in (tensor.contiguous(), out))
@@ -106,9 +110,9 @@ class Staging:
         return out
 
     def land(self, tensor: Tensor) -> Tensor:
-        """Start to copy a tensor from pinned memory to the GPU; return the copy.
+        """Start to copy a tensor from pinned CPU memory to the GPU; return the GPU tensor.
 
-        tensor: in memory that `buffer` has returned; it must not be written to any more. Kernels that this thread
+        tensor: in memory that `buffer` has returned; the caller must not write to it any more. Kernels that this thread
         starts later wait for the copy.
         """
         with self._cuda.stream(self._incoming):
@@ -130,7 +134,7 @@ class Staging:
 
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
-    """Return the `Staging` object of the GPU on which some of these tensors are; None if all tensors are on the CPU."""
+    """Return the `Staging` object of the GPU on which one of the tensors is; None if all tensors are on the CPU."""
     for tensor in tensors:
         if tensor.is_cuda:
             return _on(tensor.device)
@@ -138,10 +142,10 @@ def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
 
 
 class Aside:
-    """A `with` block whose work on a GPU runs on a stream of its own, beside the kernels of computations.
+    """A `with` block in which material is made or copied to `device`, beside the computations that run there.
 
-    In the block material is made on a device. After the block, `ready` is the `Ready` object of this work; None on a
-    CPU.
+    On a GPU the work of the block runs on a CUDA stream of its own. After the block, `ready` is the `Ready` by which
+    computations wait for this work; it is None on a CPU.
 
     with Aside(device) as aside:
         tensors = aside.bring(corrections)
@@ -164,27 +168,34 @@ class Aside:
             self.ready = Ready(self._stage, self._stage.event())
 
     def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of CPU tensors on the device."""
+        """Return copies of CPU tensors on this block's device, as a list.
+
+        On a GPU the copies may still be under way: who uses them waits for `ready`.
+        """
         if self._stage is None:
             return [tensor.to(self._device) for tensor in tensors]
         return [self._stage.bring(tensor) for tensor in tensors]
 
 
 class Ready:
-    """The moment at which some material is ready on a GPU, as a CUDA event."""
+    """The moment at which material that was made in an `Aside` block is complete on the GPU, as a CUDA event.
+
+    stage: the GPU's `Staging`. event: the CUDA event. Who uses the material calls `take` first.
+    """
 
     def __init__(self, stage: Staging, event: Any) -> None:
         self._stage, self._event = stage, event
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Make kernels that this thread starts later wait until the material is ready.
+        """Make kernels that this thread starts later on the GPU wait until the material is complete there.
 
-        tensors: the material's tensors that these kernels use.
+        tensors: the material's tensors that these kernels use. Their memory is kept until the kernels have run. Does
+        not wait itself.
         """
         self._stage.take(self._event, tensors)
 
     def wait(self) -> None:
-        """Return once the tensors are on the GPU."""
+        """Wait on the CPU until the material is complete on the GPU."""
         self._event.synchronize()
 
 

@@ -78,28 +78,28 @@ __all__ = [
 
 
 def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
-    """Return the tensor of arithmetic shares inside a CrypTen tensor, without `x._tensor`.
+    """Return the tensor of arithmetic shares that a CrypTen tensor wraps, as `x._tensor` does, but faster.
 
-    CrypTen reads its settings at every access to an attribute, which takes longer than a layer's work.
+    At every ordinary access to an attribute CrypTen reads its settings, which takes longer than a layer's work.
     """
     return object.__getattribute__(x, "_tensor")
 
 
 def share_of(x: MPCTensor) -> Tensor:
-    """This party's additive share, int64."""
+    """Return the additive share that this party holds of a CrypTen tensor, int64, of the tensor's shape."""
     share = _inside(x).share
     return share.tensor() if type(share).__name__ == "CUDALongTensor" else share
 
 
 def scale_of(x: MPCTensor) -> int:
-    """Bits of fraction of a shared tensor."""
+    """Return how many bits of fraction a shared tensor of CrypTen has."""
     return int(_inside(x).encoder.scale).bit_length() - 1
 
 
 def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
     """Return a CrypTen tensor that holds this party's additive share of a value.
 
-    share: int64. scale: the value's bits of fraction.
+    share: int64, of the value's shape. scale: the value's bits of fraction.
     `MPCTensor.from_shares` returns the same, but draws a sharing of zero for an empty tensor first.
     """
     x = MPCTensor.__new__(MPCTensor)
@@ -113,9 +113,10 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
 
 
 class _EveryDevice(dict[Any, Stream]):
-    """Dictionary that returns the same stream for every device, in place of CrypTen's with a generator for each.
+    """A dictionary that gives the same random stream for every device that is asked for.
 
-    The stream draws numbers on its own device; they are then copied to the device where they are needed.
+    It replaces CrypTen's dictionary, which has a generator for each device. The stream draws numbers on its own device;
+    they are then copied to the device where they are needed.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -127,9 +128,10 @@ class _EveryDevice(dict[Any, Stream]):
 
 
 class _Global(dict[Any, Stream]):
-    """The stream that all parties share, for public choices, such as the elements that a dropout drops.
+    """A dictionary from a device to the random stream that all parties share, which is made at the first use: 1 round.
 
-    Its key is the xor of one key from each party, exchanged at the first use: 1 round.
+    All parties draw equal numbers from it, for choices that may be public, such as the elements that a dropout drops.
+    The stream's key is the xor of one key from each party. size: bytes of a key. device: where the stream draws.
     """
 
     def __init__(self, channel: Channel, size: int, device: torch.device | str) -> None:
@@ -149,11 +151,10 @@ def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = 
 
 
 def _kbit(size: Any, bitlength: int | None = None, generator: Stream | None = None, **kwargs: Any) -> Tensor:
-    """Draw a tensor of uniform words of `bitlength` bits (None: 64, the whole ring) from a stream of prg.py.
+    """Draw uniform random ring elements below 2^bitlength, as an int64 tensor; replaces a function of CrypTen.
 
-    Replaces the two functions by which CrypTen generates random ring elements.
-    size: the tensor's shape, or its length.
-    generator: the stream; None: this party's own.
+    size: the tensor's shape, or its length. bitlength: 64 if None, the whole ring. generator: the stream of prg.py to
+    draw from; None: this party's own. kwargs: may have `device`, the device of the result.
     """
     stream = generator or crypten.generators["local"][None]
     shape = (size,) if isinstance(size, int) else tuple(size)
@@ -181,7 +182,7 @@ def _refuse_first_party(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def refuse_validation(*args: Any) -> None:
-    """Raise TrustError if CrypTen's validation mode is on."""
+    """Raise TrustError if CrypTen's validation mode is on, which opens every value to all parties. args: ignored."""
     if crypten.cfg.debug.validation_mode:
         raise TrustError(
             "CrypTen's validation mode opens every value to all parties, to check results, and is not available",
@@ -191,12 +192,10 @@ def refuse_validation(*args: Any) -> None:
 
 
 def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.device | str = "cpu") -> None:
-    """Replace CrypTen's communicator and its sources of random numbers by this package's.
+    """Make CrypTen communicate over `channel`, and draw its random numbers from streams of this package.
 
-    channel: carries CrypTen's messages from now on.
-    zeros: the streams that neighbouring parties share.
-    local: the seed of this party's own stream.
-    device: where the random numbers are made.
+    zeros: the two streams that this party shares with its neighbouring parties. local: the seed of the stream that this
+    party has for itself. device: where the random numbers are drawn.
     """
     sys.modules["crypten.debug"].validate_correctness = refuse_validation  # type: ignore[attr-defined]
     communicator.DistributedCommunicator = PartyCommunicator
@@ -216,9 +215,9 @@ def install(channel: Channel, zeros: ZeroSharing, local: bytes, device: torch.de
 
 @contextlib.contextmanager
 def lent(channel: Channel, zeros: ZeroSharing, local: bytes) -> Iterator[None]:
-    """Make a context in which CrypTen runs as after `install`.
+    """Return a context in which CrypTen communicates over `channel`, and draws its random numbers from these streams.
 
-    At its end the former communicator and streams are back.
+    zeros, local: as for `install`. At the context's end CrypTen has its former communicator and streams again.
     """
     kept = PartyCommunicator.instance, dict(crypten.generators)
     install(channel, zeros, local)

@@ -28,10 +28,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _to_json(obj: Any) -> str:
-    """Return an object as JSON text.
+    """Return the JSON text by which an object travels to another party.
 
-    obj: a torch.Size, or numbers, strings, and lists and dictionaries of them. Raises InputError for an object that
-    would read back as another one, and for more than `MAX_TEXT` bytes.
+    obj: a torch.Size, or numbers, strings, None, and lists and dictionaries of these. Raises InputError for an object
+    that would not be equal after reading, and for a text of more than `MAX_TEXT` bytes.
     """
     obj = list(obj) if isinstance(obj, torch.Size) else obj
     try:
@@ -53,16 +53,17 @@ def _to_json(obj: Any) -> str:
 
 
 class _Done:
-    """Handle of a transfer that is complete already, so that `wait` has nothing to wait for."""
+    """The handle that CrypTen gets for a transfer which is complete already: its `wait` returns at once."""
 
     def wait(self) -> None:
         return None
 
 
 class _Receipt:
-    """Handle of a tensor that another party sends. The tensor is received only when `wait` is called.
+    """The handle that CrypTen gets for a tensor which another party sends: its `wait` receives the tensor.
 
-    Until `wait` is called, this party can send other messages.
+    receive: receives the message, and returns its tensor. into: the tensor that gets its values. Until `wait` is
+    called, this party can send other messages.
     """
 
     def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
@@ -73,9 +74,9 @@ class _Receipt:
 
 
 class PartyCommunicator:
-    """CrypTen's communicator interface, over a `Channel`.
+    """The object by which CrypTen's functions communicate, in place of CrypTen's own: it sends over a `Channel`.
 
-    A collective operation is one round, in which every party sends to all others.
+    It has the methods of CrypTen's communicator. A collective operation, such as `broadcast`, takes one round.
     """
 
     instance: PartyCommunicator | None = None
@@ -130,10 +131,10 @@ class PartyCommunicator:
     print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
 
     def _party(self, rank: Any, name: str, other: bool = False) -> int:
-        """Return a party's number. Raise InputError, before anything is sent, if `rank` is no party.
+        """Return `rank` if it is a party's number; else raise InputError, before anything is sent.
 
-        name: of the argument, for the error.
-        other: whether this party's own rank is refused, too.
+        name: of the argument that `rank` was given for, for the error. other: whether this party's own rank is refused,
+        too.
         """
         if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
             whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
@@ -159,11 +160,11 @@ class PartyCommunicator:
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the meter counts an opening of these tensors as an entry named "opening".
+        """Return a context in which the meter counts a message as an opening, in a row named "opening".
 
-        It is for openings that the user's program asks for outside of all layers. If a layer is at work, its own entry
-        counts the opening, and the context does nothing.
-        cost_of: returns the predicted cost of an opening from its number of bytes.
+        It is for openings that the user's program asks for outside of all layers. If a layer is at work, that layer's
+        row counts the opening, and the context does nothing.
+        tensors: what this party sends. cost_of: returns the price of an opening from its number of bytes.
         """
         if meter.current_layer():
             return contextlib.nullcontext()
@@ -211,11 +212,11 @@ class PartyCommunicator:
         return [received[rank][0] if rank in received else tensor.clone() for rank in range(self.channel.parties)]
 
     def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
-        """Send each party its own tensor of party `src`'s list `scatter_list`; return this party's tensor.
+        """Send each party its own tensor of the list that party `src` has; return the tensor for this party.
 
-        scatter_list: one tensor for each party. The other parties pass a list of tensors of the same shapes, or `size`.
-        size: at the other parties, the shape of the tensor that is for this party; the tensor is then int64, on
-            `device`.
+        scatter_list: at party `src`, one tensor for each party, by rank. The other parties pass a list of tensors of
+        the same shapes, or `size`.
+        size: at the other parties, the shape of the tensor that they get; it is then int64, on `device`.
         """
         rank = self.channel.rank
         if self._party(src, "src") == rank or size is None:
@@ -234,10 +235,10 @@ class PartyCommunicator:
         return mine
 
     def broadcast(self, input: Any, src: int, group: Any = None, batched: bool = False) -> Any:
-        """Send party `src`'s values to all parties; return `input`, in which the others find the values.
+        """Send the values of party `src` to all parties; return `input`, which then holds these values at every party.
 
-        input: a tensor, or a list of tensors if `batched`. Raises InputError for an expanded tensor at a receiver.
-        group: ignored.
+        input: a tensor, or a list of tensors if `batched`. At the other parties it has the same shapes, and is
+        overwritten in place. group: ignored. Raises InputError for an expanded tensor at a receiver.
         """
         self._party(src, "src")
         tensors = [_plain(t) for t in (input if batched else [input])]
@@ -270,7 +271,10 @@ class PartyCommunicator:
         self.channel.exchange_text("barrier")
 
     def send_obj(self, obj: Any, dst: int, group: Any = None) -> None:
-        """Send an object to party `dst`, as JSON text of at most 1 MiB."""
+        """Send an object to party `dst`, as JSON text of at most 1 MiB. group: ignored.
+
+        obj: a torch.Size, or numbers, strings, None, and lists and dictionaries of these. Raises InputError for others.
+        """
         data = torch.frombuffer(bytearray(_to_json(obj).encode()), dtype=torch.uint8)
         self.send(torch.tensor(data.numel()), dst)
         self.send(data, dst)

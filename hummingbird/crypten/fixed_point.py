@@ -39,7 +39,10 @@ _PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_securi
 
 
 def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
-    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package lacks."""
+    """Raise ConfigError if CrypTen's settings ask for a protocol, trust or precision that this package lacks.
+
+    settings: for each setting's name in CrypTen, such as "mpc.protocol", the only value that is accepted.
+    """
     for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(
@@ -53,12 +56,12 @@ def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
 
 
 def encoder(bits: int) -> Any:
-    """CrypTen's encoder with `bits` of fraction."""
+    """Return a CrypTen encoder, which turns real numbers into ring elements, with `bits` bits of fraction."""
     return FixedPointEncoder(precision_bits=bits)
 
 
 def scale_of(x: Any) -> int:
-    """Bits of fraction of a shared tensor."""
+    """Return how many bits of fraction a shared tensor has."""
     return int(x.encoder.scale).bit_length() - 1
 
 
@@ -82,9 +85,10 @@ def _plain(x: Any) -> Tensor:
 
 
 def _encode(self: Any, x: Any, device: Any = None) -> Any:
-    """Encode public numbers x as ring elements round(x * 2^bits), where `bits` are the encoder's bits of fraction.
+    """Encode public numbers x as ring elements, int64: each is round(x * 2^bits). A shared x is returned as it is.
 
-    If the encoder has none, any int64 is a ring element already. A shared x is returned as it is.
+    self: CrypTen's encoder, whose bits of fraction are the `bits`. If it has none, any int64 is a ring element already.
+    device: where the result is; None: where x is.
     """
     if hasattr(x, "get_plain_text"):
         return x
@@ -93,9 +97,10 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
 
 
 def _encoded(x: Tensor, bits: int) -> Tensor:
-    """Encode a public tensor as ring elements with `bits` bits of fraction, on its own device.
+    """Encode a public tensor x as ring elements round(x * 2^bits), int64, on the device of x.
 
-    Raises InputError for values that do not fit. The check reads the values, for which the CPU waits for a GPU.
+    bits: the bits of fraction of the result. Raises InputError for values that do not fit into the ring. This check
+    reads the values, so the CPU waits for a GPU.
     """
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
@@ -116,7 +121,7 @@ def _encoded(x: Tensor, bits: int) -> Tensor:
 
 
 def scale_of_encoder(self: Any) -> int:
-    """Bits of fraction of an encoder."""
+    """Return how many bits of fraction CrypTen's encoder `self` gives to the numbers that it encodes."""
     return int(self._scale).bit_length() - 1
 
 
@@ -134,20 +139,27 @@ def is_whole(x: Tensor) -> bool:
 
 
 def shared(share: Tensor, bits: int) -> Any:
-    """An additively shared tensor with `bits` of fraction."""
+    """Return the shared tensor of which this party holds `share`, an additive share (int64).
+
+    bits: how many bits of fraction the shared values have.
+    """
     return Shared.from_shares(share, precision=bits)
 
 
 def raised(x: Any, bits: int) -> Any:
-    """Raise the bits of fraction of a value to at least `bits`. The value must stay below 2^62 in the ring."""
+    """Return the shared tensor x with at least `bits` bits of fraction; its values do not change.
+
+    Shifts the shares if x has fewer, and returns x itself if it has as many. The ring element of each value must stay
+    below 2^62.
+    """
     own = scale_of(x)
     return x if own >= bits else shared(x.share << (bits - own), bits)
 
 
 def _aligned(x: Any, y: Any) -> tuple[Any, Any]:
-    """Return x and y as shared tensors that both have the larger of their two scales.
+    """Return the operands x and y as two shared tensors with equally many bits of fraction, the more of the two.
 
-    x: a shared tensor. y: shared or public. A public y is first shared, with party 0 as its source.
+    x: a shared tensor. y: shared or public. A public y becomes a shared tensor whose values all parties know.
     """
     if not isinstance(y, Shared):
         y = _plain(y)
@@ -163,17 +175,17 @@ def _become(x: Any, result: Any) -> Any:
 
 
 def _reduced(x: Any, bits: int) -> Any:
-    """Return the shared value x with `bits` fewer bits of fraction.
+    """Drop the lowest `bits` bits of the fraction of the shared tensor x, in place, and return x.
 
-    One opening cuts them off, if `bits` is not 0; the result errs by one unit at most.
+    Takes one opening, or none if `bits` is 0. The result errs by at most one unit of its new lowest bit.
     """
     return beaver.truncate(x, 1 << bits) if bits else x
 
 
 def _truncate(x: Any, divisor: int) -> Any:
-    """Divide the shared value x by a public integer, in place, and return x. It replaces CrypTen's truncation.
+    """Divide the words of the shared tensor x by a public integer, in place, and return x.
 
-    The quotient is exact to one unit.
+    It replaces CrypTen's truncation. The quotient is exact to one unit of the lowest bit. Takes one opening.
     """
     session, share, shift = sessions.current(), x.share.reshape(-1), divisor.bit_length() - 1
     share = truncate(session, share, shift) if divisor == 1 << shift else divide(session, share, divisor)
@@ -220,15 +232,18 @@ def _with_public(x: Any, y: Tensor, op: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _beside(code: Tensor, x: Any) -> Tensor:
-    """Return public ring elements on the device of x's shares; a tensor without dimensions stays on its own device.
+    """Return public ring elements on the device of the shared tensor x, where they are to be combined with its shares.
 
-    code: the ring elements.
+    code: the ring elements, int64. If it has no dimensions, it is returned on its own device, as torch can use it so.
     """
     return put(code, x.device) if code.dim() else code
 
 
 def _free_bits(y: Tensor) -> int:
-    """Count how often y can be doubled before its largest magnitude exceeds 1; at most 30."""
+    """Return how often the public numbers y can be doubled while their largest magnitude stays below 1; at most 30.
+
+    A constant is encoded with so many more bits of fraction. 0 if all of y is 0, or if y is empty or not finite.
+    """
     largest = float(y.abs().max()) if y.numel() else 1.0
     return min(max(0, -math.frexp(largest)[1]), _SMALLEST) if math.isfinite(largest) and largest else 0
 
@@ -291,9 +306,10 @@ def _join(function: Any) -> Any:
 
 
 def _placed(name: str) -> Any:
-    """Make the in-place method of a shared tensor that does what torch's function `name`(dim, index, source) does.
+    """Return an in-place method of shared tensors that does what torch's function `name`(dim, index, source) does.
 
-    The method first brings the tensor and `source` to the larger of their scales. name: "index_add", for example.
+    name: "index_add", "scatter_add" or "scatter". The method first brings the tensor and `source` to equally many bits
+    of fraction, the more of the two; it returns the tensor.
     """
 
     def place(self: Any, dim: int, index: Tensor, source: Any) -> Any:
@@ -320,11 +336,11 @@ def _set_item(self: Any, index: Any, value: Any) -> None:
 
 
 def _copy_(self: Any, other: Any) -> None:
-    """Copy another tensor's values into this tensor, in place.
+    """Copy the values of the shared tensor `other` into the shared tensor `self`, in place.
 
-    If the other tensor has no more bits of fraction than this one, the values go into this tensor's memory, so that its
-    views change too. Otherwise this tensor takes over a copy of the other one, with its scale; InputError if the shapes
-    differ.
+    If `other` has no more bits of fraction than `self`, the values go into the memory of `self`, so that its views
+    change too. Otherwise `self` becomes a copy of `other`, with that tensor's bits of fraction; InputError if the
+    shapes differ.
     """
     if scale_of(other) <= scale_of(self):
         self.share.copy_(raised(other, scale_of(self)).share)
@@ -347,9 +363,9 @@ def _pad(self: Any, pad: Any, mode: str = "constant", value: Any = 0) -> Any:
 
 
 def install() -> None:
-    """Replace the functions of CrypTen that encode, convert and divide fixed-point numbers by those of this module.
+    """Make CrypTen encode, convert, multiply and divide fixed-point numbers by the functions of this module.
 
-    The replacement is for this process, and stays.
+    They replace CrypTen's own for as long as this process runs.
     """
     FixedPointEncoder.__init__, FixedPointEncoder.encode, FixedPointEncoder.decode = _start, _encode, _decode
     beaver.truncate = _truncate

@@ -41,11 +41,11 @@ _to_ptype = MPCTensor._to_ptype
 
 
 def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = None) -> Any:
-    """Convert a CrypTen tensor between additive and xor shares.
+    """Convert a CrypTen tensor from additive to xor shares of its words, or back; return the new tensor.
 
     kind: the form of the result's shares, one of CrypTen's `ptype`.
-    precision: bits of fraction of an additive result; None: as many as x has, at least 16. InputError for fewer than x
-        has.
+    precision: bits of fraction of an additive result; None: as many as this tensor has, at least 16. InputError for
+    fewer than it has.
     bits: how many low bits of xor shares are converted; None: all.
     """
     if kind == self.ptype:
@@ -60,7 +60,10 @@ def _to(self: Any, kind: Any, precision: int | None = None, bits: int | None = N
 
 
 def _bit(words: Any) -> Any:
-    """Turn the lowest bit of xor-shared words into additive shares of the number 0 or 1, without bits of fraction."""
+    """Turn the lowest bit of each xor-shared word into additive shares of 0 or 1, a number without bits of fraction.
+
+    words: a CrypTen tensor of xor shares. Returns a CrypTen tensor of additive shares, of the same shape.
+    """
     words.encoder = encoder(0)
     return words._to_ptype(ptype.arithmetic, precision=0, bits=1)
 
@@ -72,7 +75,7 @@ def _negative(self: Any) -> Any:
 
 
 def _equals_zero(self: Any) -> Any:
-    """Return shared bits, 1 where an element of this tensor is 0. Only for two parties.
+    """Return shared bits that say where this shared tensor (`self`) is 0, as a CrypTen tensor. For two parties.
 
     An element is 0 where one party's share is the negative of the other party's share.
     """
@@ -86,7 +89,10 @@ def _equals_zero(self: Any) -> Any:
 
 
 def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
-    """The p-th power for an integer p, by squaring."""
+    """Return the shared tensor `self` to the power p, for an integer p, by repeated squaring. kwargs: ignored.
+
+    A negative p takes the reciprocal first. Raises InputError for a p that is no integer.
+    """
     if not isinstance(p, (int, float)) or int(p) != p:
         raise InputError(
             f"pow takes a whole exponent, got {p}", where="pow", hint="pos_pow takes any, of positive numbers"
@@ -103,10 +109,10 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
-    """Compute the variance along `dim` (None: of all values), the mean, and the variance's divisor; return all three.
+    """Return three things of the shared tensor x: its variance, its mean, and the divisor of the variance, an int.
 
-    The mean keeps its dimensions. The divisor is the number of elements, less 1 if `unbiased`. keepdim: whether the
-    variance keeps its dimensions.
+    dim: the dimensions over which they are taken; None: all. unbiased: whether the divisor is the number of elements
+    less 1, instead of their number. keepdim: whether the variance keeps these dimensions; the mean always does.
     """
     total = x.sum() if dim is None else x.sum(dim, keepdim=True)
     count = x.nelement() // max(total.nelement(), 1)
@@ -141,10 +147,10 @@ def _batch_norm(
     momentum: float = 0.1,
     inv_var: Any = None,
 ) -> Any:
-    """Normalize each channel (dimension 1) of x as torch's batch_norm does; return the result.
+    """Normalize each channel (dimension 1) of the shared tensor x as torch's batch_norm does; return the result.
 
-    The arguments are torch's, in CrypTen's order. inv_var: 1 / sqrt(running_var + eps), if the caller has it already;
-    ignored in training.
+    The arguments are torch's, in CrypTen's order; ctx: keeps what the gradient needs. inv_var: 1 / sqrt(running_var +
+    eps), if the caller has it already; ignored in training.
     """
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [x.size(1) if d == 1 else 1 for d in range(x.dim())]
@@ -171,11 +177,11 @@ def _batch_norm(
 
 
 def _dropout(dimensions: int | None) -> Any:
-    """Make the `forward` of a dropout function that drops or keeps all values under one index together.
+    """Return the `forward` of a dropout, a static method for CrypTen's autograd, which replaces CrypTen's own.
 
-    dimensions: an index is one of the first `dimensions` dimensions, so that 2 drops whole channels; None: each value
-        is dropped by itself. The decisions come from the stream that all parties share, so they are the same at every
-        party.
+    dimensions: values with equal indices in the first `dimensions` dimensions are dropped or kept together, so that 2
+    drops whole channels; None: each value by itself. The decisions come from the stream that all parties share, so they
+    are equal at every party.
     """
 
     def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -209,7 +215,11 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Maxima over windows of the last two dimensions, with CrypTen's order of arguments."""
+    """Return the maximum of each pooling window over the last two dimensions of this shared tensor (`self`).
+
+    The arguments are those of torch's max_pool2d, in CrypTen's order. return_indices: whether to return two tensors:
+    the maxima, and a one-hot tensor, in two further dimensions, that says which element of its window each maximum is.
+    """
     kernel, pads, gaps = _pair(kernel_size), _pair(padding), _pair(dilation)
     steps = kernel if stride is None else _pair(stride)
     if any(2 * pad > size for pad, size in zip(pads, kernel, strict=True)):
@@ -246,14 +256,18 @@ _exp, _reciprocal = MPCTensor.exp, MPCTensor.reciprocal
 
 
 def _exponential(self: Any) -> Any:
-    """CrypTen's exp of max(x, -256)."""
+    """Return exp(max(x, -256)) of the shared tensor x (`self`), by CrypTen's approximation of exp.
+
+    The limit keeps the approximation from diverging for x far below 0.
+    """
     return _exp((self - _LOWEST).relu() + _LOWEST)
 
 
 def _inverse(self: Any, input_in_01: bool = False) -> Any:
-    """Compute 1 / x by Newton's iteration y (2 - x y), which keeps y's precision.
+    """Return 1 / x for a shared tensor x (`self`), by Newton's iteration y := y (2 - x y).
 
-    CrypTen's form 2 y - y^2 x loses it in y^2. input_in_01: whether all x lie between 0 and 1.
+    CrypTen computes 2 y - y^2 x instead, and loses y's low bits in y^2. input_in_01: whether all x lie between 0 and 1.
+    CrypTen's settings say how many iterations there are, and where they start.
     """
     options = crypten.cfg.functions
     if options.reciprocal_method != "NR":
@@ -274,9 +288,10 @@ def _newton(x: Any, y: Any, steps: int) -> Any:
 
 
 def _weights(self: Any, dim: int) -> tuple[Any, Any]:
-    """Subtract from logits their maximum along `dim`; return the differences and their exponentials.
+    """Return two shared tensors: the logits less their maximum along dimension `dim`, and exp of these differences.
 
-    The sum of the exponentials along `dim` lies between 1 and the dimension's length.
+    A softmax divides the second by its sum along `dim`, which is between 1 and the dimension's length. self: the
+    logits.
     """
     logits = self - self.max(dim, keepdim=True)[0]
     return logits, logits.exp()
@@ -300,7 +315,7 @@ def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
 
 
 def _erf(self: Any) -> Any:
-    """Approximate erf(x) by tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), with x clamped to +-4.
+    """Approximate erf(x) of the shared tensor x (`self`) by tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), x clamped to +-4.
 
     The error is at most 4e-4. CrypTen's own series diverges at 2.
     """
@@ -312,7 +327,11 @@ def _erf(self: Any) -> Any:
 
 
 def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
-    """Take the elements at these indices, as torch's take does; with a dimension, take the slices along it."""
+    """Return the elements of a shared tensor (`self`) at the public indices `index`.
+
+    Without `dimension`, an index counts the elements of the flattened tensor, as in torch's take. With it, an index
+    selects a slice along this dimension.
+    """
     result = self.shallow_copy()
     if dimension is None or self.dim() == 0:
         result._tensor = self._tensor.take(index.long())
@@ -328,7 +347,8 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
     """Call the method of a shared tensor that stands for a torch function: cat, stack, or +, - and *.
 
     torch calls this when one of its functions gets a shared tensor; for +, - and * the left operand may be a public
-    tensor. Returns the function's result. Raises InputError for every other function.
+    tensor. function: torch's; args, kwargs: its arguments; types: ignored. Returns the function's result. Raises
+    InputError for every other function.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     if name in ("cat", "stack"):
@@ -346,7 +366,10 @@ def _with_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any
 
 
 def install() -> None:
-    """Replace the functions of CrypTen that are wrong, imprecise or slow by those of this module, for this process."""
+    """Replace the functions of CrypTen that are wrong, imprecise or slow by those of this module.
+
+    The replacement is for this process, and stays.
+    """
     CrypTensor.__torch_function__ = classmethod(_with_torch)
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
     AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)

@@ -34,7 +34,10 @@ from hummingbird.prg import SEED_BYTES
 
 
 class DealerProvider(TupleProvider):
-    """CrypTen's provider: its methods make requests to the current session's dealer or supply."""
+    """The object that CrypTen asks for correlated randomness (its "provider"); each method gets it from the session.
+
+    The current session requests it from its dealer or takes it from its store. CrypTen calls the methods.
+    """
 
     NAME = "dealer"
 
@@ -50,31 +53,42 @@ class DealerProvider(TupleProvider):
     def generate_additive_triple(
         self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
     ) -> list[ArithmeticSharedTensor]:
-        """Request shares of uniform a and b, and of c = op(a, b, **kwargs), in Z_2^64.
+        """Get this party's shares of uniform ring elements a and b, and of c = op(a, b, **kwargs), mod 2^64, as a list.
 
-        size0, size1: shapes of a and b, as torch's `op` takes them.
+        size0, size1: shapes of a and b. op: name of the product, such as "mul", "matmul" or "conv2d", with torch's
+        options `kwargs`. device: of the result.
         """
         options = {name: _plain(value) for name, value in kwargs.items()}
         return _ring(sessions.current().correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
     def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Request a uniform r of shape `size`, and r^2; return this party's shares of both."""
+        """Get this party's shares of uniform ring elements r, and of r^2, as a list of two tensors of shape `size`.
+
+        device: of the result.
+        """
         return _ring(sessions.current().correlation(SquarePair(tuple(size))), device)
 
     def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
-        """Request uniform words a and b, and a & b; return this party's xor shares of the three.
+        """Get this party's xor shares of uniform 64-bit words a and b, and of a & b; return the three in a list.
 
-        size0, size1: shapes of a and b.
+        size0, size1: shapes of a and b. device: of the result.
         """
         shares = sessions.current().correlation(WordTriple(tuple(size0), tuple(size1)))
         return [_binary(share, device) for share in shares]
 
     def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
-        """Request a uniform r of shape `size`, and how often the sum of its shares wraps; return shares of both."""
+        """Get this party's shares of uniform ring elements r, and of how often the sum of r's shares passes 2^64.
+
+        Returns a list of two tensors of shape `size`. device: of the result.
+        """
         return _ring(sessions.current().correlation(Wraps(tuple(size))), device)
 
     def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
-        """Request random bits in a tensor of shape `size`; return its additive share and its xor share."""
+        """Get this party's shares of random bits, in two tensors of shape `size`: additive shares, and xor shares.
+
+        Both are shares of equal bits. CrypTen needs them to turn xor shares ("binary") into additive ones. device: of
+        the result.
+        """
         bit = sessions.current().correlation(SharedBit(tuple(size)))
         return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
 
@@ -92,7 +106,10 @@ def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]
 
 
 def _plain(value: Any) -> Any:
-    """Turn an option of torch's convolutions, an integer or a sequence of integers, into a JSON value."""
+    """Return an option of torch's convolutions, such as a stride, as an int or a list of ints, for a request.
+
+    value: an integer or a sequence of integers.
+    """
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else int(value)
 
 
@@ -147,9 +164,9 @@ def _show(self: Any) -> str:
 
 
 def _refuse() -> None:
-    """Replace the functions of CrypTen that this package refuses by functions that raise an error or check more.
+    """Replace functions of CrypTen that are unsafe or impossible here by functions that raise an error, or check more.
 
-    The replacement is for this process, and stays.
+    They replace CrypTen's own for as long as this process runs.
     """
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +190,11 @@ def _refuse() -> None:
         src: int = 0,
         **kwargs: Any,
     ) -> Any:
-        """Share a tensor that party `src` has in memory."""
+        """Share a tensor that party `src` has in memory, `preloaded`; return the CrypTen tensor, at every party.
+
+        It replaces CrypTen's function of this name. Raises EnvironmentProblem if another argument asks to read a file,
+        and InputError if `preloaded` is no tensor at party `src`.
+        """
         if encrypted or model_class is not None or f is not None:
             raise EnvironmentProblem(
                 "load_from_party takes preloaded=, a tensor: CrypTen reads files by pickle",
@@ -203,9 +224,10 @@ def _refuse() -> None:
 
 
 def refuse_other() -> None:
-    """Raise EnvironmentProblem if CrypTen already runs a session that this package did not start.
+    """Raise an error if CrypTen cannot be used with a session of this package.
 
-    Raises TrustError if CrypTen is in its validation mode.
+    That is EnvironmentProblem if CrypTen already runs a session that this package did not start, and TrustError if its
+    validation mode is on, which would open every value.
     """
     _refuse_foreign_session()
     adapter.refuse_validation()
@@ -222,7 +244,10 @@ def _refuse_foreign_session() -> None:
 
 
 def start(session: Session, local: bytes) -> None:
-    """Make CrypTen's functions run in this session. local: the seed of this party's own random numbers."""
+    """Make CrypTen's functions run in this session: over its channel, with its randomness and its dealer.
+
+    local: the seed of this party's own random numbers.
+    """
     assert session.zeros is not None, "CrypTen's functions share secrets"
     _repair()
     adapter.install(session.channel, session.zeros, local, session.device)
@@ -230,9 +255,10 @@ def start(session: Session, local: bytes) -> None:
 
 @contextlib.contextmanager
 def lent(session: Session) -> Iterator[None]:
-    """Make a context in which CrypTen runs as after `start`, but with seeds that are zero.
+    """Return a context in which CrypTen's functions run in `session`, as after `start`, but with seeds that are zero.
 
-    It is for a session without secrets, such as one that only records a net's requests.
+    It is for a session without secrets, such as one that only records which requests a net makes. At its end CrypTen
+    has its former communicator and streams again.
     """
     _repair()
     with adapter.lent(session.channel, session.zeros or ZeroSharing.of_zeros(), bytes(SEED_BYTES)):
@@ -240,12 +266,18 @@ def lent(session: Session) -> Iterator[None]:
 
 
 def stop() -> None:
-    """End CrypTen's use of the current session. The functions of CrypTen that were replaced stay replaced."""
+    """End CrypTen's use of the current session, when the session ends.
+
+    The functions of CrypTen that were replaced stay replaced.
+    """
     adapter.uninstall()
 
 
 def _repair() -> None:
-    """Replace, for this process, the functions of CrypTen that this package repairs or refuses, and its provider."""
+    """Replace the functions of CrypTen that are wrong or unsafe, and its source of correlated randomness.
+
+    The replacement is for this process, and stays.
+    """
     fixed_point.install()
     functions.install()
     provider = DealerProvider()

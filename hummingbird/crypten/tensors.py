@@ -21,17 +21,21 @@ from hummingbird.mpc.session.sharing import Shared, share_secret
 
 
 class SharedTensor(Protocol):
-    """The type of a shared tensor for type checkers: CrypTen's tensor, whose functions (`exp`, `mean`) it has too.
+    """The type, for type checkers, of a tensor whose values are shared among the parties: CrypTen's tensor.
 
-    An operand is another shared tensor, a public tensor or a number.
+    It stands in this package's signatures. Every function of CrypTen's tensor (`exp`, `mean`) is accepted. An operand
+    of +, - and * is another shared tensor, a public tensor or a number.
     """
 
     @property
     def shape(self) -> torch.Size:
-        """The shape, which every party knows."""
+        """The shape of this shared tensor, which every party knows."""
 
     def get_plain_text(self, dst: int | None = None) -> Tensor:
-        """Open the values to party `dst`, or to all parties with None; other parties get an empty tensor. 1 round."""
+        """Open this tensor's values to party `dst`, or to all parties if it is None; return them as a real tensor.
+
+        The other parties get an empty tensor. Takes 1 round.
+        """
 
     def __add__(self, other: Self | Tensor | float) -> Self: ...
     def __sub__(self, other: Self | Tensor | float) -> Self: ...
@@ -48,12 +52,12 @@ def is_tensor(value: Any) -> TypeGuard[MPCTensor]:
 
 
 def shared(x: MPCTensor) -> Shared:
-    """The share that a CrypTen tensor holds."""
+    """Return this party's share of a CrypTen tensor, with its bits of fraction, as this package's `Shared`."""
     return Shared(share_of(x), scale_of(x))
 
 
 def tensor(x: Shared) -> MPCTensor:
-    """The CrypTen tensor that holds this share."""
+    """Return the CrypTen tensor for the share and the bits of fraction in x; the inverse of `shared`."""
     return from_share(x.share, x.scale)
 
 

@@ -51,23 +51,23 @@ def check(parties: object, lanes: object, where: str) -> None:
 
 
 def refuse_inside_a_run(where: str, hint: str) -> None:
-    """Raise EnvironmentProblem if this process is already a party of a run."""
+    """Raise EnvironmentProblem if this process is already a party of a run. where, hint: of the error."""
     if "RANK" in os.environ:
         what = f"RANK={os.environ['RANK']}: this process is a party of a run already"
         raise EnvironmentProblem(what, where=where, hint=f"{hint}; in a party, call hummingbird.init()")
 
 
 def positions(parties: int, lanes: int) -> list[LanePosition]:
-    """List the position of each process, its party and its lane, in the order of ranks."""
+    """Return the position (party and lane) of each process of a run, as a list in the order of ranks."""
     return [LanePosition(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
 
 
 @contextlib.contextmanager
 def store(timeout: float) -> Iterator[int]:
-    """Serve, within a `with` block, a torch store by which the processes of a run find each other; yield its port.
+    """Serve a torch store, by which the processes of a run find each other, in a `with` block; the block gets its port.
 
-    torchrun's agent does the same. The store listens on loopback only. timeout: seconds that the store waits for a
-    value.
+    The store listens on loopback only. timeout: seconds that a process waits for a value of the store. torchrun does
+    the same in its own way.
     """
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]
@@ -82,9 +82,10 @@ def store(timeout: float) -> Iterator[int]:
 
 
 def environment_of(place: LanePosition, port: int) -> dict[str, str]:
-    """Return the environment variables for the process at `place`: this process's own, and torchrun's for its rank.
+    """Return the environment variables with which a process of a run is started, as a dict.
 
-    port: the port of the store by which the processes find each other.
+    They are those of this process, with torchrun's own for the rank of `place` (party and lane). port: the port of the
+    store by which the processes find each other.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return {
@@ -123,8 +124,9 @@ _DEATH = 1  # prctl's PR_SET_PDEATHSIG
 class Failure:
     """The failure of one process of a run.
 
-    name: of the process. code: its exit status, or minus the number of the signal that killed it.
-    told: whether the launching process had received a signal before, which it passes on to all processes.
+    name: the process, such as "party 1". code: its exit status, or minus the number of the signal that killed it. told:
+    whether a signal had come to the launching process before, which passes it on to all processes; the run is then not
+    started again.
     """
 
     name: str
@@ -133,18 +135,19 @@ class Failure:
 
     @property
     def how(self) -> str:
-        """Return a sentence on how the process ended."""
+        """A sentence that says how this process ended: by which signal, or with which exit status."""
         if self.code < 0:
             return f"{self.name} was killed by {signal_name(-self.code)}"
         return f"{self.name} ended with exit status {self.code}"
 
 
 def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
-    """Run `python WORDS` as all parties; return the failure that ended the last start, None if all ended with status 0.
+    """Run `python WORDS` as all parties of a run; return the failure that ended the last start, or None.
 
-    lanes: processes of each party. restarts: how often all processes may be started again after a failure. say: called
-    with a message before each restart. SIGTERM and SIGINT are passed on to all processes, and prevent restarts. Raises
-    ConfigError for wrong numbers, EnvironmentProblem inside a party.
+    None means that all processes ended with status 0. words: the command line after `python`. lanes: processes of each
+    party. restarts: how often all processes may be started again after a failure. say: called with a message, as text,
+    before each restart. SIGTERM and SIGINT are passed on to all processes, and prevent restarts. Raises ConfigError for
+    wrong numbers, EnvironmentProblem inside a party.
     """
     check(parties, lanes, "run")
     refuse_inside_a_run("run", "start a run from a shell")
@@ -159,7 +162,11 @@ def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Call
 
 
 def may_speak() -> bool:
-    """Whether this process may print its error: under `run`, only the first process that asks; else always."""
+    """Return whether this process may print its error.
+
+    A process that `hummingbird run` has started may only if it is the first of the run to ask, so that one error is
+    printed, and not one for every party. Any other process may.
+    """
     pipe = os.environ.get(_WORD)
     if pipe is None:
         return True
@@ -172,18 +179,24 @@ def may_speak() -> bool:
 
 
 class _Signals:
-    """The signals that this process has received, for passing them on. came: whether there was any."""
+    """Collects the signals that come to this process, so that a loop can pass them on to other processes.
+
+    came: whether there was any so far.
+    """
 
     def __init__(self) -> None:
         self.came, self._waiting = False, list[int]()
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Note that a signal has come; used as the handler for `signal.signal`."""
+        """Keep a signal that has come; this is the handler that `signal.signal` gets.
+
+        number: of the signal. frame: of the interrupted code, ignored.
+        """
         self.came = True
         self._waiting.append(number)
 
     def taken(self) -> list[int]:
-        """Return the signals that have come since the last call."""
+        """Return the numbers of the signals that have come since the last call of this method, as a list."""
         found, self._waiting = self._waiting, []
         return found
 
@@ -200,10 +213,11 @@ def _noted() -> Iterator[_Signals]:
 
 
 class _Life:
-    """All processes of a run, from one start until they have ended; a context manager at whose end none is running.
+    """The processes of a run, one for each position, from their start until all have ended; for a `with` block.
 
-    words: the command line after `python`. places: the position of each process. port: of the store by which they find
-    each other. life: how often the processes were started before.
+    Making it starts them; at the end of the block none is running. words: the command line after `python`. places: the
+    position (party and lane) of each process. port: of the store by which the processes find each other. life: how
+    often the processes were started before.
     """
 
     def __init__(self, words: Sequence[str], places: Sequence[LanePosition], port: int, life: int) -> None:
@@ -231,7 +245,10 @@ class _Life:
             raise
 
     def follow(self, signals: _Signals) -> Failure | None:
-        """Wait until all processes have ended or one has failed, and pass signals on; return the failure, or None."""
+        """Wait until all processes have ended or one has failed; return how that one failed, or None.
+
+        signals: the signals that come to this process meanwhile, which are passed on to all of them.
+        """
         while True:
             for number in signals.taken():
                 self._tell(number)
@@ -251,7 +268,7 @@ class _Life:
         self._end()
 
     def _end(self) -> None:
-        """End all running processes, by SIGTERM first, then by SIGKILL."""
+        """End the processes that still run: by SIGTERM first, after some seconds by SIGKILL."""
         self._tell(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         for process in self._all:

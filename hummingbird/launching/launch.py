@@ -43,9 +43,10 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Process:
-    """One process of a launch, which runs the packed call as one party or lane; it keeps the process's report and end.
+    """One process that `launch` has started for a party or a lane: it calls the function, and reports its end.
 
-    name: as errors name it, such as "party 1".
+    name: as errors name it, such as "party 1". call: the function call, packed by `packed_call`. environment: the
+    process's environment variables.
     """
 
     def __init__(self, name: str, call: bytes, environment: dict[str, str]) -> None:
@@ -84,16 +85,16 @@ class Process:
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Return the pipes of the process's stdout and stderr."""
+        """The pipes from which this process's stdout and stderr are read, in this order."""
         assert self.popen.stdout is not None and self.popen.stderr is not None
         return self.popen.stdout, self.popen.stderr
 
     def fileno(self) -> int:
-        """Return the file descriptor of the pipe that carries the report, for a selector."""
+        """Return the file descriptor of the pipe of this process's report, for a selector to watch."""
         return self._report
 
     def read(self) -> bool:
-        """Read and keep what the process has written of its report so far; return False at the end of the pipe."""
+        """Read and keep the new bytes of this process's report; return False at the end of the pipe, else True."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._report, _PIECE):
                 self.up = True
@@ -103,7 +104,10 @@ class Process:
         return True
 
     def look(self) -> None:
-        """Note the end of the process if it has ended; kill it if it still runs some seconds after its report."""
+        """Note the end of this process if it has ended; kill it if it still runs some seconds after its report.
+
+        The report is the result or error of the function, so nothing is left to do then.
+        """
         if self.popen.poll() is not None:
             self._signal(signal.SIGKILL)  # processes that the function left running; the dealer is not in the group
             self.read()  # the last part of its report
@@ -113,7 +117,10 @@ class Process:
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
-        """Return the report of the ended process, a dict with "result" or "error"; empty if it wrote no report."""
+        """The report of this process, once it has ended: a dict with the function's "result", or with its "error".
+
+        It is empty if the process wrote no report.
+        """
         content = bytes(self._content.removeprefix(party.UP))
         with contextlib.suppress(Exception):  # truncated
             return dict(sending.unpacked_result(content)) if content else {}
@@ -121,11 +128,11 @@ class Process:
 
     @property
     def failed(self) -> bool:
-        """Whether the process has ended without a result."""
+        """Whether this process has ended without a result of the function."""
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, SIGKILL by default, to the process and its children."""
+        """Send a signal to this process and its children. number: of the signal; by default it kills them."""
         if self.ended is None:
             self._signal(number)
 
@@ -143,10 +150,10 @@ class Process:
 
 
 class Processes:
-    """All processes of a launch, as a context manager: they start when it is made, and have ended at its end.
+    """All processes that a call of `launch` starts, for a `with` block: at its end, none of them is left running.
 
-    names: the processes' names in errors, by rank. call: the function call that each runs, packed by `packed_call`.
-    environment: returns the environment variables for a rank.
+    names: a name for each process, by rank, for errors. call: the function call that each runs, packed by
+    `packed_call`. environment: returns the environment variables of the process with this rank.
     """
 
     def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
@@ -167,10 +174,10 @@ class Processes:
             raise
 
     def follow(self, timeout: float) -> None:
-        """Pass on the output of all processes until all have ended; once one fails, the others get some more seconds.
+        """Pass on the processes' output until all have ended; once one has failed, the others get some more seconds.
 
-        timeout: seconds within which each process must have started, with imports and the unpacking of its call; a
-        later one is killed.
+        timeout: seconds within which each process must be ready to call the function, its imports done; otherwise it is
+        killed.
         """
         begun = time.monotonic()
         stop = float("inf")
@@ -228,10 +235,11 @@ class Processes:
 
 
 class _Lines:
-    """A pipe from one process's stdout or stderr to the caller's stdout or stderr.
+    """Passes on the output of one process, stdout or stderr, to the stream of the same name of this process.
 
-    Without a prefix text passes unchanged; with one, in full lines that begin with the prefix. last: stream -> the text
-    that any process last passed on to it; if this text has not ended its line, a prefix begins a new one.
+    pipe: where the process's output is read. stream: "stdout" or "stderr". prefix: text to put in front of every line;
+    "": the output passes unchanged. last: for each stream's name, the text that was last passed on by any process: if
+    it has not ended its line, a line with a prefix begins on a new one.
     """
 
     def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
@@ -240,7 +248,7 @@ class _Lines:
         self._begun = ""
 
     def read(self) -> bool:
-        """Pass on the output that is available; return False at the end of the pipe, else True."""
+        """Pass on what the process has written since the last call; return False at the end of its pipe, else True."""
         try:
             piece = os.read(self._pipe.fileno(), _PIECE)
         except BlockingIOError:
@@ -253,7 +261,7 @@ class _Lines:
         return bool(piece)
 
     def flush(self) -> None:
-        """Pass on the last line, if the process has not ended it."""
+        """Pass on the last line of the process's output, if the process has ended without ending the line."""
         self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
         self._begun = ""
 
@@ -332,7 +340,7 @@ def launch(
 
 
 def _refuse_inside_a_run() -> None:
-    """Raise EnvironmentProblem if this process is a party, or has a session."""
+    """Raise EnvironmentProblem if this process is a party of a run already, or has a session."""
     host.refuse_inside_a_run("launch", "call launch in a notebook or a script that `python` runs")
     if is_initialized():
         what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
@@ -343,7 +351,11 @@ def _refuse_inside_a_run() -> None:
 
 
 def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
-    """Make the error for failed processes: causes come first, then processes that only lost another party."""
+    """Return the LaunchError for processes that have failed; its text begins with the one that failed first.
+
+    Processes that failed only because they lost another party come later. count: how many processes were started.
+    timeout: seconds that each had to start, for the text.
+    """
     failed = sorted(failed, key=_order)
     told = {process.name: _told(process, timeout) for process in failed}
     first, *others = told.items()
@@ -368,7 +380,7 @@ def _order(process: Process) -> tuple[int, bool, float]:
 
 
 def _told(process: Process, timeout: float) -> str:
-    """Return a sentence on how a process failed. timeout: seconds that it had to start."""
+    """Return a sentence that says how a process failed. timeout: seconds that it had to start, for the text."""
     if error := process.report.get("error"):
         return f"{error['type']}: {error['text']}" if error["text"] else str(error["type"])
     if process.late:
@@ -382,9 +394,10 @@ def _told(process: Process, timeout: float) -> str:
 
 
 def _trace(error: dict[str, Any]) -> str:
-    """Format the traceback of a process's error, from the caller's function on.
+    """Return the traceback of a process's error as text, from the caller's function on.
 
-    Lines of the source are shown for files, and for notebook cells, which this process knows.
+    error: the "error" of the process's report. Lines of the source are shown for files, and for notebook cells, which
+    this process knows.
     """
     frames = [traceback.FrameSummary(file, line, name) for file, line, name in error.get("frames", ())]
     return "".join(traceback.format_list(frames)).rstrip()

@@ -23,9 +23,10 @@ LENGTH = 8  # bytes of the call's length, little-endian
 
 
 def main(report: int) -> int:
-    """Run the function that stdin brings, and write its result or error to the pipe `report`, a file descriptor.
+    """Run the function call that arrives on stdin, as one party of a launch; report its result or error.
 
-    Returns the exit status.
+    report: file descriptor of the pipe to which the report is written. Returns the exit status of this process: 0, or 1
+    after an error.
     """
     os.set_inheritable(report, False)  # neither the dealer nor processes of the function inherit it
     calls = os.fdopen(os.dup(0), "rb")
@@ -59,14 +60,17 @@ def main(report: int) -> int:
 
 
 def _end_with(calls: BinaryIO) -> None:
-    """Wait until the launching process, which holds the pipe `calls`, is gone; then end this process group."""
+    """Wait until the process that called `launch` is gone; then kill this process and those that it has started.
+
+    calls: a pipe that the launching process holds open for as long as it runs. Runs in a thread.
+    """
     while os.read(calls.fileno(), 1):  # unbuffered: the buffer's lock would block the interpreter's exit
         pass
     os.killpg(0, signal.SIGKILL)  # its process group; the dealer, in a group of its own, notices
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    """Return the description of an error for this process's report, as a dict.
+    """Return a description of an error as a dict, for the report of this process to the one that called `launch`.
 
     It has the error's type, text, hint and time, and the traceback's frames outside the folder `launching`.
     """

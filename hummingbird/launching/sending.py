@@ -34,10 +34,10 @@ _SHOWN = (Meter, Report)  # data as well, with methods that show them
 
 
 def plain(value: Any, where: str = "the result") -> Any:
-    """Copy the result of a party so that it can be sent: tensors are detached, and on the CPU.
+    """Return a copy of a party's result that can be sent to the caller of `launch`: tensors are detached, on the CPU.
 
-    Raises InputError unless it consists of tensors, numbers, text, None, meters and reports, in tuples, lists and
-    dicts.
+    where: the name of the value in errors. Raises InputError unless it consists of tensors, numbers, text, None, meters
+    and reports, in tuples, lists and dicts.
     """
     if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta":
         return value.detach().cpu().clone(memory_format=torch.contiguous_format).as_subclass(Tensor)
@@ -55,14 +55,14 @@ def plain(value: Any, where: str = "the result") -> Any:
 
 
 def packed_result(value: Any) -> bytes:
-    """Pack a result, which `plain` has returned, into bytes."""
+    """Pack a process's report into bytes. value: a dict with a result, as `plain` has returned it, or an error."""
     written = io.BytesIO()
     torch.save(value, written)
     return written.getvalue()
 
 
 def unpacked_result(content: bytes) -> Any:
-    """Unpack the result that `packed_result` has packed; no code in it is run."""
+    """Return the report that `packed_result` has packed in another process; no code in it is run."""
     with torch.serialization.safe_globals([*_SHOWN, MeterRow]):
         return torch.load(io.BytesIO(content), weights_only=True)
 
@@ -71,10 +71,11 @@ def unpacked_result(content: bytes) -> Any:
 
 
 def packed_call(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
-    """Pack a call of `fn` into bytes, which `unpacked_call` reads in another process.
+    """Pack a function call into bytes, which `unpacked_call` reads in the process of a party.
 
-    Converters that were registered, the working directory and the import path are packed too. options: of the session.
-    Raises InputError for objects that cannot be sent to another process, EnvironmentProblem without cloudpickle.
+    fn, args: the function, and its arguments after the session. options: arguments of `hummingbird.init`, by name. The
+    bytes also hold converters that were registered, the working directory and the import path. Raises InputError for
+    objects that cannot be sent to another process, EnvironmentProblem without cloudpickle.
     """
     pickler = _pickler()
     try:
@@ -87,9 +88,10 @@ def packed_call(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str
 
 
 def unpacked_call(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Unpack the function, its arguments and the session's options, in a process that `launch` has started.
+    """Unpack what `packed_call` has packed: return the function, its arguments, and the options of `hummingbird.init`.
 
-    Also sets the working directory and the import path of this process to those of the caller of `launch`.
+    Runs in a process that `launch` has started. Also registers the caller's converters, and sets the working directory
+    and the import path to those of the caller.
     """
     import cloudpickle
 
@@ -107,9 +109,9 @@ def _dumps(pickler: type[Any], value: Any) -> bytes:
 
 
 def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Convert a function's code object for pickling as cloudpickle does, and add its file name.
+    """Tell pickle how to rebuild a function's code object: as cloudpickle does, but with the code's file name.
 
-    cloudpickle omits the file name from 3.1.3 on.
+    Returns a function and its arguments, as pickle wants them. cloudpickle itself omits the file name from 3.1.3 on.
     """
     import cloudpickle
 
@@ -122,7 +124,10 @@ def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
 
 
 def _pickler() -> type[Any]:
-    """Return cloudpickle's pickler with one change: file names of functions are kept, so that tracebacks show lines."""
+    """Return a subclass of cloudpickle's pickler that keeps functions' file names, so that tracebacks show lines.
+
+    Raises EnvironmentProblem without cloudpickle.
+    """
     with needs("launch", "launch"):
         import cloudpickle
 

@@ -40,14 +40,14 @@ _notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDict
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the callers of a service.
+    """The limits that a service sets to its callers.
 
-    requests: most calls at work at a time. per_client: most calls at work of one name. named: name -> its own limit in
-    place of `per_client`. The last quarter of `requests` is kept for names with few calls (`Quota`). message: most
-    bytes of one message, in either direction. client_bytes: most bytes of messages in memory for one name's calls.
-    connections: most open connections; further ones are closed at once. stall: seconds that a caller may leave a
-    message unread, or a request unsent. seconds: longest duration of a call. Raises ConfigError for a number that is
-    not above 0.
+    requests: most calls at work at a time. per_client: most calls at work of one name. named: for some names, a limit
+    of their own in place of `per_client`. The last quarter of `requests` is kept for names with few calls (`Quota`).
+    message: most bytes of one message, in either direction. client_bytes: most bytes of messages in memory for one
+    name's calls. connections: most open connections; further ones are closed at once. stall: seconds that a caller may
+    leave a message unread, or a request unsent. seconds: longest duration of a call.
+    Raises ConfigError for a number that is not above 0.
     """
 
     requests: int = 256
@@ -68,15 +68,15 @@ class Limits:
 
 
 class Quota:
-    """Counts how much of a resource is in use, and limits it, in all and for each name. Any thread may call it.
+    """Counts how much of a resource is in use, and limits it, in all and for each caller. Any thread may call it.
 
-    things, state, where: words of the error, as in "calls" that are "at work" at "the server". hint: the error's hint,
-    by default to try again after `retry` seconds. most: limit in all. each: limit of one name. named: limits of the
-    names that have their own. Callers without a name (None) are bound by `most` alone. spare: whether the last quarter
-    of `most` is for names that hold little. A name gets some of that quarter only if it then holds at most an eighth of
-    the free room, or a single thing, so that a few names at their limit leave room for others; with each further name
-    the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne, "Dynamic queue length thresholds for
-    shared-memory packet switches", 1998).
+    things, state, where: words of the error, as in "calls" that are "at work" at "the server". hint: the error's hint.
+    retry: seconds after which the error says to try again. most: limit in all. each: limit of one name. named: limits
+    of the names that have their own. Callers without a name (None) are bound by `most` alone.
+    spare: whether the last quarter of `most` is for names that hold little. A name gets some of that quarter only if it
+    then holds at most an eighth of the free room, or a single thing; so a few names at their limit leave room for
+    others, as with each further name the free room shrinks by an eighth (dynamic thresholds: Choudhury and Hahne,
+    "Dynamic queue length thresholds for shared-memory packet switches", 1998).
     """
 
     def __init__(
@@ -100,12 +100,15 @@ class Quota:
         self.taken = 0
 
     def check(self, name: str | None, size: int = 1) -> None:
-        """Raise OverloadError unless this name may take `size` more of the resource."""
+        """Raise OverloadError unless the caller `name` may now take `size` more of the resource; take nothing."""
         with self._lock:
             self._check(name, size)
 
     def enter(self, name: str | None, size: int = 1) -> None:
-        """Take `size` of the resource for a name, until `leave` gives it back. Raises OverloadError as `check` does."""
+        """Take `size` of the resource for the caller `name`, until `leave` gives it back.
+
+        Raises OverloadError if this would exceed a limit.
+        """
         with self._lock:
             self._check(name, size)
             self.taken += size
@@ -115,7 +118,8 @@ class Quota:
     def leave(self, name: str | None, size: int = 1, late: float = 0.0) -> None:
         """Give back `size` of the resource that `enter` has taken for a name.
 
-        late: seconds for which this amount still counts against the name's own limit, though others may take it.
+        name: the caller's, or None. late: seconds for which this amount still counts against the name's own limit,
+        though others may take it.
         """
         with self._lock:
             self.taken -= size
@@ -152,11 +156,11 @@ class Quota:
 
 
 class FairQueue:
-    """A queue in which calls wait until they may work; a call works once it has one of a limited number of places.
+    """A queue in which calls wait for one of a limited number of places; a call works once it has a place.
 
-    A free place goes to a call of the caller with the fewest calls at work; of several such calls, to the one that has
-    waited longest. places: how many calls may work at a time. calls: the quota of calls that are at work or wait.
-    Callers without a name count as one caller.
+    A free place goes to a call of the caller that has the fewest places; of several such calls, to the one that has
+    waited longest. Callers without a name count as one caller. places: how many calls may work at a time. calls: the
+    quota of all calls that work or wait.
     """
 
     def __init__(self, places: int, calls: Quota) -> None:
@@ -167,29 +171,30 @@ class FairQueue:
 
     @property
     def at_work(self) -> int:
-        """Number of calls that have a place."""
+        """How many calls have a place in this queue, and so may work."""
         return sum(self._at_work.values())
 
     @property
     def waiting(self) -> int:
-        """Number of calls that wait for a place."""
+        """How many calls wait for a place in this queue."""
         return len(self._waiting)
 
     def enter(self, caller: str | None) -> WaitingCall:
-        """Register a call, which may then `wait` for a place, and must `leave` in the end.
+        """Register a call of `caller`, a name or None; return its `WaitingCall`, which must `leave` in the end.
 
-        Raises OverloadError if too many calls are registered, in all or of this caller.
+        The call can then `wait` for a place. Raises OverloadError if too many calls are registered, in all or of this
+        caller.
         """
         self.calls.enter(caller)
         return WaitingCall(self, caller)
 
     def ask(self, call: WaitingCall) -> None:
-        """Put a call into the queue. If a place is free for it, it gets the place at once, otherwise later."""
+        """Let a call wait for a place; it gets one at once if one is free. The caller holds `changed`."""
         self._waiting.append(call)
         self._assign()
 
     def leave(self, call: WaitingCall) -> None:
-        """Remove a call, and give its place to another one."""
+        """Remove a call, which may have a place, wait for one, or have never asked; give its place to another call."""
         with self.changed:
             if call.taken:
                 self._at_work[call.caller] -= 1
@@ -210,9 +215,9 @@ class FairQueue:
 
 
 class WaitingCall:
-    """One call's entry in a `FairQueue`.
+    """One call's entry in a `FairQueue`: it waits for a place, and gives it back.
 
-    asked: whether the call has asked for a place. taken: whether it has got one.
+    caller: the caller's name, or None. asked: whether the call has asked for a place. taken: whether it has got one.
     """
 
     def __init__(self, queue: FairQueue, caller: str | None) -> None:
@@ -220,7 +225,7 @@ class WaitingCall:
         self.asked = self.taken = False
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a place, at most `timeout` seconds; return whether the call has one."""
+        """Wait for a place to work, at most `timeout` seconds; return whether this call has one now."""
         with self._queue.changed:
             if not self.asked:
                 self.asked = True
@@ -228,15 +233,16 @@ class WaitingCall:
             return self._queue.changed.wait_for(lambda: self.taken, timeout)
 
     def leave(self) -> None:
-        """Give the place back, or stop waiting for one; call this once."""
+        """Give this call's place back, or stop waiting for one; call this once, at the call's end."""
         self._queue.leave(self)
 
 
 class Record(NamedTuple):
     """The facts on a call that has ended, for the log and the metrics.
 
-    client: the caller's name, None if it has none. outcome: the name of the call's gRPC status. received, sent: bytes
-    of its messages. notes: fields that the call's method adds to the log line.
+    method: the method's name. client: the caller's name, None if it has none. outcome: the name of the call's gRPC
+    status, such as "OK". seconds: its duration. received, sent: bytes of its messages. notes: fields that the call's
+    method adds to the log line.
     """
 
     method: str
@@ -249,7 +255,11 @@ class Record(NamedTuple):
 
 
 class Call:
-    """A running call, from its first byte until its caller has the answer or has gone; it counts its bytes."""
+    """A call that a method works on, from its first byte until its caller has the answer or has gone.
+
+    It counts the call's bytes, and says whether the service now waits for the caller. method: the method's name. brief:
+    whether the method is a `Brief`. context: gRPC's.
+    """
 
     def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
         self.method, self.brief, self.context = method, brief, context
@@ -260,9 +270,9 @@ class Call:
         self.ends = 2  # ends still to come: the method's, and gRPC's
 
     def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the caller's messages, and count their bytes.
+        """Yield the messages that the caller sends, `requests`, one after the other, and count their bytes.
 
-        The method itself limits how long it waits for a message.
+        This sets no limit to the wait for a message: the method does.
         """
         for request in requests:
             self.received += len(request)
@@ -270,7 +280,7 @@ class Call:
 
     @contextmanager
     def for_caller(self) -> Iterator[None]:
-        """Mark the call, within a `with` block, as waiting for its caller to read or send a message.
+        """Return a context in which this call counts as waiting for its caller to read or send a message.
 
         A call that waits so for longer than `Limits.stall` seconds is cancelled.
         """
@@ -282,11 +292,11 @@ class Call:
 
 
 class Admission:
-    """Decides whether each call to a program's servers is admitted, and counts the calls at work.
+    """Decides whether a program's servers take a call, and counts the calls at work and the bytes that they hold.
 
-    tokens: the callers that may call, with their tokens; None if callers need none. names: a function that finds a
-    caller's name; by default it reads the token, or the certificate if there are no tokens. ended: called with the
-    `Record` of every call that has ended, also of a refused one.
+    limits: the limits to enforce. tokens: the callers that may call, with their tokens; None if callers need none.
+    ended: called with the `Record` of every call that has ended, also of a refused one. names: returns the caller's
+    name for a call's gRPC context; by default it reads the token or, without `tokens`, the certificate.
     """
 
     def __init__(
@@ -309,7 +319,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Number of calls that have begun and not ended."""
+        """How many calls are at work: admitted, and their callers have not read the answer yet."""
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
@@ -326,16 +336,16 @@ class Admission:
         threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread of `watch`; may be called twice."""
+        """Stop the thread that `watch` has started; may be called twice."""
         self._closed.set()
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
-        """Admit a call to a method, which runs in the `with` block; yield the `Call`.
+        """Return a context in which a method works on one call; it admits the call, or ends it with a gRPC status.
 
-        A refusal, or an error in the block, ends the call with a gRPC status. The call counts, with the bytes that it
-        holds, until its caller has read the answer. brief: whether the method is a `Brief`, whose calls are counted
-        apart.
+        Entering it gives the `Call`. An error in the block ends the call with a gRPC status, too. The call counts, with
+        the bytes that it holds, until its caller has read the answer. method: the method's name. context: gRPC's, of
+        the call. brief: whether the method is a `Brief`, whose calls are counted apart.
         """
         call, outcome = Call(method, brief, context), "OK"
         notes = _notes[context] = dict[str, object]()
@@ -363,9 +373,9 @@ class Admission:
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
-        """Count `size` bytes as held in memory by a call until its end.
+        """Note that a call holds `size` further bytes in memory until its end.
 
-        Raises OverloadError if the calls of this caller then hold more than its limit.
+        Raises OverloadError if all calls of this caller then hold more than `Limits.client_bytes`.
         """
         if call.client is None:
             return
@@ -418,9 +428,9 @@ class Admission:
 
 
 def certified_name(context: grpc.ServicerContext) -> str | None:
-    """Return the common name in the caller's verified certificate; None in plain text.
+    """Return the common name in the caller's certificate, which gRPC has verified; None in plain text.
 
-    A certificate without a common name gives its hash.
+    context: gRPC's, of the call. A certificate without a common name gives "sha256:" and its hash.
     """
     known = context.auth_context()
     name = next(iter(known.get("x509_common_name", [])), b"")
@@ -431,13 +441,16 @@ def certified_name(context: grpc.ServicerContext) -> str | None:
 
 
 def note(context: grpc.ServicerContext, **fields: object) -> None:
-    """Add fields to the log line of a call; its method calls this. No field may hold a private value."""
+    """Add fields to the line that the log will have for this call; the method that answers the call does so.
+
+    context: gRPC's, of the call. fields: names and values, which must not be private.
+    """
     _notes[context].update(fields)
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:
-    """Return the caller's name, which admission found in its certificate or token; None in plain text without tokens.
+    """Return the name of the caller of a call, as its admission has found it in the certificate or token.
 
-    context: gRPC's, of the call whose method asks.
+    context: gRPC's, of the call. None in plain text without tokens.
     """
     return _names.get(context)

@@ -36,10 +36,10 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the background event loop, and return its result: for code that is no coroutine.
+    """Run a coroutine on this package's background event loop; wait for its result, and return it.
 
-    An interrupt of the caller cancels the coroutine. Raises InputError if called on the background loop itself, which
-    would then wait for itself.
+    It serves code that is no coroutine. An interrupt of the caller cancels the coroutine. Raises InputError if called
+    on the background loop itself, which would then wait for itself.
     """
     loop = _own()
     if running() is loop:
@@ -70,9 +70,9 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 
 async def compute(size: int, function: Callable[..., _T], *args: Any) -> _T:
-    """Return function(*args); if it works on much data it runs in a thread, so that the event loop goes on meanwhile.
+    """Return function(*args), without blocking the event loop if the function works on much data.
 
-    size: bytes of that data.
+    size: bytes of the data. If they are many, the function runs in a thread, and the event loop goes on meanwhile.
     """
     return function(*args) if size <= _SMALL else await asyncio.to_thread(function, *args)
 
@@ -88,9 +88,9 @@ def _own() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """Reset the background event loop and its lock, in a process that was just forked.
+    """Drop the background event loop in a process that was just forked, so that the next use makes a new one.
 
-    It lacks the thread of the loop, and may find the lock held.
+    The forked process lacks the loop's thread, and may find the loop's lock held; the lock is made anew, too.
     """
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
@@ -104,19 +104,22 @@ os.register_at_fork(after_in_child=_forget)
 
 @cache
 def _started() -> int:
-    """Start gRPC's asyncio event thread for the lifetime of the process; return the id of the process that started it.
+    """Start gRPC's event thread for asyncio, once in this process; return the process's id.
 
-    Without this the last channel to close would stop the thread under a running loop.
+    The thread then lasts until the process ends: otherwise the last channel to close would stop it under a running
+    loop. A forked process sees from the id that it is not the one that has started the thread.
     """
     aio.init_grpc_aio()
     return os.getpid()
 
 
 class AsyncClient:
-    """A client of one service for coroutines, bound to the event loop that runs now; the service need not listen yet.
+    """A client of one service for coroutines: it sends messages and awaits answers.
 
-    tls, token, largest, and the errors raised are those of `rpc.client.connect`. Also raises EnvironmentProblem in a
-    process that was forked from one which has called services.
+    It is bound to the event loop that runs when it is made. The service need not listen yet. address: HOST:PORT or
+    unix:PATH. tls: certificate files; None for plain text. token: of a caller without a certificate. largest: most
+    bytes of a message, in either direction. Raises InputError, TrustError and EnvironmentProblem for arguments that
+    `rpc.client.dial` refuses, and EnvironmentProblem in a process that was forked from one which has called services.
     """
 
     def __init__(self, address: str, tls: Tls | None, token: str | None, largest: int) -> None:
@@ -133,19 +136,20 @@ class AsyncClient:
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
-        """Begin a call of a method with one message, and return gRPC's call object.
+        """Begin a call of a service's method with one message; return gRPC's call object at once.
 
-        Awaiting the object gives the answer, or raises grpc.RpcError, which `status.explain` translates. timeout:
-        seconds.
+        Awaiting the object gives the answer as bytes, or raises grpc.RpcError, which `status.explain` translates.
+        method: its name. timeout: seconds.
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Wait until the service has answered a call: call it again and again, for at most `timeout` seconds.
+        """Wait until the service answers: send it small calls again and again, for at most `timeout` seconds.
 
-        Raises errors of `rpc.client.connect`, and aio.UsageError if another coroutine has closed the channel.
+        Raises AccessError for a caller that the service does not know, PeerError if it does not answer, and
+        aio.UsageError if another coroutine has closed this client.
         """
         patience = Patience(self._address, timeout)
         while True:
@@ -164,5 +168,5 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Disconnect; calls under way are cancelled."""
+        """Disconnect from the service; calls under way are cancelled."""
         await self._channel.close()

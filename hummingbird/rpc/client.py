@@ -40,12 +40,13 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """Decides when and whom to ask again until one question is answered: by one service, or one of several equal ones.
+    """Decides when to ask again, and which service, until a question is answered. The services are equal copies.
 
     timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
-    at a service that is away; each pause doubles the last. A full service names the pause itself. passing: classes of
-    errors after which another attempt may succeed. tries: most attempts. places: number of services. first: number of
-    the service that is asked first. The attribute `place` is the number of the service to ask next.
+    at a service that is away; each pause is twice the one before. A service that is full says itself how long to wait.
+    passing: classes of errors after which another attempt may succeed. tries: most attempts. places: number of
+    services. first: number of the service that is asked first. The attribute `place` is the number of the service to
+    ask next.
     """
 
     def __init__(
@@ -66,15 +67,15 @@ class Retry:
 
     @property
     def left(self) -> float:
-        """Seconds in which further attempts may begin; below 0 when it is too late."""
+        """Seconds left in which further attempts may begin; below 0 when it is too late."""
         return self._deadline - time.monotonic()
 
     def failed(self, error: HummingbirdError) -> float:
-        """Decide what to do after an attempt has failed: return the seconds until the next one, or raise an error.
+        """Take note of a failed attempt: return the seconds until the next one, and set `place`; or raise an error.
 
-        The next attempt is to go to service number `place`. There is no further attempt if `error` is not in `passing`,
-        or if the time or the attempts are used up: then `error` is raised. After the deadline it is the previous
-        failure, which says more than that the time was too short.
+        `place` is the number of the service to ask next. `error` is raised if it is not in `passing`, or if the time or
+        the attempts are used up. If the deadline had passed already, the failure of the attempt before is raised
+        instead: it says more than that the time was too short.
         """
         now = time.monotonic()
         if self._failure is not None and now > self._deadline:
@@ -108,13 +109,14 @@ class Patience:
 
     @property
     def glance(self) -> float:
-        """Seconds that the next attempt may take: those that are left in all, but from 0.1 to 10."""
+        """Seconds that the next attempt to connect may take: those left in all, but from 0.1 to 10."""
         return min(max(self._retry.left, 0.1), 10.0)
 
     def bear(self, error: grpc.RpcError) -> float:
-        """Return how many seconds to wait before the next attempt, after an attempt has failed with `error`.
+        """Return how many seconds to wait before the next attempt to connect, after one has failed with `error`.
 
-        Raises an error, one of those of `connect`, if no further attempt may succeed or the time is used up.
+        Raises an error if no further attempt can succeed or the time is used up: PeerError, or AccessError for a caller
+        that the service does not know.
         """
         details = str(error.details())
         if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -148,11 +150,11 @@ def connect(
 ) -> grpc.Channel:
     """Connect to a service, and return the channel once the service has answered; retry for `timeout` seconds.
 
-    With `tls`, the service must show a certificate that the authority in `tls` has signed for the address's host name
-    (`localhost` for a unix socket). token: the token of a caller without a certificate. largest: most bytes of a
-    message, in either direction. Raises InputError and TrustError (see `check_address`), EnvironmentProblem
-    (certificate files), AccessError for a caller that the service does not know, and PeerError, at once if the
-    handshake itself is refused.
+    address: HOST:PORT or unix:PATH. With `tls`, the service must show a certificate that the authority in `tls` has
+    signed for the address's host name (`localhost` for a unix socket). token: the token of a caller without a
+    certificate. largest: most bytes of a message, in either direction.
+    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a
+    caller that the service does not know, and PeerError, at once if the handshake itself is refused.
     """
     channel = dial(address, tls, largest)
     if token is not None:
@@ -166,9 +168,11 @@ def connect(
 
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
-    """Return a channel that is not connected yet; the service need not listen.
+    """Return a gRPC channel to a service, without connecting; the service need not listen yet.
 
-    Raises the errors of `connect` but PeerError.
+    address: HOST:PORT or unix:PATH. tls: certificate files; None for plain text. largest: most bytes of a message, in
+    either direction. Raises InputError and TrustError (see `check_address`), and EnvironmentProblem for certificate
+    files.
     """
     # The thread that wants a streamed answer reads it.
     options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
@@ -179,7 +183,10 @@ def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> gr
 
 
 def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
-    """Return gRPC's options for a channel to an address. largest: bytes of a message, in either direction."""
+    """Return gRPC's options for a channel to an address, as a list of (name, value).
+
+    largest: most bytes of a message, in either direction.
+    """
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # no proxy from the environment in between
         # No min_reconnect_backoff_ms: gRPC also ends an attempt after that time, even within its TLS handshake.
@@ -203,7 +210,8 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
     """Return gRPC's credentials for a channel to an address, made from the certificate files; None for plain text.
 
-    Raises the errors of `dial`.
+    tls: the files; None for plain text. Raises InputError, TrustError and EnvironmentProblem for an address or files
+    that cannot be used.
     """
     check_address(address, tls)
     if tls is None:
@@ -228,11 +236,11 @@ class _Detail(
     ),
     grpc.ClientCallDetails,
 ):
-    """The details of one gRPC call (method, timeout, metadata ...), as an interceptor must hand them to gRPC."""
+    """The details of one call, as an interceptor hands them back to gRPC: method, timeout, metadata ..."""
 
 
 class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
-    """An interceptor that adds a token to every call of a channel."""
+    """A gRPC interceptor that adds the caller's token to the metadata of every call of a channel."""
 
     def __init__(self, token: str) -> None:
         self._metadata = (HEADER, f"Bearer {token}")
@@ -258,32 +266,45 @@ def _wait_for_answer(channel: grpc.Channel, address: str, timeout: float) -> Non
 
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
-    """Send one message, and return the answer. Raises grpc.RpcError, which `status.explain` translates."""
+    """Send one message to a service's method, and return the answer, as bytes.
+
+    channel: to the service. method: its name. timeout: seconds. Raises grpc.RpcError, which `status.explain`
+    translates.
+    """
     answer: bytes = method_of(channel, method)(request, timeout=timeout)
     return answer
 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
-    """Return a callable for one method of a service, for many calls with one message each way.
+    """Return a callable for one method of a service, which takes a message and a timeout, and returns the answer.
 
-    Its `future(message, timeout=...)` begins a call.
+    It serves for many calls. Its `future(message, timeout=...)` begins a call without waiting.
     """
     return channel.unary_unary(PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Begin a call as `call` makes it, and return gRPC's future at once; its result() is the answer."""
+    """Begin a call of a service's method with one message; return gRPC's future at once, whose result() is the answer.
+
+    channel: to the service. method: its name. timeout: seconds. result() raises grpc.RpcError, which `status.explain`
+    translates.
+    """
     return method_of(channel, method).future(request, timeout=timeout)
 
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
-    """Send one message, and return the stream of answers to iterate; after its end it has `trailing_metadata()`."""
+    """Send one message to a method that answers by several; return the stream of the answers, to iterate.
+
+    channel: to the service. method: its name. timeout: seconds for the whole call. Iterating raises grpc.RpcError,
+    which `status.explain` translates. After its end the stream has `trailing_metadata()`.
+    """
     return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
-    """Send a stream of messages, and return the stream of answers as `stream` does.
+    """Begin a call in which both sides send several messages; return the stream of the answers, to iterate.
 
-    A thread of gRPC iterates `requests`.
+    channel: to the service. method: its name. requests: the messages to send; a thread of gRPC iterates them. timeout:
+    seconds for the whole call. Iterating raises grpc.RpcError, which `status.explain` translates.
     """
     return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

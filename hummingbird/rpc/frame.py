@@ -34,25 +34,25 @@ _HINT = "the bytes were damaged, or come from another program or release"
 def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
     """Return the exact size in bytes of the frame that holds tensors of these types and shapes.
 
-    frame_bytes([(torch.int64, (3,))]) == 8 + 8 + 8 + 24
+    layout: (type, shape) of each tensor: frame_bytes([(torch.int64, (3,))]) == 8 + 8 + 8 + 24
     """
     data = sum(_TENSOR.size + 8 * len(shape) + _up(dtype.itemsize * math.prod(shape)) for dtype, shape in layout)
     return _HEADER.size + data
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
-    """Return the frame of tensors on any device, with any strides.
+    """Return the frame of tensors: their types, shapes and values as bytes, for one message or file.
 
-    Their types may be uint8, int32, int64 and float32, and they have at most 8 dimensions. Contiguous data is copied
-    once. Raises InputError for another type or more dimensions.
+    Their types may be uint8, int32, int64 and float32, and they have at most 8 dimensions. They may be on any device.
+    Contiguous data is copied once. Raises InputError for another type or more dimensions.
     """
     return b"".join(_parts(tensors))
 
 
 def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
-    """Yield the frame of `pack_tensors` in pieces of `size` bytes, the last maybe shorter.
+    """Yield the frame of tensors (`pack_tensors`) in pieces of `size` bytes; the last one may be shorter.
 
-    Each piece is copied when it is read.
+    Each piece is copied only when it is read.
     """
     piece: list[memoryview] = []
     room = size
@@ -68,7 +68,10 @@ def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
 
 
 def _parts(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the buffers that make up a frame, in order."""
+    """Return the buffers whose bytes, one after the other, are the frame of these tensors.
+
+    Raises InputError for a type or a number of dimensions that frames do not have.
+    """
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
             raise InputError(
@@ -89,13 +92,13 @@ def _parts(tensors: Sequence[Tensor]) -> list[Any]:
 def unpack_tensors(
     buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
-    """Return the tensors of one frame.
+    """Return the list of tensors that a frame holds.
 
-    max_tensors: most tensors that the frame may hold; pass no more than the message needs, as even a tensor without
-    data costs its reader more than its 16 bytes. max_bytes: most bytes of the frame. Raises InputError for anything but
-    exactly one well-formed frame within the limits. Nothing is allocated before all lengths are checked. The tensors
-    share the memory of a writable aligned buffer; a read-only buffer is copied once, since torch has no read-only
-    tensors.
+    buffer: the frame's bytes. max_tensors: most tensors that it may hold; pass no more than the message needs, as even
+    a tensor without data costs its reader more than its 16 bytes. max_bytes: most bytes of the frame.
+    Raises InputError for anything but exactly one well-formed frame within the limits. Nothing is allocated before all
+    lengths are checked. The tensors share the memory of a writable aligned buffer; a read-only buffer is copied once,
+    since torch has no read-only tensors.
     """
     try:
         view = memoryview(buffer).cast("B")
@@ -115,11 +118,11 @@ def unpack_tensors(
 
 
 def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
-    """Read the headers in a frame; return for every tensor its type, its shape, and where its data begins and ends.
+    """Read the headers in a frame; return a list with the type, shape, begin and end of each tensor's data.
 
-    The two places are offsets in bytes, the second just behind the data. max_bytes: limit of
-    each tensor's elements, where a dimension of 0 counts as 1. max_tensors: most tensors. Raises InputError unless all
-    headers are valid and fit the frame's length exactly.
+    begin, end: offsets in bytes, the end just behind the data. max_bytes: limit of each tensor's number of elements,
+    where a dimension of 0 counts as 1. max_tensors: most tensors. Raises InputError unless all headers are valid and
+    fit the frame's length exactly.
     """
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")

@@ -37,10 +37,10 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """The figures of a service for Prometheus: of calls their number by outcome, their durations and their bytes.
+    """The numbers that a service offers to Prometheus: its calls by outcome, their durations, and their bytes.
 
-    Further figures are the calls at work, the readiness, and when certificates expire. in_flight: returns the number of
-    calls at work; called whenever Prometheus asks for the figures.
+    Further numbers are the calls at work, the readiness, and when certificates expire. certificates: the service's;
+    None without TLS. in_flight: returns the number of calls at work; called whenever Prometheus asks.
     """
 
     def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
@@ -68,24 +68,25 @@ class Metrics:
         self._of = lru_cache(maxsize=None)(self._figures)
 
     def offer(self, methods: Iterable[str]) -> None:
-        """Create the time series of these methods' failures with the value 0.
+        """Create the counters of these methods' failures, with the value 0, before the first failure.
 
-        Prometheus' `increase` needs a value before the first event, else an alert would miss that event.
+        methods: their names. Prometheus' `increase` needs a value before the first event, or an alert would miss that
+        event.
         """
         for method in methods:
             for outcome in _WATCHED:
                 self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """Return four Prometheus figures: a method's calls with this outcome, its seconds, bytes received, bytes sent.
+        """Return four Prometheus objects for a method: calls with this outcome, seconds, bytes received, bytes sent.
 
-        `_of` caches the result.
+        They are the counters to increase for one call. `_of` caches the result.
         """
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 
     def count(self, record: Record) -> None:
-        """Count a call that has ended, with its duration and its bytes."""
+        """Add a call that has ended to the numbers for Prometheus: its outcome, duration and bytes."""
         requests, seconds, received, sent = self._of(record.method, record.outcome)
         requests.inc()
         seconds.observe(record.seconds)
@@ -94,10 +95,10 @@ class Metrics:
 
 
 class Page:
-    """A web server of the figures in `registry` at http://ADDRESS/metrics, until `close`.
+    """A web server that answers Prometheus at http://ADDRESS/metrics, in threads, until `close`.
 
-    address: HOST:PORT, or PORT for this host alone. ready: returns whether the program serves, for /readyz. Raises
-    EnvironmentProblem for an address in use.
+    registry: the numbers to show. address: HOST:PORT, or PORT for this host alone. ready: returns whether the program
+    serves, for /readyz. Raises EnvironmentProblem for an address in use.
     """
 
     def __init__(self, registry: CollectorRegistry, address: str, ready: Callable[[], bool]) -> None:
@@ -113,13 +114,13 @@ class Page:
         threading.Thread(target=self._server.serve_forever, name="hummingbird-metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the web server; may be called twice."""
+        """Stop this web server; may be called twice."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Handler(MetricsHandler):
-    """Answers a web server's requests: the page of figures, and two pages for probes (200 OK or 503)."""
+    """Answers the requests of one connection to `Page`: /metrics, and /livez and /readyz for probes (200 OK or 503)."""
 
     ready: Callable[[], bool]
 
@@ -150,4 +151,4 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: a scraper that disconnects is no error of the program."""
+        """Print nothing if a request for the figures fails: a scraper that disconnects is no error of the program."""

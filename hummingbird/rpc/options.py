@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> float:
-    """Parse the text of an option: a finite number above 0."""
+    """Parse the text of a command-line option whose value is a finite number above 0; return it as a float."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -33,14 +33,14 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse the text of an option: an integer of 1 or more."""
+    """Parse the text of a command-line option whose value is an integer of 1 or more; return the integer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def share(text: str) -> tuple[str | None, int]:
-    """Parse the text of an option that limits callers; return (name, limit).
+    """Parse the text of a command-line option that limits callers; return (name, limit).
 
     "N" is the limit of every caller, for whom the name is None; "NAME=N" is the limit of the caller with this name.
     """
@@ -51,7 +51,10 @@ def share(text: str) -> tuple[str | None, int]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Parse the text of an option: sizes of 1 or more, as in 3x32x32."""
+    """Parse the text of a command-line option whose value is a shape, such as 3x32x32; return it as a tuple.
+
+    Raises argparse.ArgumentTypeError unless it consists of sizes of 1 or more.
+    """
     try:
         sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
@@ -69,7 +72,7 @@ def add_tls(
     cert: str = "this side's certificate (PEM); a server's is for its host name",
     ca: str = "certificate of the authority of all sides (PEM)",
 ) -> None:
-    """Add the options --tls-cert, --tls-key and --tls-ca.
+    """Add the options --tls-cert, --tls-key and --tls-ca, which name certificate files. `tls_of` reads them.
 
     cert, ca: help texts of --tls-cert and --tls-ca, which say whose certificate it is, and for which name.
     """
@@ -79,9 +82,9 @@ def add_tls(
 
 
 def tls_of(args: argparse.Namespace) -> Tls | None:
-    """Return the files that the options of `add_tls` name; None if none is set.
+    """Return the certificate files that the options of `add_tls` name, as a `Tls`; None if they name none.
 
-    Raises InputError for one or two of the three.
+    Raises InputError if one or two of the three files are named.
     """
     files = {f"--tls-{name}": getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     missing = [option for option, file in files.items() if file is None]
@@ -106,7 +109,7 @@ def add_service(
     tokens: bool = True,
     grace: float = GRACE,
 ) -> None:
-    """Add the options that all server programs have, which `service_of` reads.
+    """Add the options of a server program: addresses, certificates, tokens, limits and so on. `service_of` reads them.
 
     addresses: argparse's nargs for a program that listens at several addresses. listen: help text of --listen in place
     of the usual one. tokens: whether callers may show tokens. grace: the default of --grace, seconds.
@@ -144,7 +147,7 @@ def add_service(
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
-    """Return the `ServiceConfig` of a program's servers that the options of `add_service` describe.
+    """Return what the options of `add_service` say about a program's servers, as a `ServiceConfig`.
 
     message: most bytes of one message, in either direction. Raises InputError and TrustError for options that
     contradict each other.
@@ -166,32 +169,36 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
 
 
 def add_caller(parser: argparse._ActionsContainer) -> None:
-    """Add the options that all programs which call a service have, and which `caller_of` reads."""
+    """Add the options of a program that calls a service: certificate files and --token-file. `caller_of` reads them."""
     add_tls(parser)
     add_token(parser)
 
 
 def add_token(parser: argparse._ActionsContainer) -> None:
-    """Add the option --token-file alone.
+    """Add the option --token-file, the file that holds this program's token as a caller.
 
-    It is for a program that both serves and calls, with one certificate for both.
+    It is for a program that both serves and calls, with one certificate for both: the options for this come from
+    `add_service`.
     """
     text = "file of this side's token, instead of a certificate; TLS then takes --tls-ca alone"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
 
 def caller_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments `tls` and `token` of a client, from the options of `add_caller`."""
+    """Return a client's arguments `tls` and `token`, as a dict, from the options of `add_caller`.
+
+    Reads the token from its file. Raises the errors of `read_token`, and InputError if certificate files are missing.
+    """
     token = None if args.token_file is None else read_token(args.token_file)
     return {"tls": _tls_with_tokens(args, "ca", tokens=token is not None), "token": token}
 
 
 def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
-    """Return the certificate files, as a `Tls`, that the options of `add_tls` name; None if they name none.
+    """Return the certificate files that a program's options (`add_tls`) name, as a `Tls`; None if they name none.
 
-    tokens: whether callers show tokens here. If so, the files in `names` suffice, such as "cert" and "key" of a
-    service; otherwise all three files are needed. A program that both serves and calls may set the other files, too:
-    they are left out of this result. Raises errors of `tls_of`.
+    names: the files, such as "cert" and "key" of a service, that suffice if callers show tokens here (`tokens`);
+    otherwise all three files are needed. A program that both serves and calls may set further files: they are left out
+    of the result. Raises InputError if some files are missing.
     """
     files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
     needed = {name: files[name] for name in names if files[name] is not None}
@@ -204,10 +211,10 @@ def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls
 
 
 def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
-    """Add --images, --labels and --out.
+    """Add the options --images, --labels and --out of a program that asks a net for results.
 
-    outputs: the name of a net's results in help texts, as in "logits". several: whether --images takes a file for each
-    input of a net, which `inputs_of` reads.
+    outputs: the name of the net's results in help texts, as in "logits". several: whether --images takes a file for
+    each input of a net, which `inputs_of` reads.
     """
     text = "images (n, ...)" + (
         "; for a net with several inputs, one file for each, in the order of forward()" if several else ""
@@ -219,18 +226,19 @@ def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: boo
 
 
 def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
-    """Return images, float32 (n, ...), and labels, (n,) or None, from the files that the options of `add_images` name.
+    """Return images, float32 (n, ...), and labels, (n,) or None, from the files in the options of `add_images`.
 
-    Raises InputError for other contents, and if the folder of --out does not exist.
+    Raises InputError for files with other contents, and if the folder of --out does not exist.
     """
     (images,), labels = inputs_of(args, [args.images])
     return images.float(), labels
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """Return a net's inputs, each from one of these files with its own type, and the labels (n,) of --labels, or None.
+    """Return a list of a net's inputs, and the labels (n,) of the option --labels, or None.
 
-    Raises InputError for other contents, and if the folder of --out does not exist.
+    files: one for each input, of numpy.save; an input has the type of its file. Raises InputError for files with other
+    contents, and if the folder of --out does not exist.
     """
     images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
@@ -244,7 +252,7 @@ def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Ten
 
 
 def decided(outputs: Tensor) -> Tensor:
-    """Return the decisions (n,) in outputs (n, ...): the index of the largest value of each image.
+    """Return the decisions for outputs (n, ...), int64 (n,): the index of the largest value of each image.
 
     If each image has a single value, the decision is whether it is above a threshold, which is 0.5 if all values are in
     [0, 1], else 0.
@@ -257,9 +265,9 @@ def decided(outputs: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> str:
-    """Return a line of text with the accuracy: for how many outputs (n, ...) the decision (`decided`) equals the label.
+    """Return a line of text that says for how many outputs the decision (`decided`) equals the label.
 
-    labels: (n,).
+    outputs: (n, ...), one for each image. labels: (n,).
     """
     right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
@@ -276,7 +284,10 @@ def check_labels(args: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def write_results(path: Path, results: Any) -> None:
-    """Write results to a file: one tensor by numpy.save, several by numpy.savez under their names."""
+    """Write a net's results to a file: one tensor by numpy.save, several by numpy.savez under their names.
+
+    results: a tensor, or a tuple or dict of tensors, as the net returns them.
+    """
     import numpy as np
     import torch
 
@@ -288,9 +299,10 @@ def write_results(path: Path, results: Any) -> None:
 
 
 def array_of(path: Path, where: str) -> Tensor:
-    """Return the array in a file of numpy.save, with its own type.
+    """Return the array in a file of numpy.save as a tensor, with its own type.
 
-    Raises InputError, naming the option `where`, for a file that holds no array of numbers, or an empty one.
+    where: the option that names the file, for errors. Raises InputError for a file that holds no array of numbers, or
+    an empty one.
     """
     import numpy as np  # here: a health probe needs neither of these, which take seconds to import
     import torch

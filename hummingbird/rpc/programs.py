@@ -38,13 +38,14 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """The functions and texts in which one server program differs from another; `run_service` does the rest.
+    """The parts in which server programs differ: functions and texts, which `run_service` uses.
 
-    handlers: for each address of the configuration, in order, its methods by name. measure: called to add figures to
-    the program's metrics, if it has any. lines: printed before the line that names the addresses. look: called five
-    times a second; the program ends if it returns True, or raises. stopping: called when the program is to end, while
-    calls are at work. farewell: called when these calls have ended. close: called last, also after a failure. run: if
-    given, it is called in place of printing the lines, becoming ready, and waiting for a signal.
+    handlers: a dict for each address of the configuration, in order: the methods that it serves, by name. measure:
+    called with a registry to add figures to, if the program offers metrics. lines: printed before the line that names
+    the addresses. look: called five times a second; the program ends if it returns True, or raises. stopping: called
+    when the program is to end, while calls are at work. farewell: called when these calls have ended. close: called
+    last, also after a failure. run: if given, it is called in place of printing the lines, becoming ready, and waiting
+    for a signal.
     """
 
     handlers: Sequence[Mapping[str, Method | Exchange | Brief]] = ()
@@ -66,9 +67,10 @@ def run_service(
 ) -> None:
     """Run a server program until SIGTERM or SIGINT.
 
-    name: of the program. parts: the program's parts, or a function that makes them once the program handles signals.
-    second: whether a second signal ends the process at once. Raises errors of `ServiceProgram`, of `rpc.service.serve`,
-    and of the parts `look` and `run`.
+    name: of the program. config: addresses, certificates, limits and so on. parts: what this program does, or a
+    function that returns it; the function is called once the program handles signals. second: whether a second signal
+    ends the process at once. Raises errors of `ServiceProgram`, of `rpc.service.serve`, and of the parts `look` and
+    `run`.
     """
     with ExitStack() as ends:
         if isinstance(parts, ServiceParts):
@@ -92,7 +94,10 @@ def run_service(
 
 
 def _until_told(program: ServiceProgram, parts: ServiceParts) -> None:
-    """Set the health to SERVING, print the program's lines, and wait until the program is to end; then return."""
+    """Say that the program serves, print its lines, and return when it is told to end, as by a signal.
+
+    program: its health becomes SERVING. parts: for `lines`, and `look`, which can end the program, too.
+    """
     program.ready()
     try:
         print(*parts.lines, program.line, sep="\n", flush=True)
@@ -122,11 +127,11 @@ def run_client(
 ) -> tuple[Any, float]:
     """Ask a net for the results of `count` images; return the results and the seconds that they took.
 
-    Prints figures, and the accuracy if there are labels, and writes the results to the file of --out. args: options of
-    `rpc.options.add_images`. net: a context manager that connects to the net. The functions take the connected net.
-    names: returns the names of the net's results. ask: asks for the results and returns them; it also takes a function,
-    which it calls with numbers of newly finished images. opening: returns lines to print before. figures: returns lines
-    to print after, from the net and the seconds.
+    Prints figures, and the accuracy if there are labels, and writes the results to the file of --out.
+    args: the options of `rpc.options.add_images`. net: a context manager that connects to the net; the functions below
+    take the connected net. names: returns the names of the net's results. ask: asks for the results and returns them;
+    its second argument is a function, which it calls with numbers of newly finished images. figures: returns lines to
+    print afterwards; its second argument is the seconds. opening: returns lines to print before. labels: (n,) or None.
     """
     with net as connected:
         for line in opening(connected):
@@ -146,7 +151,8 @@ def run_client(
 def timed(count: int, unit: str, work: Callable[[Callable[..., Any]], _Result]) -> tuple[_Result, float]:
     """Run `work` under a progress bar of `count` units; return its result and the seconds that it took.
 
-    unit: the name of one unit. work: calls its argument with numbers of finished units.
+    unit: the name of one unit, such as "image". work: gets one argument, a function that it calls with numbers of newly
+    finished units.
     """
     started = time.perf_counter()
     with progress_line(total=count, unit=unit, bar_format=_BAR) as bar:

@@ -34,14 +34,17 @@ PathLike = str | os.PathLike[str]
 
 
 class Pem(NamedTuple):
-    """The contents of the files of a `Tls` object: cert, key and ca; None for a file that is not named."""
+    """The contents of the certificate files that a `Tls` names, as bytes; None for a file that is not named."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
 
     def expiry(self) -> dict[str, float]:
-        """Return when the certificates "cert" and "ca" expire, Unix time in seconds; of a chain the earliest."""
+        """Return when the certificates in these files expire, as a dict from "cert" and "ca" to Unix time in seconds.
+
+        In a chain the earliest end counts. A file that is not named has no entry.
+        """
         return {
             name: min(found.not_valid_after_utc.timestamp() for found in x509.load_pem_x509_certificates(content))
             for name, content in (("cert", self.cert), ("ca", self.ca))
@@ -80,11 +83,11 @@ class Tls:
 
     @property
     def mutual(self) -> bool:
-        """Whether both sides show a certificate."""
+        """Whether these files let both sides show a certificate: all three are named."""
         return self.cert is not None and self.ca is not None
 
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Return TLS 1.3 contexts for plain sockets, of the connecting side and of the accepting side.
+        """Return a tuple of two TLS 1.3 contexts for plain sockets: the connecting side's, and the accepting side's.
 
         Each side requires the other's certificate. Raises TrustError unless all three files are named,
         EnvironmentProblem for unusable files.
@@ -105,9 +108,10 @@ class Tls:
         return pair
 
     def read(self) -> Pem:
-        """Read the files, and check them: gRPC accepts any bytes, and then fails at every handshake, in its log only.
+        """Read the certificate files and check them; return their contents, a `Pem`.
 
-        Raises EnvironmentProblem for an unusable file, an expired certificate included.
+        gRPC would accept any bytes, and then fail at every handshake, with a message in its log only. Raises
+        EnvironmentProblem for an unusable file, also for an expired certificate.
         """
         cert, key, ca = (None if path is None else _content(path) for path in (self.cert, self.key, self.ca))
         certified = None if cert is None else _valid(cert, self.cert).public_key()
@@ -142,9 +146,10 @@ def _parsed(content: bytes, path: PathLike | None) -> list[x509.Certificate]:
 
 
 def _valid(content: bytes, path: PathLike | None) -> x509.Certificate:
-    """Return the first certificate in a PEM file's content, after a check of its dates.
+    """Return the first certificate in a PEM file, parsed, after a check of its dates.
 
-    Raises EnvironmentProblem if it is expired, or not valid yet. path: the file, for errors.
+    content: of the file. path: its name, for errors. Raises EnvironmentProblem if the certificate is expired, or not
+    valid yet.
     """
     first, now = _parsed(content, path)[0], datetime.datetime.now(datetime.timezone.utc)
     for wrong, verb, moment in (
@@ -166,7 +171,10 @@ def _unusable(error: Exception, path: PathLike | None) -> EnvironmentProblem:
 
 
 def check_address(address: str, tls: Tls | None) -> None:
-    """Raise InputError unless `address` is unix:PATH or HOST:PORT, TrustError for another host without TLS."""
+    """Raise InputError unless a service's `address` is unix:PATH or HOST:PORT, and TrustError if TLS is missing.
+
+    An address on another host needs TLS; `tls` is then not None.
+    """
     if address.startswith("unix:"):
         if not 0 < len(os.fsencode(address[5:])) <= 107:  # sockaddr_un holds 108 bytes, the last one zero
             raise InputError("a unix socket's path has 1 to 107 bytes", where=address, hint="use a shorter directory")
@@ -181,7 +189,7 @@ def check_address(address: str, tls: Tls | None) -> None:
 
 
 def check_own_folder(path: PathLike, where: str) -> None:
-    """Raise TrustError unless the folder of this unix socket belongs to this user, and no other user can enter it.
+    """Raise TrustError unless only this user can enter the folder of a unix socket, and owns it.
 
     Called before a connection to a path that another process has named: whoever listens there is then a process of this
     user. path: of the socket. where: the name of this side in errors. Raises OSError if there is no such folder.
@@ -194,7 +202,7 @@ def check_own_folder(path: PathLike, where: str) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return the host, without the brackets of IPv6, and the port of HOST:PORT or [IPV6]:PORT.
+    """Split an address, HOST:PORT or [IPV6]:PORT; return the host, without brackets, and the port, an int.
 
     Raises InputError for anything else.
     """
@@ -206,7 +214,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """Return the address HOST:PORT or [IPV6]:PORT of a host and port; the inverse of `split`."""
+    """Return a host and a port as one address, HOST:PORT or [IPV6]:PORT; the inverse of `split`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -225,10 +233,10 @@ _Stamp = tuple[int, int, int]
 
 
 class Certificates:
-    """The contents of the certificate files of `tls`, shared by all servers of a program; changed files are read again.
+    """The contents of a service's certificate files, for all servers of a program; changed files are read again.
 
-    renewed: called when the contents of changed files come into use. Raises EnvironmentProblem if files are unusable at
-    the start; later the old contents stay in use.
+    tls: the files. renewed: called when the contents of changed files come into use. Raises EnvironmentProblem if files
+    are unusable at the start; if changed files are unusable, the old contents stay in use.
     """
 
     def __init__(self, tls: Tls, renewed: Callable[[], object] = lambda: None) -> None:
@@ -238,27 +246,33 @@ class Certificates:
         self._pem = tls.read()
 
     def current(self) -> Pem:
-        """Return the contents in use; the same object as at the last call if nothing has changed."""
+        """Return the contents of the files that are in use now, a `Pem`; reads the files if they have changed.
+
+        It is the same object as at the last call if nothing has changed.
+        """
         with self._lock:
             if (stamps := self._stamps()) != self._seen:
                 self._read(stamps)
             return self._pem
 
     def ends(self) -> dict[str, Callable[[], float]]:
-        """Return functions by name, "cert" and "ca": each returns when that certificate expires, Unix time, seconds.
+        """Return a dict from "cert" and "ca" to functions, which return when this certificate expires, Unix time.
 
-        A certificate whose file is not named has no function.
+        A certificate whose file is not named has no entry.
         """
         return {name: partial(lambda name: self.current().expiry()[name], name) for name in self.current().expiry()}
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for one gRPC server; callers must show a certificate if `tls` names their authority."""
+        """Return credentials for one gRPC server, which always shows the newest certificate.
+
+        Callers must show a certificate, too, if `tls` names their authority.
+        """
         given = self.current()
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Return the configuration with the current certificates for gRPC; None if the server has it already.
+            """Return what gRPC needs of the current certificates; None if this server has them already.
 
-            gRPC calls this, from one thread at a time.
+            gRPC calls this before each handshake, from one thread at a time.
             """
             nonlocal given
             if (pem := self.current()) is given:
@@ -269,10 +283,10 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, self.tls.mutual)
 
     def _read(self, stamps: list[_Stamp | None]) -> None:
-        """Read the changed files.
+        """Read the certificate files, which have changed; keep the old contents if they are unusable.
 
-        If they are unusable, a later call reads them again: a certificate may become valid with time. stamps: the state
-        of each file on the disk, by `_stamp`.
+        Unusable files are read again later: a certificate may become valid with time. stamps: the state of each file on
+        the disk, by `_stamp`, None for a file that is missing.
         """
         try:
             pem = self.tls.read()
@@ -291,9 +305,9 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Return the time, size and inode number of a file, which tell whether it was changed; None for a missing file.
+    """Return a file's time of change, size and inode number; None for a missing file.
 
-    At least one of the three changes with the content.
+    If the file is changed or replaced, at least one of the three changes.
     """
     try:
         found = os.stat(path)
@@ -316,14 +330,14 @@ _HINT = "python -m hummingbird token makes one"
 
 
 def new_token() -> str:
-    """Draw a fresh token, 64 hexadecimal digits."""
+    """Draw a new secret token, by which a caller says who it is: 64 hexadecimal digits."""
     from hummingbird.prg import new_seed  # imports torch, which takes seconds, and which readers of tokens do not need
 
     return new_seed(TOKEN_BYTES).hex()
 
 
 def line_of(name: str, token: str) -> str:
-    """Return the line of a service's token file for this caller, with the token's hash.
+    """Return the line by which a service's token file admits a caller: the caller's name, and the token's hash.
 
     Raises InputError unless the name is 1 to 64 letters, digits and . _ @ -
     """
@@ -338,7 +352,7 @@ def check_name(name: str) -> None:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a caller's file.
+    """Return the token in the file that a caller keeps.
 
     Raises EnvironmentProblem if others may read the file, InputError if it holds no token.
 
@@ -371,9 +385,10 @@ class Tokens:
         self._names = _names(path)
 
     def name_of(self, context: grpc.ServicerContext) -> str:
-        """Return the caller's name, by its token.
+        """Return the name of the caller whose token this call shows.
 
-        Raises `Unknown`, UNAUTHENTICATED on the wire, for a call without a token, or with one that is not in the file.
+        context: gRPC's, of the call. Raises `Unknown`, UNAUTHENTICATED on the wire, for a call without a token, or with
+        one that is not in the file.
         """
         given = dict(context.invocation_metadata()).get(HEADER, "")
         scheme, _, token = str(given).partition(" ")
@@ -409,7 +424,7 @@ def _hash(token: str) -> str:
 
 
 def _names(path: Path) -> dict[str, str]:
-    """Read a token file; return the names in it, each by the SHA-256 of its token in hexadecimal.
+    """Read a service's token file; return a dict from each token's SHA-256, in hexadecimal, to the caller's name.
 
     Raises EnvironmentProblem for a file that cannot be read or that others may write, InputError for a malformed line,
     two names with the same token, and a file without tokens.
@@ -432,9 +447,10 @@ def _names(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path, forbidden: int, problem: str) -> str:
-    """Return a file's text. Raises EnvironmentProblem if the file cannot be read, or if its mode permits too much.
+    """Return the text of a file that must be protected from other users.
 
-    forbidden: permission bits, as of chmod(2), that the mode must not have. problem: the hint for such a mode.
+    forbidden: permission bits, as of chmod(2), that the file's mode must not have. problem: the hint for such a mode.
+    Raises EnvironmentProblem if the file cannot be read, or has such a mode.
     """
     try:
         with open(path, encoding="utf-8") as file:

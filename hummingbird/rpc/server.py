@@ -43,11 +43,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """The configuration of a program's servers; `rpc.options.service_of` reads it from command-line options.
+    """An operator's configuration of a server program; `rpc.options.service_of` reads it from command-line options.
 
-    listen: addresses, unix:PATH or HOST:PORT. tls: all three files for callers with certificates, cert and key alone
-    for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the metrics, None: no metrics. log: a file,
-    "-" for standard error, None: no log. limits: limits on callers. grace: seconds that running calls may take to end.
+    listen: the addresses, unix:PATH or HOST:PORT. tls: certificate files: all three for callers with certificates, cert
+    and key alone for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the page for Prometheus;
+    None: no page. log: a file, "-" for standard error, None: no log. limits: limits on callers. grace: seconds that
+    calls at work may take to end.
     Raises TrustError if callers are to show both certificates and tokens.
     """
 
@@ -66,13 +67,14 @@ class ServiceConfig:
 
 
 class ServiceProgram:
-    """All servers of a program, with their health, log and metrics, as a context manager that stops them at its end.
+    """Runs the servers of a program with their health, log and metrics, in a `with` block, at whose end they stop.
 
-    name: of the program. config: addresses, certificates, limits and so on. `metrics`: the figures, or None if the
-    configuration has no address for them; a service adds its own to `metrics.registry`. second: whether a second signal
-    ends the process at once; False for a program that a launcher starts: a service manager may signal both, and the
-    launcher passes its signal on, so that the program gets one stop as two signals. Raises errors of
-    `rpc.service.serve`, Tokens, Log and Page, and EnvironmentProblem for metrics without prometheus-client.
+    name: of the program. config: addresses, certificates, limits and so on. `metrics`: the numbers for Prometheus, or
+    None if the configuration has no address for them; a service adds its own to `metrics.registry`. second: whether a
+    second signal ends the process at once; False for a program that a launcher starts: a service manager may signal
+    both, and the launcher passes its signal on, so that the program gets one stop as two signals.
+    Raises errors of `rpc.service.serve`, Tokens, Log and Page, and EnvironmentProblem for metrics without
+    prometheus-client.
     """
 
     def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
@@ -105,7 +107,7 @@ class ServiceProgram:
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
-        """Begin to serve methods at an address; the health is NOT_SERVING until `ready`.
+        """Start a server of methods at an address; health probes get NOT_SERVING until `ready`.
 
         handlers: methods by name, as for `rpc.service.serve`. address: by default the first one in the configuration.
         """
@@ -117,7 +119,7 @@ class ServiceProgram:
         self.say("listening", address=address)
 
     def ready(self, yes: bool = True) -> None:
-        """Set the health to SERVING, or, if `yes` is false, to NOT_SERVING."""
+        """Let this program's health service say that it serves (SERVING) or, if `yes` is false, that it does not."""
         if self._health.set(yes and not self.stopping):
             self.say("ready" if self._health.serving else "not ready")
         if self.metrics is not None:
@@ -125,16 +127,16 @@ class ServiceProgram:
 
     @property
     def stopping(self) -> bool:
-        """Whether the program is to end."""
+        """Whether this program was told to end."""
         return self.told.is_set()
 
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
-        """Return when the program is to end. look: called five times a second meanwhile; its errors are raised."""
+        """Wait until this program is told to end. look: called five times a second meanwhile; its errors are raised."""
         while not self.told.wait(_POLL):
             look()
 
     def stop(self) -> None:
-        """End the program, as a signal does."""
+        """Tell this program to end, as a signal does; returns at once."""
         self.told.set()
 
     def __enter__(self) -> ServiceProgram:
@@ -165,15 +167,15 @@ class ServiceProgram:
             self._log.call(record)
 
     def say(self, event: str, **fields: object) -> None:
-        """Write a line to the log, if there is a log."""
+        """Write a line to this program's log, if it has one. event: what has happened. fields: more facts, by name."""
         if self._log is not None:
             self._log.event(event, **fields)
 
 
 def _room_for(connections: int) -> int:
-    """Return how many connections this process can have open, at most `connections`: each takes one open file.
+    """Return how many connections this process can have open, at most `connections`; each takes one open file.
 
-    First raises the process's soft limit of open files as far as `connections` needs, up to the hard limit.
+    First raises the process's soft limit of open files as far as needed for this, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _FILES

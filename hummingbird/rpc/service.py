@@ -37,9 +37,11 @@ Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
 
 class Exchange(NamedTuple):
-    """A method of two streams: a generator function that reads the caller's messages while it yields its own.
+    """A method of a service in which both sides send several messages.
 
-    A message of either stream has at most `CHUNK` bytes. held: most bytes of messages that the method keeps in memory.
+    function: a generator function of an iterator over the caller's messages, and gRPC's context; it yields the
+    service's messages. A message of either side has at most `CHUNK` bytes. held: most bytes of messages that the method
+    keeps in memory.
     """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
@@ -47,16 +49,17 @@ class Exchange(NamedTuple):
 
 
 class Brief(NamedTuple):
-    """A method that computes nothing and holds no memory, so that a full service still answers it.
+    """A method of a service that computes nothing and holds no memory, so that even a full service answers it.
 
-    Its calls have a limit of their own.
+    function: takes a message and gRPC's context, and returns the answer. Calls of such methods have a limit of their
+    own.
     """
 
     function: Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 def message_options(largest: int) -> list[tuple[str, int]]:
-    """Return gRPC's options for messages of at most `largest` bytes, for a server and for its callers."""
+    """Return gRPC's options, a list of (name, value), that limit messages to `largest` bytes, for both sides."""
     return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
@@ -68,14 +71,16 @@ def serve(
     gate: Admission | None = None,
     health: tuple[Admission, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods, and return it. Keep the result: a server that is garbage collected stops.
+    """Start a gRPC server of methods, and return it. Keep the result: a server that is garbage collected stops.
 
-    handlers: methods by name. A method is a function of a message and gRPC's context that returns the answer, a
-    generator function of the same that yields several messages, an `Exchange`, or a `Brief`. tls: None for plain text.
-    If it names an authority, callers without a certificate of this authority are refused, else callers without a token.
-    Its files are read again when they have changed (security.py). A unix socket is for this user only. gate: the
-    admission of callers. health: the admission of gRPC's health service, and its methods. Raises InputError and
-    TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
+    handlers: the methods, by name. A method is a function that takes a message and gRPC's context and returns the
+    answer; or a generator function with the same arguments, which yields several messages; or an `Exchange`, or a
+    `Brief`.
+    address: HOST:PORT or unix:PATH; a unix socket is for this user only. tls: None for plain text. If it names an
+    authority, callers without a certificate of this authority are refused, else callers without a token. Its files are
+    read again when they have changed (security.py). gate: the admission of callers. health: the admission of gRPC's
+    health service, and its methods.
+    Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
     """
@@ -118,7 +123,7 @@ def serve(
 
 
 class _Pool(Executor):
-    """A pool of threads for a gRPC server: each call that gRPC lets in runs on a thread of its own.
+    """A pool of threads on which a gRPC server runs methods, one thread for each call at work.
 
     The threads are daemons, unlike those of ThreadPoolExecutor: a method that never ends does not keep the program
     alive. A new call goes to the thread that became free last, so that surplus threads end after a busy hour.
@@ -129,7 +134,7 @@ class _Pool(Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function on a thread that is free, or on a new one; return the future of its result."""
+        """Run fn(*args, **kwargs) on a thread of this pool, a free or a new one; return the future of its result."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -175,9 +180,9 @@ def _credentials(address: str, given: Tls | Certificates | None, gate: Admission
 
 
 def _claim(path: str) -> None:
-    """Remove the unix socket that a killed server has left; raise EnvironmentProblem if a server still uses it.
+    """Make the path of a unix socket free: remove a socket that a killed server has left.
 
-    gRPC itself would replace the socket in both cases.
+    Raises EnvironmentProblem if a server still uses it. gRPC itself would replace the socket in both cases.
     """
     try:
         mode = os.stat(path).st_mode
@@ -196,7 +201,7 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) -> grpc.RpcMethodHandler:
-    """Return a method as a gRPC handler. name: of the method. function: what it does. gate: the admission of its calls.
+    """Return the gRPC handler of a method. name: of the method. function: the method. gate: admits its calls.
 
     To gRPC every method reads a stream of requests, even where callers send one message. So a call passes the admission
     before its request is read: for a request of one message gRPC would occupy a thread until the message has arrived.
@@ -222,10 +227,10 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Admission) ->
 def _single(
     name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Admission, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
-    """Return a function by which gRPC runs a method with one answer message; it takes the requests and the context.
+    """Return the function that gRPC calls for a method with one answer; it takes the requests and gRPC's context.
 
-    run: computes the answer from the message and the context. gate: the admission of calls. brief: whether the method
-    is a `Brief`. gRPC sends the answer, together with the status, after the function has returned.
+    name: of the method. run: computes the answer from the message and the context. gate: admits the calls. brief:
+    whether the method is a `Brief`. gRPC sends the answer, together with the status, after the function has returned.
     """
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -239,7 +244,10 @@ def _single(
 
 
 def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the messages that the caller of an exchange sends. Raises InputError for one above `CHUNK` bytes."""
+    """Yield the messages that the caller of an `Exchange` sends. Raises InputError for one above `CHUNK` bytes.
+
+    name: of the method, for the error. requests: the messages as gRPC gives them.
+    """
     for request in call.read(requests):
         if len(request) > CHUNK:
             raise InputError(f"a message of {len(request)} bytes", where=name, hint=f"at most {CHUNK} at a time")
@@ -247,7 +255,11 @@ def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]
 
 
 def _message(name: str, call: Call, requests: Iterator[bytes], gate: Admission) -> bytes:
-    """Wait for the single message of a caller, count its bytes, and return it. Raises InputError if there is none."""
+    """Wait for the single message that a caller sends, count its bytes, and return it.
+
+    name: of the method, for the error. requests: the caller's messages. gate: counts the bytes. Raises InputError if
+    there is no message.
+    """
     with call.for_caller():
         message = next(call.read(requests), None)
     if message is None:

@@ -38,21 +38,21 @@ _ending: list[Flag] = []
 
 
 class Flag:
-    """A flag that any thread or a signal handler may set; it is never cleared."""
+    """A flag by which a signal handler or a thread tells loops to end; once set, it stays set."""
 
     def __init__(self) -> None:
         self._set = False
 
     def set(self) -> None:
-        """Set the flag."""
+        """Set this flag; a signal handler may call this."""
         self._set = True
 
     def is_set(self) -> bool:
-        """Whether the flag is set."""
+        """Return whether this flag is set."""
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the flag is set, at most `seconds`; return whether it is set."""
+        """Wait until this flag is set, at most `seconds`; return whether it is set."""
         ends = time.monotonic() + seconds
         while not self._set and (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK))
@@ -61,9 +61,9 @@ class Flag:
 
 @contextmanager
 def ends_waits(flag: Flag) -> Iterator[None]:
-    """Make `check` raise once the flag is set; in force within a `with` block.
+    """Return a context in which `check` raises PeerError once `flag` is set.
 
-    Code that waits for other processes calls `check`.
+    Loops that wait for another process call `check`, so that they end when this process is told to stop.
     """
     _ending.append(flag)
     try:
@@ -73,7 +73,10 @@ def ends_waits(flag: Flag) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise PeerError if this process is to end (`ends_waits`); loops that wait for another process call this."""
+    """Raise PeerError if this process was told to stop; loops that wait for another process call this.
+
+    It was told so if a flag that was passed to `ends_waits` is set.
+    """
     if any(flag.is_set() for flag in _ending):
         raise PeerError("this process was told to stop", hint="its operator knows why")
 
@@ -98,12 +101,12 @@ _waits = {n for n, line in enumerate(linecache.getlines(str(threading.__file__))
 
 
 class Stop:
-    """A handler of SIGTERM that raises one exception in the main thread; it is in force until `close`.
+    """Handles SIGTERM until `close`: the first one raises an exception in the main thread.
 
-    Make the object in the main thread. reason: a function that makes the exception; it runs in another thread, and may
-    take long. over: called in the main thread; returns True if the exception is not needed any more. then: the handler
-    of a second SIGTERM; by default it ends the process at once. A process forked from this one ends at SIGTERM as if
-    there were no handler.
+    Make the object in the main thread. reason: returns the exception to raise; it runs in another thread, and may take
+    long. over: called in the main thread; if it returns True, the exception is not needed any more, and is not raised.
+    then: the handler of a second SIGTERM; by default it ends the process at once. A process forked from this one ends
+    at SIGTERM as if there were no handler.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Stop:
         self._before = {_URGE: signal.getsignal(_URGE), signal.SIGTERM: signal.signal(signal.SIGTERM, self._noted)}
 
     def close(self) -> None:
-        """Restore the previous handlers; call it once, in the main thread."""
+        """Stop handling SIGTERM, and restore the former handlers; call this once, in the main thread."""
         self._closed = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -166,7 +169,10 @@ def _is_delicate(frame: FrameType) -> bool:
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
-    """Return whether the frame, or one that called it, is a destructor, whose exceptions Python drops."""
+    """Return whether a frame of Python code, or one that called it, belongs to a destructor.
+
+    A signal handler asks this, because Python drops exceptions in destructors.
+    """
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == weakref.__file__:
             return True

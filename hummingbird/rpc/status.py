@@ -57,9 +57,10 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
-    """End a call with the text of an error, by gRPC's abort(), which raises.
+    """End a call with an error's text and gRPC status, by gRPC's abort(), which raises.
 
-    Never returns; its type lets callers write `raise refuse(...)`, so that type checkers see that the call ends.
+    error: what has gone wrong. context: gRPC's, of the call. Never returns; its type lets callers write `raise
+    refuse(...)`, so that type checkers see that the call ends.
     """
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
     if isinstance(error, OverloadError):
@@ -76,11 +77,11 @@ def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
 
 
 def explain(error: grpc.RpcError, where: str) -> PeerError:
-    """Return the error of this package for a failed call: with the service's own words if the service refused the call.
+    """Return the error of this package that says why a call has failed.
 
-    If it did not refuse, the error says what became of the connection. error: gRPC's. where: the service, for the
-    error. Returns OverloadError, UnavailableError, AccessError or NotFoundError for the gRPC statuses that mean these,
-    else PeerError.
+    error: gRPC's. where: the service, for the error's text. If the service refused the call, the error has the
+    service's own words; else it says what became of the connection. Returns OverloadError, UnavailableError,
+    AccessError or NotFoundError for the gRPC statuses that mean these, else PeerError.
     """
     code, details = error.code(), str(error.details())
     metadata = dict(error.trailing_metadata() or ())

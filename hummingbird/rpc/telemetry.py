@@ -45,7 +45,10 @@ _NAMES = ("", "hummingbird", READY, LIVE)
 
 
 class Health:
-    """gRPC's standard health service, by which probes ask whether the program serves."""
+    """gRPC's standard health service: probes ask it whether the program serves.
+
+    `serving` is the current answer; callers are counted apart from those of the program's own methods.
+    """
 
     def __init__(self) -> None:
         self.serving = False
@@ -54,14 +57,14 @@ class Health:
         self._watchers = Quota("watchers", "there", _WATCHERS, _WATCHERS_EACH)
 
     def set(self, serving: bool) -> bool:
-        """Set whether the program serves; return whether that is a change."""
+        """Set whether the program serves, as the health service shall answer; return whether that is a change."""
         with self._changed:
             changed, self.serving = serving != self.serving, serving
             self._changed.notify_all()
             return changed
 
     def handlers(self) -> dict[str, Method]:
-        """Return the methods Check and Watch."""
+        """Return the health service's two methods, Check and Watch, by name."""
         return {"Check": self._check, "Watch": self._watch}
 
     def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -90,13 +93,19 @@ class Health:
 
 
 def connection(context: grpc.ServicerContext) -> str | None:
-    """Return the caller's address and port as the name of its connection; None on a unix socket."""
+    """Return the address and port from which a call comes, as text; None for a unix socket.
+
+    The health service counts its callers by this, as they need no certificate or token. context: gRPC's, of the call.
+    """
     peer: str = context.peer()
     return None if peer.startswith("unix") else peer
 
 
 def _messages() -> Any:
-    """Return the message classes of gRPC's health service; they are imported on first use: few programs need them."""
+    """Return gRPC's module of the health service's messages; it is imported here because few programs need it.
+
+    Raises EnvironmentProblem if it is not installed.
+    """
     with needs("serve", "gRPC's health service"):
         from grpc_health.v1 import health_pb2
 
@@ -104,9 +113,10 @@ def _messages() -> Any:
 
 
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
-    """Ask the health service at an address once; return its answer, SERVING or NOT_SERVING. No token is needed.
+    """Ask the health service of a program once; return its answer, "SERVING" or "NOT_SERVING". No token is needed.
 
-    timeout: seconds. name: the service whose health is asked for. Raises errors of `rpc.client.connect`.
+    address: HOST:PORT or unix:PATH. timeout: seconds. name: the service whose health is asked for. Raises PeerError if
+    nothing answers, and errors of `rpc.client.dial`.
     """
     with dial(address, tls) as channel:
         try:
@@ -121,7 +131,10 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str =
 
 
 def _asked(request: bytes) -> str:
-    """Return the name of the service that a health request asks about."""
+    """Return the name in a health request: the service whose health it asks for.
+
+    request: the message, as bytes. Raises InputError if it is none.
+    """
     try:
         return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
@@ -140,10 +153,10 @@ _STRANGERS = 10  # lines per second for unknown callers, which must not fill the
 
 
 class Log:
-    """A log file that only this user can read; lines are added to its end. path: the file, `-` for standard error.
+    """A log to which a service appends a JSON line for each call and event; only this user can read a new file.
 
-    Raises EnvironmentProblem for a file that cannot be opened. If the disk is full later, lines are lost and counted in
-    `lost`, but calls are still answered.
+    service: its name, for every line. path: the file, `-` for standard error. Raises EnvironmentProblem for a file that
+    cannot be opened. If the disk is full later, lines are lost and counted in `lost`, but calls are still answered.
     """
 
     def __init__(self, service: str, path: str) -> None:
@@ -160,7 +173,10 @@ class Log:
             raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
 
     def call(self, record: Record) -> None:
-        """Log a call that has ended; of the calls of unknown callers only the first ten in a second."""
+        """Write the line for a call that has ended.
+
+        Of the calls of unknown callers only the first ten in a second are written.
+        """
         if record.outcome == "UNAUTHENTICATED" and not self._room_for_stranger():
             return
         client = None if record.client is None else record.client[:_NAME]
@@ -176,7 +192,10 @@ class Log:
             return self._strangers <= _STRANGERS
 
     def event(self, event: str, **fields: object) -> None:
-        """Write a line on an event, with these fields."""
+        """Write a line on an event to this log.
+
+        event: what has happened, in a word or two. fields: more facts, by name; values that JSON can hold.
+        """
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": now, "service": self._service, "event": event, **fields}) + "\n"
         file = sys.stderr if self._file is None else self._file
@@ -188,7 +207,7 @@ class Log:
                 self.lost += 1
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the log's file; may be called twice."""
         if self._file is not None:
             with self._lock:
                 self._file.close()

@@ -130,10 +130,10 @@ def load_net(folder: str | PathLike[str]) -> SavedNet:
 
 
 def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: bool = True) -> SavedNet:
-    """Load a net as `load_net` does, if the caller has already read its description.
+    """Load a net from a folder that `save` wrote, as a plain module, given the description in its net.json.
 
-    saved: the description in the folder's net.json. weights: whether to read the weights; if not, zeros take their
-    place.
+    saved: this description, which the caller has read. weights: whether to read the weights; if not, the net has zeros
+    in their place. Raises InputError for missing or changed files, and for files of another party.
     """
     place = Path(fspath(folder))
     rank = sessions.current().rank if sessions.is_initialized() else None
@@ -144,16 +144,20 @@ def read_net(folder: str | PathLike[str], saved: NetDescription, *, weights: boo
 
 
 def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
-    """Return a copy of a step with other tensors. tensors: id of a tensor of the step -> the tensor in its place."""
+    """Return a copy of a step with other tensors among its attributes.
+
+    tensors: the new tensor for each old one, by the old one's id().
+    """
     attrs = {key: tensors[id(value)] if isinstance(value, Tensor) else value for key, value in step.attrs.items()}
     return replace(step, attrs=attrs)
 
 
 def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
-    """Trace a net to the steps that are saved, which all parties see: they contain no number of private weights.
+    """Trace a net to the steps that are saved in net.json, which all parties may see.
 
-    owner: the party that owns the weights; None if they are public. Raises ModelError that lists all layers made by
-        `register_converter`, which are code and cannot be saved; InputError for an example that cannot be saved.
+    If the weights are private, the steps contain no number of them. example: as for `convert_model`. owner: the rank of
+    the party that owns the weights; None if they are public. Raises ModelError that lists all layers made by
+    `register_converter`, which are code and cannot be saved; InputError for an example that cannot be saved.
     """
     steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example, secret=owner is not None)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
@@ -173,9 +177,10 @@ def _savable(net: nn.Module, example: Any, owner: int | None) -> list[Step]:
 
 
 def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
-    """Return the steps unchanged, and a dict of all their tensors by the names that the file of weights uses.
+    """Return the steps as they are, and a dict with all tensors of their attributes, by name.
 
-    A name is STEP.ATTRIBUTE. A tensor that several steps have occurs once, with the name from the first of them.
+    A name is STEP.ATTRIBUTE, as in files of weights. A tensor that several steps have occurs once, with the name from
+    the first of them.
     """
     tensors: dict[str, Tensor] = {}
     known: set[int] = set()

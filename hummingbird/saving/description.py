@@ -49,7 +49,7 @@ _WHOSE = records.Kind("public, or a party", _whose)
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Type and shape of one of the net's tensors, as net.json has them."""
+    """Type and shape of one tensor of a saved net, as net.json has them. dtype: such as "float32"."""
 
     dtype: str = field(records.one_of([*DTYPES]))
     shape: tuple[int, ...] = field(records.many(records.whole(0, _MOST_TENSORS), 16))
@@ -57,10 +57,11 @@ class WeightSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetText:
-    """The part of net.json that describes the net and its conversion.
+    """The field `net` of net.json: the net without its weights' values, and how it is converted.
 
-    steps: for each step its name, operation, inputs and attributes, which `step_json` reads. tensors: name -> type and
-    shape. weights: "public", or the rank of their owner. bits: the windows. seal: a hash of the weights.
+    steps: for each step its name, operation, inputs and attributes, which `step_json` reads. tensors: type and shape of
+    each tensor, by name. weights: "public", or the rank of the party that owns them. protocol: as for `convert_model`.
+    bits: the windows. seal: a hash of the weights.
     """
 
     steps: tuple[tuple[Any, ...], ...] = field(records.many(_STEP, _MOST_STEPS))
@@ -75,7 +76,7 @@ class NetText:
 
 @dataclass(frozen=True, kw_only=True)
 class NetFile:
-    """The record of the file net.json.
+    """All fields of the file net.json, as a record.
 
     hummingbird: the release that wrote the file. digest: SHA-256 of `net`. net: the net and how it is converted.
     """
@@ -92,8 +93,8 @@ class NetDescription:
     """The content of net.json: a net without the values of its weights, and how it is converted.
 
     steps: the net's steps; their tensors have types and shapes alone (meta device). tensors: the tensors of the steps,
-    by their names in files of weights. weights: "public", or the rank of the party that owns them. seal: a hash of the
-    weights, from `weights.seal`.
+    by their names in files of weights. weights: "public", or the rank of the party that owns them. protocol, bits: as
+    for `convert_model`. seal: a hash of the weights, from `weights.seal`.
     """
 
     steps: tuple[Step, ...]
@@ -105,21 +106,21 @@ class NetDescription:
 
     @property
     def owner(self) -> int | None:
-        """Return the rank of the party that owns the weights; None if they are public."""
+        """The rank of the party that owns the weights; None if they are public."""
         return None if isinstance(self.weights, str) else self.weights
 
     @property
     def arguments(self) -> tuple[BitConfig, str | int, str]:
-        """Return the arguments that `convert_model` takes after the net: windows, owner of the weights, protocol."""
+        """The arguments of `convert_model` after the net, as a tuple: windows, owner of the weights, protocol."""
         return self.bits, self.weights, self.protocol
 
     @property
     def digest(self) -> str:
-        """Compute the SHA-256 (hex) of the description. Files of weights contain it, which binds them to net.json."""
+        """The SHA-256 of this description, in hexadecimal; a file of weights holds that of its net.json."""
         return _digest(self._net())
 
     def to_json(self) -> str:
-        """Return the text of net.json. Raises TypeError for a step with a value that JSON cannot hold."""
+        """Return this description as the text of net.json. Raises TypeError for a value that JSON cannot hold."""
         net = self._net()
         own = {"format": FORMAT, "version": VERSION, "hummingbird": RELEASE, "digest": _digest(net)}
         return json.dumps({**own, "net": net}, allow_nan=False) + "\n"
@@ -146,9 +147,10 @@ class NetDescription:
 
     @classmethod
     def from_json(cls, text: bytes, where: str) -> NetDescription:
-        """Parse the text of a net.json; InputError for anything that `to_json` does not write.
+        """Make a description from the text of a net.json.
 
-        where: the file's name.
+        where: the file's name for errors. Raises InputError for a text that `to_json` does not write, or that was
+        changed.
         """
         how: dict[str, Any] = {"name": "saved net", "where": where, "hint": "was it copied completely?"}
         data = records.parse(text, most=_MOST_TEXT, **how)
@@ -188,7 +190,10 @@ class NetDescription:
 
 
 def _shaped(spec: WeightSpec) -> Tensor:
-    """Make an empty tensor of this type and shape on the meta device."""
+    """Return a tensor of this type and shape on the meta device, where it has no values.
+
+    Raises ValueError for too many elements.
+    """
     if math.prod(spec.shape) > _MOST_TENSORS:
         raise ValueError(f"a tensor of shape {str(spec.shape)[:80]}")
     return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta")

@@ -23,7 +23,7 @@ NET = "net.json"
 
 
 def check_free(folder: Path) -> None:
-    """Raise InputError unless a folder of this name can be created; called before any work is done."""
+    """Raise InputError unless a folder can be created at this path. `save` calls it before it does any work."""
     if folder.exists() or folder.is_symlink():
         hint = "name a new folder, or remove this one: nothing is written over"
         raise InputError("the folder is there already", where=str(folder), hint=hint)
@@ -33,9 +33,10 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """Yield a new folder to write into, within a `with` block, at whose end it is on the disk and named `folder`.
+    """Return a context that makes a new folder for its block to write into; the block gets the temporary path.
 
-    Raises the errors of `check_free`.
+    At the end of the block the folder is on the disk, and is named `folder`. Raises InputError if no such folder can be
+    made.
     """
     check_free(folder)
     try:
@@ -57,9 +58,9 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def description(folder: Path) -> NetDescription:
-    """Read the net.json in a folder; return the description of the net.
+    """Read the net.json in a folder of a saved net; return its content.
 
-    Raises InputError for a folder without one, and as `NetDescription.from_json` does.
+    Raises InputError for a folder without this file, and for a file that is damaged or not a saved net's.
     """
     path = folder / NET
     try:
@@ -72,11 +73,11 @@ def description(folder: Path) -> NetDescription:
 
 
 def check_strangers(folder: Path, saved: NetDescription, rank: int | None) -> None:
-    """Raise InputError if a folder holds another party's weights that do not belong there or that this party can read.
+    """Raise InputError if a folder of a saved net holds a party's weights that should not be there or be readable.
 
-    saved: the folder's net.json, which names the owner of the weights; only the owner's file may be there. rank: this
-    party's rank, which may be able to read that file only if it is the owner; None: there is no session, and the caller
-    may own the weights.
+    saved: the folder's net.json. Only the file of the weights' owner may be there; and if it is, this party may be able
+    to read it only as that owner. rank: this party's rank; None: there is no session, and the caller may own the
+    weights.
     """
     for path in sorted(folder.glob("party-*.safetensors")):
         if path.name != weights.name_of(saved.owner):

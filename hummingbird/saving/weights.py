@@ -27,14 +27,15 @@ FORMAT, VERSION = "hummingbird-weights", "1"
 
 
 def name_of(owner: int | None) -> str:
-    """Return the name of the file that holds a party's weights, or public weights (owner None)."""
+    """Return the name of the file of a net's weights. owner: the rank of their owner, None for public weights."""
     return "weights.safetensors" if owner is None else f"party-{owner}.safetensors"
 
 
 def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
-    """Compute a SHA-256 (hex) that binds net.json to the weights: of a salt, and of the tensors.
+    """Return a SHA-256, in hexadecimal, of the weights and a salt, by which net.json fits these weights alone.
 
-    Names, types, shapes and values of the tensors count; the result is the same on every machine.
+    tensors: the weights by name; their names, types, shapes and values count. salt: random bytes, so that nobody can
+    test guesses of private weights; empty for public weights. The result is the same on every machine.
     """
     digest = hashlib.sha256(b"hummingbird-weights-1" + len(salt).to_bytes(8, "little") + salt)
     for name, tensor in sorted(tensors.items()):
@@ -46,9 +47,10 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
 
 
 def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt: bytes) -> None:
-    """Write a net's weights, `tensors` by name, to a file that fits only the net.json with the description `saved`.
+    """Write a net's weights to a file that is valid only with one net.json.
 
-    The file's metadata has the description's digest, the owner of the weights, and the salt of the seal.
+    saved: the content of that net.json. tensors: the weights by name. salt: that of the weights' `seal`. The file's
+    metadata has the description's digest, the owner of the weights, and the salt.
     """
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -56,9 +58,10 @@ def write(path: Path, saved: NetDescription, tensors: Mapping[str, Tensor], salt
 
 
 def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
-    """Read the weights of a net from a file; return the tensors by name.
+    """Read the weights of a saved net from its file; return a dict of the tensors by name.
 
-    saved: the description in net.json. Raises InputError for a missing, incomplete, changed or foreign file.
+    saved: the content of the net.json that belongs to it. Raises InputError for a missing, incomplete, changed or
+    foreign file.
     """
     again = "copy it again from where the net was saved"
     if not path.is_file():
@@ -84,14 +87,18 @@ def read(path: Path, saved: NetDescription) -> dict[str, Tensor]:
 
 
 def zeros(saved: NetDescription) -> dict[str, Tensor]:
-    """Return zeros in place of another party's weights, by name; only the shapes and types of such weights are used."""
+    """Return tensors of zeros, by name, for the net of a party that does not have the weights.
+
+    saved: the content of net.json, which has the weights' types and shapes. Such a party needs no more.
+    """
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries that hummingbird wrote into the metadata of a file of weights, as texts by name.
+    """Return what this package wrote into the metadata of a file of weights, as a dict of texts.
 
-    Returns an empty dict if another program wrote the file. Raises ValueError for entries that cannot be read.
+    metadata: of the file, by name. The result is empty if another program wrote the file. Raises ValueError for an
+    entry that cannot be read.
     """
     try:
         words = records.read(metadata.get(_OWN, "{}"), records.mapping(records.anything(), 16), name="metadata")
@@ -120,7 +127,11 @@ def _whose(party: str) -> str:
 
 
 def _check_header(file: Any, saved: NetDescription, path: Path) -> None:
-    """Raise InputError unless a file's tensors have the names, types and shapes in net.json; no values are read."""
+    """Raise InputError unless a file of weights has the tensors of net.json: their names, types and shapes.
+
+    file: the opened safetensors file; no values are read. saved: the content of net.json. path: the file's name, for
+    errors.
+    """
     names = set(file.keys())
     wrong = sorted(names ^ set(saved.tensors))
     if wrong:

@@ -45,10 +45,10 @@ _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report
 
 
 class Joined(NamedTuple):
-    """The result of joining a service, whose parties have all given the same description.
+    """The facts on a group's parties that a client knows once all of them have answered with equal descriptions.
 
-    service: the description. order, clocks: by rank, the index of each party in the group's addresses, and the seconds
-    by which its clock is ahead of the client's.
+    service: the description. order: for each rank, the index of this party in the group's addresses. clocks: for each
+    rank, the seconds by which the party's clock is ahead of the client's.
     """
 
     service: ServiceDescription
@@ -57,7 +57,7 @@ class Joined(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A message, and the connection to the party to which it is sent."""
+    """A message to one party: the party's address, the connection to it, and the bytes to send."""
 
     address: str
     line: AsyncClient
@@ -65,9 +65,10 @@ class _Asked(NamedTuple):
 
 
 class _Lines:
-    """The connections to all parties of a group, for coroutines of one event loop.
+    """The connections of one event loop to all parties of a group.
 
-    lines: one client for each party. joining: held by the coroutine that connects. joined: whether all have answered.
+    lines: one client for each party, in the order of the addresses. joining: a lock, held by the coroutine that
+    connects. joined: whether all parties have answered.
     """
 
     def __init__(self, lines: list[AsyncClient]) -> None:
@@ -79,9 +80,10 @@ class _Lines:
 
 
 class PartyGroup:
-    """The N parties at `addresses`, in any order, to which a client sends requests; for coroutines of any event loop.
+    """The parties that serve one net together, as a client sees them: it sends requests to all of them.
 
-    claim: random bytes by which the parties recognise the client.
+    addresses: of the N parties, in any order. tls, token: as for `Client`. claim: random bytes by which the parties
+    recognise the client. `join` and `request` are coroutines, for any event loop.
     """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
@@ -96,7 +98,7 @@ class PartyGroup:
         return ", ".join(self.addresses)
 
     def close(self) -> None:
-        """Disconnect; requests under way get an error. May be called twice."""
+        """Disconnect from these parties; requests under way get an error. May be called twice."""
         with self._lock:
             self._closed, lines = True, dict(self._lines)
             self._lines.clear()
@@ -107,10 +109,9 @@ class PartyGroup:
                     wait([closing], _LAST)
 
     async def join(self, timeout: float) -> Joined:
-        """Return the service of these parties, once they are connected and have described it.
+        """Connect to these parties, unless it is done already, and return what they serve (`Joined`).
 
-        timeout: seconds. Raises PeerError, AgreementError for parties of different services, and InputError after
-        `close`.
+        timeout: seconds. Raises PeerError, AgreementError for parties of different services, InputError after `close`.
         """
         here, known = self._here(), self._joined
         if here.joined and known is not None:
@@ -129,14 +130,13 @@ class PartyGroup:
             return self._joined
 
     def forget(self) -> None:
-        """Let the next request ask for the description again: the parties may serve another net by now."""
+        """Let the next request ask for the description again: these parties may serve another net by now."""
         self._joined = None
 
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
-        """Send one request to all parties, with a fresh id, fresh shares and fresh keys; return the result, float32.
+        """Send the images of `question` to all parties in one request; return the net's result, float32 (images, ...).
 
-        joint: the service as `join` returned it. question: the images. timeout: seconds to the request's deadline; more
-        than 590 count as 590.
+        Id, shares and keys are fresh. joint: as `join` has returned it. timeout: seconds to the deadline, at most 590.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
@@ -155,10 +155,7 @@ class PartyGroup:
         return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
 
     def _here(self) -> _Lines:
-        """Return the connections for the event loop that runs now; make them at the loop's first call.
-
-        Raises an error after `close`.
-        """
+        """Return the connections to the parties for the event loop that runs now; make them at the first call."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
@@ -171,9 +168,9 @@ class PartyGroup:
             return self._lines[loop]
 
     async def _describe(self, here: _Lines, timeout: float) -> Joined:
-        """Ask all parties for their description; return the service, with the parties sorted by rank.
+        """Ask all parties for their description of the service; return it with their order and clocks (`Joined`).
 
-        Raises AgreementError unless all descriptions are equal.
+        here: the connections. timeout: seconds. Raises AgreementError unless all descriptions are equal.
         """
         began = clock()
         asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
@@ -192,7 +189,10 @@ class PartyGroup:
         return Joined(service, order, [found[place].clock - began for place in order])
 
     async def _call(self, method: str, asked: Sequence[_Asked], timeout: float) -> list[bytes]:
-        """Send one message to each party; return the answers. The first failure cancels all calls, and is raised."""
+        """Call a method of each party with its message; return a list of the answers, in the order of `asked`.
+
+        The first failure cancels all calls, and is raised. timeout: seconds.
+        """
         calls: list[aio.UnaryUnaryCall] = []
         over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
@@ -230,7 +230,7 @@ def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:
 
 
 def _opened(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """Add up all parties' answers; return the results, float32 (images, ...)."""
+    """Return the results of a request, float32 (images, ...): the sum of the shares in all parties' answers."""
     return ring.decode(joined(answers, images, service), service.result_scale)
 
 
@@ -302,7 +302,7 @@ class Client(Generic[Result]):
         return f"Client({' or '.join(map(repr, self._groups))})"
 
     def close(self) -> None:
-        """Disconnect; may be called twice."""
+        """Disconnect this client from all parties; may be called twice."""
         for group in self._groups:
             group.close()
 
@@ -313,7 +313,7 @@ class Client(Generic[Result]):
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses, by rank, of the parties to which requests go."""
+        """The addresses of the parties to which this client's requests go, as a list by rank."""
 
         async def addresses(group: PartyGroup, joint: Joined, left: float) -> list[str]:
             return [group.addresses[place] for place in joint.order]
@@ -322,12 +322,12 @@ class Client(Generic[Result]):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all requests so far."""
+        """Bytes of all requests that this client has sent so far, to all parties together."""
         return sum(group.sent_bytes for group in self._groups)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all answers so far."""
+        """Bytes of all answers that this client has received so far."""
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
@@ -342,7 +342,7 @@ class Client(Generic[Result]):
         return run(self.ask(*inputs, progress=progress, **named))
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
-        """Do the work of `client(...)` as a coroutine, on the event loop that awaits it; return the net's results."""
+        """Return the net's results, as a call of this client with these arguments does; this is a coroutine."""
         service = await self._described()
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
@@ -356,9 +356,9 @@ class Client(Generic[Result]):
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """Send requests with these questions, at most `_IN_FLIGHT` at a time; return all results in the same order.
+        """Send requests for `parts`, at most `_IN_FLIGHT` at a time; return a list of their results, in their order.
 
-        progress: called with the number of images of each finished request.
+        service: the parties' description. progress: called with the number of images of each finished request.
         """
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
@@ -384,10 +384,9 @@ class Client(Generic[Result]):
         return await self._attempts(service)
 
     async def _request(self, question: Question, service: ServiceDescription) -> Tensor:
-        """Send a request with this question, and return its result, float32 (images, ...).
+        """Send the images of `question` to the parties in one request; return its result, float32 (images, ...).
 
-        service: the service when the call began. Raises AgreementError if the parties have since begun to serve another
-        one.
+        service: the description that the caller has used. Raises AgreementError if the parties now serve another net.
         """
 
         async def request(group: PartyGroup, joint: Joined, left: float) -> Tensor:
@@ -402,8 +401,8 @@ class Client(Generic[Result]):
     async def _attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]]) -> _T:
         """Call `attempt` for one group of parties after another until it succeeds; return its result.
 
-        attempt: a coroutine function of a group, the service that the group has described, and the seconds left. While
-        no group serves and has room, the attempts go on until the client's timeout; after that an error is raised.
+        attempt: a coroutine function of a group, of the `Joined` service of this group, and of the seconds left. While
+        no group serves and has room, attempts go on until the client's timeout; then the last error is raised.
         """
         retry = Retry(self._timeout, _PAUSES, places=len(self._groups), first=self._at)
         while True:
@@ -420,10 +419,10 @@ class Client(Generic[Result]):
                 return out
 
     async def _join(self, at: int, left: float) -> Joined:
-        """Connect to the parties of group number `at`; return their service.
+        """Connect to the parties of group number `at` within `left` seconds; return their `Joined` service.
 
-        left: longest wait, seconds. If there are other groups, raises UnavailableError in place of another PeerError
-        than OverloadError, so that the other groups are tried next; AgreementError for a group that serves another net.
+        If there are other groups, a PeerError is raised as an UnavailableError (an OverloadError as it is), so that
+        they are tried next. Raises AgreementError if this group serves another net than the first one that answered.
         """
         group, several = self._groups[at], len(self._groups) > 1
         try:
@@ -440,9 +439,9 @@ class Client(Generic[Result]):
 
 
 def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:
-    """Return the inputs in the service's order. Raises InputError unless each is present once.
+    """Return a list of the net's inputs in the order of `service.inputs`. Raises InputError unless each is given once.
 
-    given: inputs in order. named: inputs by name.
+    given: inputs by place, in this order. named: inputs by name.
     """
     names = [part.name for part in service.inputs]
     by_place = dict(zip(names, given, strict=False))
@@ -455,7 +454,7 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Service
 
 
 def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Question]:
-    """Divide a client's inputs into questions of at most `service.most` images each, encoded as ring elements.
+    """Encode a client's inputs as ring elements, and divide them into questions of at most `service.most` images each.
 
     tensors: one for each of `service.inputs`. Raises InputError for inputs that do not fit the net.
     """
@@ -482,7 +481,7 @@ def _parts(tensors: Sequence[Tensor], service: ServiceDescription) -> list[Quest
 
 
 def _groups_of(parties: Any) -> list[list[str]]:
-    """Return a list of addresses for each group of parties. parties: one list of addresses, or several such lists.
+    """Return a list of groups, each a list of addresses, from `parties`: one list of addresses, or several such lists.
 
     Raises ConfigError for anything else, and for a group of fewer than two parties or too many.
     """

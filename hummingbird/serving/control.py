@@ -30,10 +30,12 @@ _ID = struct.Struct("<qq")
 
 
 class Teller:
-    """Sends this party's reports on requests to party 0; every party but party 0 has one.
+    """Tells party 0 which requests this party holds; every party but party 0 has one.
 
-    every: seconds between two empty messages. failed: called with the error that ends the reports. A thread that has a
-    report sends it, unless another thread is sending, which then sends this report too: no thread has to be woken.
+    channel: the parties' channel for such reports, beside that of the session. every: seconds between two empty
+    messages, by which party 0 sees that this party lives. failed: called with the error that ends the reports. A thread
+    that has a report sends it, unless another thread is sending, which then sends this report too: no thread has to be
+    woken.
     """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
@@ -43,19 +45,22 @@ class Teller:
         threading.Thread(target=self._beat, name="hummingbird-teller", daemon=True).start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
-        """Report that this party holds a request. claim: its number of images, client and deadline."""
+        """Report to party 0 that this party holds a request.
+
+        id: of the request. claim: its number of images, its client, and the seconds to its deadline.
+        """
         self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
-        """Report that the client of a request has disconnected from this party."""
+        """Report to party 0 that the client of a request has disconnected from this party. id: of the request."""
         self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
 
     def end(self) -> None:
-        """Report that this party is to end once its waiting requests are answered."""
+        """Report to party 0 that this party is to end once its waiting requests are answered."""
         self._tell([_END, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
-        """Send no further reports."""
+        """Send no further reports from this party."""
         self._closed.set()
 
     def _beat(self) -> None:
@@ -74,7 +79,7 @@ class Teller:
                 self._sending.release()  # the loop's condition sees a row added before this by a thread that has gone
 
     def _send(self) -> None:
-        """Send one message with the reports that wait to be sent, if there are any."""
+        """Send party 0 one message with reports that wait to be sent, up to eight; do nothing if none waits."""
         rows = [self._rows.popleft() for _ in range(min(_CLAIMS, len(self._rows)))]
         if rows:
             rows += [_NOTHING] * (_CLAIMS - len(rows))
@@ -82,10 +87,11 @@ class Teller:
 
 
 class PeerReader:
-    """Reads, at party 0, the reports of one other party's `Teller`, on a thread of its own.
+    """Reads, at party 0, the reports that one other party's `Teller` sends, on a thread of its own.
 
-    order: the scheduler that gets the claims. end: called when that party is to end. failed: called with the error that
-    ends the thread.
+    channel: the parties' channel for such reports, beside that of the session. peer: the other party's rank. order: the
+    scheduler that gets the reports. end: called when that party is to end. failed: called with the error that ends the
+    thread.
     """
 
     def __init__(
@@ -120,9 +126,9 @@ class PeerReader:
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:
-    """Send party 0's list of decisions to all other parties, while interleaved computations run.
+    """Send party 0's list of its next decisions on requests to all other parties, and let other computations run.
 
-    last: whether this is the last list.
+    channel: of the session. last: whether this is the last list, after which the service ends.
     """
     with meter.layer("order", "list", cost.ordering(channel.parties, len(decisions), True)):
         header = torch.tensor([len(decisions), int(last)], dtype=torch.int64)
@@ -136,9 +142,9 @@ def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> No
 
 
 def receive_list(channel: Channel) -> tuple[list[Decision], bool]:
-    """Receive party 0's list of decisions, and whether it is the last.
+    """Receive from party 0 the list of its next decisions on requests; return it, and whether it is the last one.
 
-    Raises AgreementError for a malformed list, and errors of `Channel`.
+    channel: of the session. Raises AgreementError for a malformed list, and errors of `Channel`.
     """
     with meter.layer("order", "list", cost.ordering(channel.parties, 0, False)):
         interleave.pass_on()

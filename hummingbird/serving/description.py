@@ -36,7 +36,7 @@ _NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One of the net's inputs or results: its name, and its shape for one image.
+    """An input or a result of a served net: its name, and its shape for one image.
 
     rows: for an input of row numbers, how many rows their table has; 0 for an input whose own numbers are shared.
     """
@@ -47,20 +47,21 @@ class TensorSpec:
 
     @property
     def values(self) -> int:
-        """Number of values for one image."""
+        """How many values this input or result has for one image."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class ServiceDescription:
-    """The facts on a service that a client must know, and no more.
+    """The facts on a service that a client must know to send requests and read answers.
 
-    release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: name of the parties'
-    session. inputs, outputs: the net's inputs and results, in order. form: the structure (hummingbird/structure.py) of
-    the results. limit: the largest |x| for which the windows were made; None: not known. scale: fraction bits of all
-    inputs. bits: how many low bits of the inputs the net reads. result_scale: fraction bits of the results.
-    result_bits: how many low bits of the results' shares are sent. parties: number of parties. most: most images in a
-    request. rowwise: whether each image's result is known to be independent of the request's other images.
+    release: of this package. net: a fingerprint of the facts on which the parties agree. session: a name of the
+    parties' session. inputs, outputs: the net's inputs and results, in order. form: how the net returns its results, as
+    a structure (hummingbird/structure.py). limit: the largest |x| for which the windows were made; None: not known.
+    scale: bits of fraction of all inputs. bits: how many low bits of the inputs the net reads. result_scale: bits of
+    fraction of the results. result_bits: how many low bits of the results' shares are sent. parties: number of parties.
+    most: most images in a request. rowwise: whether an image's result is known not to depend on the request's other
+    images.
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
     results in the same way. The first input may consist of row numbers: a request then holds lookup keys for two
     parties, and the second input is the weights of these rows (hummingbird/lookup.py).
@@ -83,13 +84,13 @@ class ServiceDescription:
 
     @cached_property
     def digest(self) -> bytes:
-        """A hash of all fields, 16 bytes."""
+        """A hash of all fields of this description, 16 bytes; requests contain it."""
         text = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=DIGEST_BYTES, person=b"hb-serving").digest()
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape in which a request shares one image's inputs: that of the input, or (values,) for several inputs.
+        """The shape of one image's inputs in a request: that of the input, or (values,) for several inputs.
 
         Row numbers do not count: they are sent as lookup keys.
         """
@@ -97,31 +98,34 @@ class ServiceDescription:
 
     @cached_property
     def result(self) -> tuple[int, ...]:
-        """The shape of one image's results in an answer: that of a single result, or (values,) for several packed."""
+        """The shape of one image's results in an answer: that of the result, or (values,) for several results."""
         return _packed(self.outputs)
 
     @cached_property
     def values(self) -> int:
-        """Number of values of one image that are shared among the parties; row numbers, sent as keys, do not count."""
+        """How many values of one image a client shares among the parties; row numbers, sent as keys, do not count."""
         return math.prod(self.shape)
 
     @cached_property
     def lookups(self) -> int:
-        """Number of rows of a table that are looked up for one image."""
+        """How many rows of the service's table are looked up for one image; 0 for a net without lookups."""
         return self.inputs[0].values if self.inputs[0].rows else 0
 
     @cached_property
     def key_bytes(self) -> int:
-        """Bytes of one image's lookup keys for one party."""
+        """How many bytes the lookup keys of one image have, for one party; 0 for a net without lookups."""
         return self.lookups * key_bytes(self.inputs[0].rows) if self.lookups else 0
 
     @cached_property
     def results(self) -> int:
-        """Number of values in one image's result."""
+        """How many values one image has as results, all results of the net together."""
         return math.prod(self.result)
 
     def parted(self, out: Tensor) -> Any:
-        """Divide the packed results (images, ...) of an answer into the structure of tensors that the net returns."""
+        """Return the results of a request as the net returns them, such as in a dict, from one tensor that packs them.
+
+        out: (images, ...), the sum of the parties' answers.
+        """
         parts = [out]
         if len(self.outputs) > 1:
             parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
@@ -129,7 +133,7 @@ class ServiceDescription:
         return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
-        """Return the answer of party `rank` to a client that asks for the description (method Describe).
+        """Return the text, as bytes, that party `rank` sends to a client that asks for the description.
 
         clock: the party's time, seconds since 1970.
         """
@@ -138,7 +142,10 @@ class ServiceDescription:
 
 @dataclass(frozen=True)
 class _Party:
-    """The part of a party's answer to Describe in which parties differ: rank, and time in seconds since 1970."""
+    """The part of a party's answer to a client in which parties differ: its rank, and its clock.
+
+    clock: the party's time, seconds since 1970.
+    """
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
@@ -146,7 +153,10 @@ class _Party:
 
 @dataclass(frozen=True)
 class Described:
-    """One party's answer to a client that asks for the description: its rank, its clock, and the service."""
+    """The answer of one party to a client that asks for the description: its rank, its clock, and the service.
+
+    clock: the party's time, seconds since 1970.
+    """
 
     rank: int
     clock: float
@@ -154,9 +164,10 @@ class Described:
 
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
-        """Read the text that `ServiceDescription.answer` returned.
+        """Read the answer of a party that a client has asked for the description.
 
-        where: the party, for errors. Raises PeerError for anything else, AgreementError for another release.
+        answer: the text that `ServiceDescription.answer` has made. where: the party, for errors. Raises PeerError for
+        anything else, AgreementError for another release.
         """
         how: Any = {"name": "description", "where": where, "hint": _HINT, "error": PeerError}
         text = records.parse(answer, most=_MOST_TEXT, deepest=_DEEPEST, **how)
@@ -172,7 +183,10 @@ class Described:
 
 
 def _check(service: ServiceDescription, where: str) -> None:
-    """Raise PeerError for fields that contradict each other. where: the party that sent them, for errors."""
+    """Raise PeerError if fields of a description that a party has sent contradict each other.
+
+    where: this party, for the error.
+    """
     inputs, outputs = service.inputs, service.outputs
     first, looked_up = inputs[0], any(part.rows for part in (*inputs[1:], *outputs))
     if first.rows and not looked_up:
@@ -192,5 +206,8 @@ def _check(service: ServiceDescription, where: str) -> None:
 
 
 def _packed(parts: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """Return the shape in which these tensors of one image are packed: that of a single tensor, or (values,)."""
+    """Return the shape in which one image's tensors are packed into one: that of a single tensor, or (values,).
+
+    parts: the tensors.
+    """
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)

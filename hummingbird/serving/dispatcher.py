@@ -40,38 +40,39 @@ _LONGEST = WireLimits.stall  # the admission waits no longer for a message
 
 
 class Dispatcher(Protocol):
-    """The interface by which a lane of a party gets the batches to compute, and hands back the answers to requests.
+    """The interface by which a lane of a party gets requests to compute and returns the answers to them.
 
-    Implemented by `LocalDispatcher` in the process of lane 0, and by `RemoteDispatcher` elsewhere. If any part of the
-    service has failed, methods raise the first failure.
+    A `Worker` calls it. `LocalDispatcher` implements it in the process of lane 0, `RemoteDispatcher` in the other
+    lanes. If any part of the service has failed, methods raise the first failure.
     """
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Return party 0's next list of decisions for a lane, and whether the list is the last; called at party 0 only.
+        """Return what party 0 decides next for a lane: a list of decisions on requests, and whether it is the last.
 
-        idle: seconds to wait for a decision, at most. room: how many images the lane has material for. See
-        `Scheduler.next`.
+        Only party 0 calls this. lane: its number. idle: seconds to wait for a decision, at most. room: how many images
+        the lane has material for. The list holds requests to drop, then requests to run as one batch.
         """
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """Carry out a list of decisions by party 0: refuse the requests to drop, and return those to run.
+        """Carry out party 0's decisions for a lane: refuse the requests to drop, and return a list of those to run.
 
-        last: whether it is the last list. slots: unused slots of the lane's store; NaN with a dealer.
+        lane: its number. last: whether these are the last decisions. slots: unused slots of the lane's store; NaN with
+        a dealer.
         """
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """Answer the requests of a batch that the lane has computed.
+        """Answer the requests of a batch that a lane has computed.
 
-        answers: for each request its id, and the message to its client. images: their number in the batch. padding:
-        rows of the batch's slices that hold no image.
+        lane: its number. answers: for each request its id, and the message to its client. images: how many the batch
+        had. padding: how many rows of its slices held no image.
         """
 
 
 @dataclass
 class Counts:
-    """The numbers of batches computed, of their images, and of padding: rows of their slices that hold no image.
+    """How many batches were computed, how many images they had, and how many rows of padding.
 
-    There is padding only with a store, whose slices have a fixed size.
+    Padding is rows of slices that hold no image; it occurs only with a store, whose slices have a fixed size.
     """
 
     batches: int = 0
@@ -83,12 +84,13 @@ class Counts:
 
 
 class LocalDispatcher:
-    """The dispatcher of this party for all lanes of the session, in the process of lane 0.
+    """The dispatcher of a party: it holds the clients' requests, for all lanes, in the process of lane 0.
 
-    control: the parties' second channel (control.py). wait: seconds for which a request waits for others to share its
-    batch. beat: seconds between two empty reports of this party. limits: bounds on the queued requests. grace: seconds
-    within which waiting requests must be answered once the service is to end. restocked: called when `stocked`, whether
-    some lane has material, has changed.
+    service: the description of what is served. control: the parties' channel for reports on requests, beside that of
+    the session. wait: seconds for which a request waits for others to share its batch. beat: seconds between two empty
+    reports of this party. limits: bounds on the queued requests. grace: seconds within which waiting requests must be
+    answered once the service is to end. figures: counts what happens; None: nothing is counted. restocked: called when
+    `stocked` has changed, which is whether some lane has material.
     """
 
     def __init__(
@@ -142,9 +144,10 @@ class LocalDispatcher:
             self._teller.hold(id, claim)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
-        """Note that a client's call for a request has ended.
+        """Note that one of the calls by which a client waits for a request has ended.
 
-        If the request has no other call and is not answered, report that its client is gone, so that party 0 drops it.
+        If no other call waits for it, and it has no outcome yet, party 0 is told, which drops it. id: of the request.
+        entry: this party's entry for it.
         """
         if self.queue.leave(entry):
             (self._order if self._teller is None else self._teller).give_up(id)
@@ -152,10 +155,10 @@ class LocalDispatcher:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Refuse new requests from now on, and end the service once the queued requests are answered.
+        """Begin to end the service: refuse new requests, and let the lanes compute those that wait.
 
-        The lanes then get their last lists, after `grace` seconds at the latest. May be called from any thread, but not
-        from a signal handler.
+        The lanes get their last decisions when no request waits any more, or `grace` seconds later. May be called from
+        any thread, but not from a signal handler.
         """
         if self._ending is None:
             self._ending = time.monotonic()
@@ -165,30 +168,29 @@ class LocalDispatcher:
             self._order.wake()
 
     def fail(self, error: HummingbirdError) -> None:
-        """End the session's service after the failure of a part: every method raises this error from now on."""
+        """End this party's service after a failure: refuse waiting requests, and raise `error` in every method."""
         if self.failure is None:
             self.failure = error
             self.queue.fail(unavailable(error))
             self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
-        """End the service with this error because the parties' second channel (control.py) is lost.
+        """End the service with an error, because the parties' channel for reports on requests is lost.
 
-        Does nothing if all lanes have got their last lists of decisions: the parties then end one after the other
-        anyway.
+        If all lanes have got their last decisions, nothing is done: the parties then end one after the other anyway.
         """
         if len(self._last) < self._lanes:
             self.fail(error)
 
     def lost_lane(self, error: HummingbirdError) -> None:
-        """End the service with this error because a lane of this party is lost; tell the other parties the error."""
+        """End the service because a lane of this party has failed with `error`; tell the other parties the error."""
         self.fail(error)
         self._control.abort(str(error))
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests and the lanes' calls, and close the parties' second channel; may be called twice.
+        """Refuse waiting requests and further calls of lanes; close the parties' channel for reports on requests.
 
-        reason: the error that clients and lanes get; None: that the service has stopped.
+        reason: the error that clients and lanes get; None: that the service has stopped. May be called twice.
         """
         reason = reason or UnavailableError("this service has stopped", hint="try again when it is back")
         self.failure = self.failure or reason
@@ -203,7 +205,11 @@ class LocalDispatcher:
     # Lanes ------------------------------------------------------------------------------------------------------------
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Do as `Dispatcher.next` says; only party 0 calls this."""
+        """Return party 0's next decisions for a lane, and whether they are the last; only party 0 calls this.
+
+        lane: its number. idle: seconds to wait for a decision, at most. room: how many images the lane has material
+        for.
+        """
         decisions = self._order.next(idle, lane, room)
         self._check()
         over = self._ending is not None and time.monotonic() > self._ending + self._grace
@@ -213,7 +219,11 @@ class LocalDispatcher:
         return decisions, last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """Do as `Dispatcher.take` says. Raises AgreementError for a request that this party does not hold."""
+        """Refuse the requests that party 0 drops, and return a list of those that a lane is to run.
+
+        lane: its number. decisions: party 0's. last: whether they are the last. slots: unused slots of the lane's
+        store; NaN with a dealer. Raises AgreementError for a request that this party does not hold.
+        """
         self.slots[lane] = slots
         self._look_at_stock()
         self._check()
@@ -231,7 +241,11 @@ class LocalDispatcher:
         return requests
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """Do as `Dispatcher.finish` says, and count the batch."""
+        """Answer the requests of a batch that a lane has computed, and count the batch.
+
+        lane: its number. answers: for each request its id, and the message to its client. images: how many the batch
+        had. padding: how many rows of its slices held no image.
+        """
         with self._counting:
             self.counts += Counts(1, images, padding)
         if self._figures is not None:
@@ -242,10 +256,10 @@ class LocalDispatcher:
                 self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
-        """Update `stocked`, whether some lane has material; call `restocked` if it has changed.
+        """Find out whether some lane has material, for `stocked`, and call `restocked` if this has changed.
 
-        With a dealer it is always true. With a store that `deal --keep` fills again, it stays true for `_PATIENCE`
-        seconds after the last slot was used.
+        With a dealer there is always material. With a store that `deal --keep` fills again, `stocked` stays true for
+        `_PATIENCE` seconds after the last slot was used.
         """
         now = time.monotonic()
         self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer
@@ -260,17 +274,17 @@ class LocalDispatcher:
 
 
 def seconds_to_send(service: ServiceDescription, images: int) -> float:
-    """Return the seconds that a client may take, at most, to send all parties their parts of a request.
+    """Return the seconds within which a client must have sent a request of `images` images to all parties.
 
-    images: their number in the request.
+    service: the description of what is served. Party 0 drops a request that only some parties have by then.
     """
     return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """Return the error with which requests are refused after a failure.
+    """Return the error that clients get after a failure of the service, which `error` describes.
 
-    Its text does not tell clients on what the parties disagree.
+    Its text does not tell them on what the parties disagree.
     """
     what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
     return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

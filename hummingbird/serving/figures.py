@@ -24,9 +24,9 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """Counts the figures of a serving process over all its sessions.
+    """Counts for Prometheus what a serving process does: batches, images, waiting times, and material left.
 
-    registry: that of the program's `rpc.metrics.Metrics`.
+    It lasts over all sessions of the process. registry: that of the program's `rpc.metrics.Metrics`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -53,11 +53,11 @@ class Figures:
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
-        """Set the functions that Prometheus' requests for the figures call from now on.
+        """Set the functions that are called, from now on, whenever Prometheus asks for these numbers.
 
-        waiting: returns the number of requests without an outcome. slices: returns the slices of material in the
-        stores. store: "dealt" for stores of `deal`, "kept" for stores that `deal --keep` fills again, "" with a dealer,
-        where `slices` is not called.
+        waiting: returns the number of requests without an outcome. slices: returns how many slices the material in the
+        stores is for. store: "dealt" for stores of `deal`, "kept" for stores that `deal --keep` fills again, "" with a
+        dealer, where `slices` is not called.
         """
         self._waiting.set_function(waiting)
         self._slices.clear()
@@ -65,11 +65,11 @@ class Figures:
             self._slices.labels(store).set_function(slices)
 
     def forget(self) -> None:
-        """Stop calling the functions of `watch`: they would keep a party that has left, and its net, in memory."""
+        """Call the functions given to `watch` no more: they would keep a party that has left in memory."""
         self.watch(lambda: 0, lambda: 0, "")
 
     def answered(self, queued: float, computed: float) -> None:
-        """Count an answered request.
+        """Count a request that was answered: how long it waited, and how long it took.
 
         queued: seconds from its arrival to its batch. computed: seconds that its batch took.
         """
@@ -77,7 +77,7 @@ class Figures:
         self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
-        """Count a computed batch. padding: rows of the batch's slices that hold no image."""
+        """Count a batch that a lane has computed. images: how many. padding: rows of its slices without one."""
         self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)

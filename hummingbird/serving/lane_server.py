@@ -47,7 +47,10 @@ _ASK = "its own output says why"
 
 
 class Message(NamedTuple):
-    """A question or an answer between two lanes: its kind, its fields as JSON values, and bodies of bytes."""
+    """A question or an answer between two lanes of a party.
+
+    kind: what it asks or answers, such as "next". fields: values of JSON, by name. bodies: parts that are plain bytes.
+    """
 
     kind: str
     fields: dict[str, Any]
@@ -55,10 +58,10 @@ class Message(NamedTuple):
 
 
 class LaneLink:
-    """One side of a connection between two lanes of a party, for one thread at a time.
+    """One side of a connection between two lanes of a party, by which they exchange messages. For one thread at a time.
 
-    mine, other: names of the two sides, for errors. timeout: the longest silence of the other side, seconds; None: no
-    limit while the other side lives.
+    connection: a connected Unix socket. mine, other: names of the two sides, for errors. timeout: the longest silence
+    of the other side, seconds; None: no limit while the other side lives.
     """
 
     def __init__(self, connection: socket.socket, mine: str, other: str, timeout: float | None) -> None:
@@ -67,7 +70,11 @@ class LaneLink:
         connection.settimeout(timeout)
 
     def send(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> None:
-        """Send a message. kind, fields, bodies: of the `Message`. Raises PeerError if the other side has gone."""
+        """Send a message to the other lane. Raises PeerError if that lane has gone.
+
+        kind: of message, such as "next". bodies: bytes to send along. fields: further values, by name, which JSON can
+        hold.
+        """
         bodies = list(bodies)
         head = json.dumps({"kind": kind, "sizes": [len(body) for body in bodies], **fields}).encode()
         try:
@@ -76,10 +83,10 @@ class LaneLink:
             raise self._lost(error) from None
 
     def receive(self) -> Message:
-        """Wait for the next message, and return it.
+        """Wait for the next message of the other lane, and return it.
 
-        Raises PeerError if the other side has gone, is silent, or reports its failure; AgreementError for bytes that
-        are no message.
+        Raises PeerError if that lane has gone, is silent, or reports its failure; AgreementError for bytes that are no
+        message.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         try:
@@ -95,9 +102,9 @@ class LaneLink:
         return Message(kind, fields, [self._read(size) for size in sizes])
 
     def field(self, message: Message, name: str, kind: records.Kind) -> Any:
-        """Return the field `name` of a message from the other side.
+        """Return the field `name` of a message that the other lane has sent.
 
-        kind: of the field's value. Raises AgreementError for a missing field, or a value of another kind.
+        kind: type and limits that the value must have. Raises AgreementError for a missing field, or another value.
         """
         hint = "install the same release everywhere"
         value = message.fields.get(name)
@@ -106,19 +113,23 @@ class LaneLink:
         )
 
     def ask(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> Message:
-        """Send a message, and return the other side's answer. kind, fields, bodies: of the `Message`."""
+        """Send a message to the other lane, wait for its answer, and return it.
+
+        kind: of question, such as "next". bodies: bytes to send along. fields: further values, by name, which JSON can
+        hold.
+        """
         self.send(kind, bodies, **fields)
         return self.receive()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other side with which error this side stops, and close the connection; never raises."""
+        """Tell the other lane with which error this side stops, and close the connection; never raises."""
         with contextlib.suppress(HummingbirdError, OSError):
             self._connection.settimeout(_LAST)
             self.send(_FAILED, reason=reason_of(error))
         self.close()
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close this side's connection to the other lane; may be called twice."""
         self._connection.close()
 
     def _read(self, size: int) -> bytes:
@@ -145,10 +156,10 @@ class LaneLink:
 
 
 def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
-    """Connect to the Unix socket that `mpc.session.shared_port.listen` made at a path, and return the link.
+    """Connect to the Unix socket of another process of this user, and return the connection as a `LaneLink`.
 
-    mine, other: names of the two sides, for errors. timeout: seconds. Raises PeerError, and TrustError for a folder
-    that other users can enter.
+    path: of the socket, in a folder as `mpc.session.shared_port.listen` needs it. mine, other: names of the two sides,
+    for errors. timeout: seconds. Raises PeerError, and TrustError for a folder that other users can enter.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -183,9 +194,10 @@ _INVITATION = records.row(records.text(4096), records.text(4096))
 
 
 class LaneServer:
-    """The links from lane 0 to the other lanes of its party. The constructor returns once all lanes have joined.
+    """Lane 0's connections to the other lanes of its party, whose questions it answers by calls of its dispatcher.
 
-    Raises PeerError for a lane that fails or does not join, and AgreementError for a lane with another net.
+    Making it returns once all lanes have joined. dispatcher: the party's. service: what is served, which all lanes must
+    agree on. Raises PeerError for a lane that fails or does not join, and AgreementError for a lane with another net.
     """
 
     def __init__(self, dispatcher: LocalDispatcher, service: ServiceDescription, session: Session) -> None:
@@ -256,7 +268,10 @@ class LaneServer:
         return lane, LaneLink(connection, self._name(0), self._name(lane), None)
 
     def _attend(self, lane: int, link: LaneLink) -> None:
-        """Answer a lane's questions by calls of the dispatcher, until the lane leaves."""
+        """Answer the questions of one lane by calls of the dispatcher, until the lane leaves; runs in a thread.
+
+        lane: its number. link: the connection to it. After a failure the whole service ends.
+        """
         try:
             while (question := link.receive()).kind != "bye":
                 if link.field(question, "ending", records.flag()):
@@ -290,7 +305,7 @@ class LaneServer:
             raise AgreementError(f"{link.other} asks {kind[:40]!r}", where=self._name(0))
 
     def wait(self) -> None:
-        """Wait until all other lanes have said goodbye. Raises the failure of a lane."""
+        """Wait until all other lanes of this party have left. Raises the failure of a lane."""
         going = True
         while going:
             going = any(thread.is_alive() for thread in self._threads)
@@ -302,14 +317,17 @@ class LaneServer:
 
 @dataclass(frozen=True)
 class Invitation:
-    """A message of lane 0 to the other lanes: the path of its dispatcher's socket, and the name of this session."""
+    """A message that lane 0 of a party sends to its other lanes at the start of a session, so that they can join.
+
+    path: of the Unix socket at which lane 0's dispatcher listens. name: of the session, as clients see it.
+    """
 
     path: str
     name: str
 
     @classmethod
     def wait(cls, session: Session) -> Invitation:
-        """Wait for lane 0's invitation, and return it; called by another lane of its party.
+        """Wait until lane 0 of this party has sent its invitation, and return it; every other lane calls this.
 
         Raises PeerError if lane 0 fails before.
         """
@@ -320,9 +338,10 @@ class Invitation:
 
 
 class RemoteDispatcher:
-    """The dispatcher at a lane other than 0: it passes every call on to lane 0's. Any thread may call `end`.
+    """The dispatcher at a lane other than 0: it passes every call on to that of lane 0, and returns its answer.
 
-    slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or refuses this lane.
+    invitation: where lane 0 listens. slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or
+    refuses this lane. Any thread may call `end`.
     """
 
     def __init__(self, invitation: Invitation, service: ServiceDescription, session: Session, slots: float) -> None:
@@ -334,7 +353,11 @@ class RemoteDispatcher:
         self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=_AMOUNT.plain(slots))
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:
-        """Ask lane 0 to do as `Dispatcher.next` says."""
+        """Ask lane 0 for party 0's next decisions for this lane, and whether they are the last; return both.
+
+        lane: of no effect; lane 0 knows who asks. idle: seconds to wait for a decision, at most. room: how many images
+        this lane has material for.
+        """
         told = self._ask("next", idle=_AMOUNT.plain(idle), room=_AMOUNT.plain(room))
         decisions, last = (
             self._link.field(told, "decisions", _DECISIONS),
@@ -343,12 +366,20 @@ class RemoteDispatcher:
         return [*decisions], last
 
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
-        """Ask lane 0 to do as `Dispatcher.take` says."""
+        """Let lane 0 carry out party 0's decisions: it refuses requests, and returns a list of those to run here.
+
+        lane: of no effect; lane 0 knows who asks. last: whether these are the last decisions. slots: unused slots of
+        this lane's store; NaN with a dealer.
+        """
         bodies = self._ask("take", decisions=_DECISIONS.plain(decisions), last=last, slots=_AMOUNT.plain(slots)).bodies
         return [Request.read(body, self._service, self._rank) for body in bodies]
 
     def finish(self, lane: int, answers: Sequence[tuple[bytes, bytes]], images: int, padding: int) -> None:
-        """Ask lane 0 to do as `Dispatcher.finish` says."""
+        """Let lane 0 answer the requests of a batch that this lane has computed.
+
+        lane: of no effect; lane 0 knows who asks. answers: for each request its id, and the message to its client.
+        images: how many the batch had. padding: how many rows of its slices held no image.
+        """
         ids = _IDS.plain([id for id, _ in answers])
         self._ask("finish", [answer for _, answer in answers], ids=ids, images=images, padding=padding)
 
@@ -356,7 +387,7 @@ class RemoteDispatcher:
         return self._link.ask(kind, bodies, ending=self._ending, **fields)
 
     def end(self) -> None:
-        """End the service, as `LocalDispatcher.end` does; lane 0 hears of it with this lane's next question."""
+        """Begin to end the service: lane 0 hears of it with this lane's next question, and acts on it."""
         self._ending = True
 
     def bye(self) -> None:

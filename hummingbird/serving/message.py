@@ -42,15 +42,18 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Return seconds since 1970, by a monotonic clock: setting the host's clock moves no deadline."""
+    """Return the time in seconds since 1970, by which requests' deadlines are compared.
+
+    It is a monotonic clock: setting the host's clock moves no deadline.
+    """
     return _EPOCH + time.monotonic()
 
 
 @dataclass(frozen=True, repr=False)
 class Request:
-    """A client's request, as one party gets it.
+    """A client's request, as one party gets it in a message.
 
-    id: 16 random bytes, the same at all parties. claim: 16 random bytes of the client, by which a party distinguishes
+    id: 16 random bytes, equal at all parties. claim: 16 random bytes of the client, by which a party distinguishes
     clients without certificates or tokens. deadline: milliseconds since 1970 on the receiving party's clock. images:
     how many there are. body: this party's share of the inputs, as a seed or as packed words, and then keys of lookups.
     """
@@ -62,17 +65,20 @@ class Request:
     body: bytes
 
     def to_bytes(self, service: ServiceDescription, rank: int) -> bytes:
-        """Return the message with this request for party `rank`."""
+        """Return the message by which a client sends this request to party `rank`.
+
+        service: the parties' description of what they serve.
+        """
         kind = _kind(service, rank)
         fields = (service.digest, self.id, self.claim, self.deadline, self.images)
         return _REQUEST.pack(_MAGIC, _VERSION, kind, *fields) + self.body
 
     @classmethod
     def read(cls, data: bytes, service: ServiceDescription, rank: int) -> Request:
-        """Read the message that party `rank` received.
+        """Read a request from `data`, the message that party `rank` has received from a client.
 
-        Raises InputError unless it has this version and its exact length, UnavailableError if it is for another
-        service.
+        service: the description of what the party serves. Raises InputError unless the message has this version and its
+        exact length, UnavailableError if it is for another service.
         """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
@@ -102,9 +108,10 @@ class Request:
         return request
 
     def words(self, service: ServiceDescription, rank: int) -> Tensor:
-        """Return party `rank`'s share of the request's inputs, int64 (images, ...).
+        """Return party `rank`'s share of this request's inputs, int64 (images, ...).
 
-        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary.
+        Only the lowest `service.bits` bits of a share count; higher bits are arbitrary. service: the description by
+        which the request was made.
         """
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
@@ -114,7 +121,7 @@ class Request:
         return share.view(self.images, *service.shape)
 
     def keys(self, service: ServiceDescription) -> Tensor:
-        """Return the keys of all lookups, uint8 (images * lookups, bytes of a key)."""
+        """Return this request's keys for rows of the table, uint8 (images * lookups, bytes of a key)."""
         size = self.images * service.key_bytes
         return _octets(self.body[len(self.body) - size :]).view(self.images * service.lookups, -1)
 
@@ -132,17 +139,20 @@ def _kind(service: ServiceDescription, rank: int) -> int:
 
 
 def body_bytes(service: ServiceDescription, rank: int, images: int) -> int:
-    """Return the bytes of the body of party `rank`'s message for `images` images."""
+    """Return the size in bytes of `Request.body` in a request to party `rank`.
+
+    service: the description of what is served. images: how many images the request has.
+    """
     share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
     return share + images * service.key_bytes
 
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """The inputs for the images of one request, before they are split into shares.
+    """The inputs for the images of one request as the client has them, before it splits them into shares.
 
-    units: ring elements to share, int64 (images, ...). places: row numbers to look up, int64 (images, lookups), or
-    None for a net without lookups.
+    units: ring elements to share, int64 (images, ...). places: row numbers to look up, int64 (images, lookups), or None
+    for a net without lookups.
     """
 
     units: Tensor
@@ -152,13 +162,17 @@ class Question:
         return len(self.units)
 
     def split(self, most: int) -> list[Question]:
-        """Divide the images into questions of at most `most` images each."""
+        """Divide these images into a list of questions of at most `most` images each."""
         units = self.units.split(most)
         places = [None] * len(units) if self.places is None else self.places.split(most)
         return [Question(*pair) for pair in zip(units, places, strict=True)]
 
     def bodies(self, service: ServiceDescription) -> list[bytes]:
-        """Return the bodies of the messages to all parties, with fresh shares and keys in every call."""
+        """Split these inputs into shares; return a list of the bytes for each party, by rank.
+
+        service: the parties' description. The bytes are the body of the party's `Request`: its share, and then its keys
+        of lookups. Shares and keys are fresh in every call.
+        """
         if self.places is None:
             return split(self.units, service.bits, service.parties)
         first, second, signs = dpf.generate(self.places.reshape(-1), service.inputs[0].rows)
@@ -170,9 +184,9 @@ class Question:
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
-    """Split ring elements x, int64, into fresh shares mod 2^bits; return one share for each party, as bytes.
+    """Split ring elements into fresh shares mod 2^bits; return a list with one share for each party, as bytes.
 
-    All but the last are seeds, from which the party expands its share; the last has packed words.
+    x: int64. All shares but the last are seeds, from which the party expands its share; the last has packed words.
     """
     flat = x.reshape(-1)
     seeds = [new_seed() for _ in range(parties - 1)]
@@ -182,18 +196,19 @@ def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
 
 
 def pack_answer(share: Tensor, bits: int) -> bytes:
-    """Return the message that answers a request with this party's share of the results, int64 (images, ...).
+    """Return the message by which a party answers a request.
 
-    Only the lowest `bits` bits of the share are sent.
+    share: this party's share of the results, int64 (images, ...). bits: how many of its lowest bits are sent.
     """
     words = pack_words(share.reshape(-1).contiguous(), bits)
     return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
 
 
 def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """Add the shares in all parties' answers; return the results, int64 (images, ...), sign-extended.
+    """Return the results in the parties' answers to a request, int64 (images, ...): the sums of their shares.
 
-    Raises InputError for malformed answers.
+    answers: one from each party. images: how many the request has. service: the parties' description. Negative sums are
+    sign-extended. Raises InputError for malformed answers.
     """
     head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:

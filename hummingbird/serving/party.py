@@ -41,7 +41,7 @@ _LOOK = 1.0  # seconds between two checks whether a caller is still connected
 
 
 def figures_of(program: ServiceProgram) -> Figures | None:
-    """Return an object that counts a party's figures for the program's metrics; None if it shows none."""
+    """Return an object that counts what a party does, in the program's metrics; None if the program shows none."""
     if program.metrics is None:
         return None
     from hummingbird.serving.figures import Figures  # needs prometheus-client
@@ -68,10 +68,10 @@ def join(
     Takes a few rounds. private: a net that is set up in the session. shape: shape of one image; for a net with several
     inputs, one for each. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py).
     most: most images of a batch, and of a request. wait: seconds for which a request may wait for others to share its
-    batch. tls: for the parties' second channel, as in `init`. limits: bounds on the queued requests. grace: seconds for
-    waiting requests when the service is to end. figures: an object that counts what this party does. restocked: called
-    when `Party.stocked` has changed. Raises errors of `plan.describe`, AgreementError if parties or lanes differ in
-    these options, and PeerError.
+    batch. tls: certificates for the parties' channel of reports on requests, as in `init`. limits: bounds on the queued
+    requests. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
+    None: nothing is counted. restocked: called when it has changed whether some lane has material.
+    Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
     if session.lane:
@@ -101,7 +101,10 @@ def join(
 
 
 class Party:
-    """Lane 0 of a party, in one session: it answers clients, and runs batches."""
+    """Lane 0 of a party, in one session: it answers clients, and runs batches.
+
+    worker: computes the batches. dispatcher: holds the requests. lane_server: the connections to other lanes.
+    """
 
     def __init__(self, worker: Worker, dispatcher: LocalDispatcher, lane_server: LaneServer) -> None:
         self._worker, self._dispatcher, self._lane_server = worker, dispatcher, lane_server
@@ -109,7 +112,7 @@ class Party:
 
     @property
     def counts(self) -> Counts:
-        """The numbers of batches and images that all lanes of this party have computed."""
+        """How many batches and images all lanes of this party have computed, as `Counts`."""
         return self._dispatcher.counts
 
     @property
@@ -118,10 +121,10 @@ class Party:
         return self._dispatcher.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        """Serve the method Ask: wait until a request is computed, and return this party's part of the answer.
+        """Answer a call of the method Ask: wait until the request is computed; return this party's part of the answer.
 
-        message: this party's part of the request. Raises errors of `Request.read`, of `RequestQueue.put`, and those
-        with which party 0 drops a request.
+        message: this party's part of the request. context: gRPC's, of the call. Raises InputError for a malformed
+        request, errors of `RequestQueue.put`, and those with which party 0 drops a request.
         """
         request, began = Request.read(message, self.service, self.rank), time.monotonic()
         note(context, request=request.id.hex())
@@ -140,21 +143,24 @@ class Party:
         raise entry.outcome.with_traceback(None)
 
     def end(self) -> None:
-        """Refuse new requests from now on, and end the service once the queued requests are answered.
+        """Begin to end the service, at all parties: refuse new requests, and let the lanes compute those that wait.
 
-        `run` then returns at all parties, after `grace` seconds at the latest. May be called from any thread, but not
-        from a signal handler.
+        `run` then returns, after `grace` seconds (of `join`) at the latest. May be called from any thread, but not from
+        a signal handler.
         """
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Refuse waiting requests for this reason, and close the parties' second channel; may be called twice."""
+        """Refuse waiting requests, and close the parties' channel for reports on requests; may be called twice.
+
+        reason: the error that clients get; None: that the service has stopped.
+        """
         self._dispatcher.close(reason)
 
     def run(self) -> None:
-        """Run batches until `end` is called.
+        """Run batches until the service ends, which a call of `end` at any party brings about.
 
-        After an error of the net's run, or PeerError, refuse the waiting requests.
+        After an error of the net's run, or PeerError, waiting requests are refused, and the error is raised.
         """
         try:
             self._worker.run(self._dispatcher)
@@ -169,22 +175,25 @@ class Party:
 
 
 class Lane:
-    """A lane other than 0 of a party, which runs batches; no client reaches it."""
+    """One lane of a party other than lane 0, in one session: it runs batches. No client connects to it.
+
+    worker: computes the batches. dispatcher: passes its questions to lane 0.
+    """
 
     def __init__(self, worker: Worker, dispatcher: RemoteDispatcher) -> None:
         self._worker, self._dispatcher = worker, dispatcher
         self.counts, self.stocked = Counts(), True  # lane 0 counts for all lanes
 
     def end(self) -> None:
-        """End the service, as `Party.end` does."""
+        """Begin to end the service: lane 0 hears of it, refuses new requests, and lets the waiting ones finish."""
         self._dispatcher.end()
 
     def close(self, reason: HummingbirdError | None = None) -> None:
-        """Tell lane 0 why this lane ends, and disconnect; may be called twice."""
+        """Tell lane 0 for what reason this lane ends, and disconnect from it; may be called twice."""
         self._dispatcher.fail(reason or PeerError("it ended"))
 
     def run(self) -> None:
-        """Run batches until the service ends, and leave lane 0; on an error tell lane 0 why."""
+        """Run batches until the service ends, then take leave of lane 0. After an error lane 0 is told."""
         try:
             self._worker.run(self._dispatcher)
             self._dispatcher.bye()
@@ -199,10 +208,11 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """The methods Describe and Ask of a service, which pass calls on to a `Party`, or refuse them while there is none.
+    """The methods Describe and Ask by which clients reach a party; they outlive the party's sessions.
 
-    ready: called at every change with whether there is a party that takes requests and has material. In a process with
-    a `Lane` there is no server, and no call comes.
+    A call is passed on to the current `Party`, or refused while there is none. ready: called at every change with
+    whether there is a party that takes requests and has material. In a process with a `Lane` there is no server, and no
+    call comes.
     """
 
     def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
@@ -211,22 +221,25 @@ class Methods:
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
     def open(self, party: Party | Lane) -> None:
-        """Pass calls on to `party` from now on, and report whether it takes requests and has material (`look`)."""
+        """Pass clients' calls on to `party` from now on.
+
+        Also calls `ready` with whether the party takes requests and has material.
+        """
         self.party = party
         self.look()
 
     def look(self) -> None:
-        """Call `ready` with whether there is, at this moment, a party that takes requests and has material."""
+        """Call `ready` with whether there is now a party that takes requests and has material."""
         party = self.party
         self._ready(party is not None and party.stocked and not self._draining)
 
     def shut(self, reason: UnavailableError) -> None:
-        """Refuse all calls from now on, for this reason."""
+        """Refuse all calls of clients from now on. reason: the error that they get."""
         self.party, self._reason = None, reason
         self.look()
 
     def drain(self) -> bool:
-        """Let the party answer its queued requests and then end; return whether there is a party."""
+        """Let the current party answer its queued requests and then end; return whether there is a party."""
         self._draining = True
         self.look()
         party = self.party
@@ -235,7 +248,7 @@ class Methods:
         return party is not None
 
     def handlers(self) -> dict[str, Method | Brief]:
-        """Return the methods, by name, for `rpc.server.ServiceProgram.serve`."""
+        """Return the methods Describe and Ask, by name, as `rpc.server.ServiceProgram.serve` takes them."""
         return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
 
     def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:

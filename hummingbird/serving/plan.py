@@ -36,8 +36,7 @@ from hummingbird.version import VERSION
 
 
 class ServedTable:
-    """The table of a service with lookups, at one of its two parties: it gives shares of the rows that clients' keys
-    select.
+    """The table of a service with lookups, at one of its two parties: gives shares of rows that clients' keys select.
 
     table: floating point (rows, dim), held in memory with 8 bytes for each number. Raises ConfigError unless the
     session has two parties and no store; InputError for numbers beyond the ring's range.
@@ -58,15 +57,15 @@ class ServedTable:
 
     @property
     def digest(self) -> str:
-        """The fingerprint of the rows, hexadecimal."""
+        """The fingerprint of this table's rows, hexadecimal; both parties must have the same."""
         return self._server.state.digest.hex()
 
     def close(self) -> None:
-        """Release the table; may be called twice."""
+        """Release this table's memory; may be called twice."""
         self._server.close()
 
     def inputs(self, requests: Sequence[Request], service: ServiceDescription) -> list[Tensor]:
-        """Return this party's shares of the net's inputs for each request, int64 (images, values).
+        """Return a list with this party's shares of the net's inputs for each request, int64 (images, values).
 
         An image's values are the shares of the table's rows that its keys select, and then the client's shares of the
         weights. Some keys select a row times -1; the client has then changed the sign of that row's weight.
@@ -92,7 +91,7 @@ def describe(
     name: str,
     rows: ServedTable | None = None,
 ) -> ServiceDescription:
-    """Return the description of a service that answers with this net.
+    """Return the description by which clients know a service that answers with the net `private`.
 
     shape: of one image; for a net with several inputs, one for each. most: most images of a batch. name: the session's
     name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. The most
@@ -160,9 +159,10 @@ def describe(
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """Return the descriptions of the net's inputs, with the shapes of one image that the caller gives.
+    """Return the name and the shape for one image of each of the net's inputs, as `TensorSpec`s.
 
-    Raises InputError for shapes that are not those of the net.
+    private: the net. shape: of one image; for a net with several inputs, one for each. Raises InputError for shapes
+    that the net does not take.
     """
     shapes = shapes_of(shape)
     found = private.inputs
@@ -178,7 +178,10 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
 
 
 def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[TensorSpec, ...]:
-    """Return the inputs that clients send to a net of rows and weights, which are row numbers and the weights."""
+    """Return the two inputs that clients send to a service with lookups: row numbers, and the weights of these rows.
+
+    inputs: those of the net itself: rows and weights. rows: the table. Raises InputError if their shapes do not fit.
+    """
     shapes = [part.shape for part in inputs]
     if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
         what = f"inputs of shapes {shapes} do not fit a table of {rows.count:,} rows of {rows.dim}"
@@ -187,7 +190,10 @@ def _looked_up(inputs: tuple[TensorSpec, ...], rows: ServedTable) -> tuple[Tenso
 
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return the list of shapes in a caller's `shape`, which is one shape, or one for each input."""
+    """Return a list of shapes, one for each input of a net.
+
+    shape: one shape, or a sequence of shapes. Raises InputError for anything else.
+    """
     sizes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
     if odd := [part for part in sizes if not isinstance(part, (int, Sequence))]:
         raise InputError(f"a shape of {shown(odd[0])}", where="input", hint="whole numbers: (3, 32, 32) for one image")
@@ -195,16 +201,16 @@ def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int,
 
 
 def input_bits(plan: Sequence[PlanStep]) -> int:
-    """Return how many low bits of its private input the net reads."""
+    """Return how many low bits of its private input a net reads. plan: the steps of the net's plan."""
     place = next(place for place, step in enumerate(plan) if step.op == "input")
     return max(1, settle_rings(plan)[place])
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:
-    """Return how many low bits of the result's shares a client needs to know the result with its sign.
+    """Return how many low bits of the result's shares a client needs, to know the result with its sign.
 
-    They follow from the range of the last layer. If the last layer compares, its range bounds its inputs and not its
-    result, and the number is 64.
+    plan: the steps of the net's plan. The number follows from the range of the last layer. If the last layer compares,
+    its range bounds its inputs and not its result, and the number is 64.
     """
     scale = plan[-1].scale
     last = next((step.layer for step in reversed(plan) if step.layer is not None), None)

@@ -24,13 +24,13 @@ _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: the partie
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Limits on the requests that a party keeps.
+    """Limits on the requests and answers that a party keeps.
 
-    requests, bytes: waiting requests and the bytes of their messages, in all. requests_each, bytes_each: of these, one
-    client's. named: client -> its own limit in place of `requests_each`. answers, answer_bytes: answers that are kept
-    for clients that ask again. ids, ids_each: known ids in all and of one client; an id is known until 5 seconds
-    after its request's deadline. The last quarter of each bound is for clients that hold little
-    (`rpc.admission.Quota`).
+    requests, bytes: waiting requests, and the bytes of their messages, in all. requests_each, bytes_each: those of one
+    client. named: for some clients, a limit of their own in place of `requests_each`. answers, answer_bytes: answers
+    that are kept for clients that ask again. ids, ids_each: request ids that are known, in all and of one client; an id
+    is known until 5 seconds after its request's deadline. The last quarter of each bound is for clients that hold
+    little (`rpc.admission.Quota`).
     """
 
     requests: int = 512
@@ -46,9 +46,12 @@ class QueueLimits:
 
 @dataclass(eq=False, repr=False)
 class QueuedRequest:
-    """The entry of a request that a party holds or has held: the request, and its answer or its error (`outcome`).
+    """A party's entry for a request that it has received: the request, and later its outcome, an answer or an error.
 
-    owner: a text that tells the client from others. size: bytes of the message.
+    owner: a text that tells the client from others. digest: of the message. size: bytes of the message. ends: monotonic
+    time of the deadline. request: None once it is computed or dropped. done: set once there is an outcome. waiters: how
+    many calls wait for it. arrived, taken, finished: monotonic times of its arrival, of its batch's begin (None
+    before), and of its outcome.
     """
 
     owner: str
@@ -65,19 +68,19 @@ class QueuedRequest:
 
     @property
     def queued(self) -> float:
-        """Seconds from the request's arrival until it was put into a batch, or dropped."""
+        """Seconds from this request's arrival until it was put into a batch, or dropped."""
         return (self.finished if self.taken is None else self.taken) - self.arrived
 
     @property
     def computed(self) -> float:
-        """Seconds that the request's batch took to compute; 0 if the request was dropped."""
+        """Seconds that this request's batch took to compute; 0 if the request was dropped."""
         return 0.0 if self.taken is None else self.finished - self.taken
 
 
 class RequestQueue:
-    """The requests at one party, by id. Any thread may call any method.
+    """The requests that one party has received, by id, with their outcomes. Any thread may call any method.
 
-    arrived: called with the id and the entry of each new request, outside the lock.
+    limits: how much it keeps. arrived: called with the id and the entry of each new request.
     """
 
     def __init__(self, limits: QueueLimits, arrived: Callable[[bytes, QueuedRequest], None]) -> None:
@@ -96,9 +99,9 @@ class RequestQueue:
         """Add a request, or find the one with its id if it is known already; return its `QueuedRequest`.
 
         owner: a text that tells the client from others. message: the bytes from which `request` was read. now: the time
-        by `message.clock`; None: read the clock. Raises AccessError or InputError for an id that is known with another
-        client or other bytes, PeerError for a deadline that has passed, OverloadError beyond the limits, and the reason
-        given to `shut` or `fail`.
+        by `message.clock`; None: read the clock.
+        Raises AccessError or InputError for an id that is known with another client or other bytes, PeerError for a
+        deadline that has passed, OverloadError beyond the limits, and the error that was given to `shut` or `fail`.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
         left = request.deadline / 1e3 - (clock() if now is None else now)
@@ -143,7 +146,7 @@ class RequestQueue:
     # The thread that runs batches -----------------------------------------------------------------------------------
 
     def take(self, id: bytes) -> Request | None:
-        """Return the request with this id, and note that its computation begins; None if it is not held here."""
+        """Return the request `id`, whose computation begins now; None if this party does not hold it."""
         with self._lock:
             entry = self._entries.get(id)
             if entry is None or entry.request is None:
@@ -152,9 +155,10 @@ class RequestQueue:
             return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> QueuedRequest | None:
-        """Give a request its outcome, the answer's bytes or the error by which it is refused; return its entry.
+        """Give the request `id` its outcome, so that calls that wait for it return; return its entry.
 
-        Does nothing, and returns None, if the request has an outcome already or is unknown.
+        outcome: the answer's bytes, or the error by which the request is refused. Does nothing, and returns None, if
+        the request has an outcome already or is unknown.
         """
         with self._lock:
             entry = self._entries.get(id)
@@ -171,22 +175,21 @@ class RequestQueue:
         return entry
 
     def leave(self, entry: QueuedRequest) -> bool:
-        """Note that one of the calls that wait for a request has ended.
+        """Note that one of the calls that wait for a request has ended; return whether the request is now abandoned.
 
-        Returns whether the request is now abandoned: no other call waits for it, and it has neither an answer nor an
-        error.
+        It is if no other call waits for it, and it has no outcome yet.
         """
         with self._lock:
             entry.waiters -= 1
             return entry.waiters == 0 and entry.outcome is None
 
     def shut(self, reason: HummingbirdError) -> None:
-        """Refuse new requests from now on, with this error."""
+        """Refuse new requests from now on, with the error `reason`; those that wait are still answered."""
         with self._lock:
             self._shut = reason
 
     def fail(self, reason: HummingbirdError) -> None:
-        """Refuse new requests from now on, and all waiting ones, with this error; kept answers remain."""
+        """Refuse all waiting requests and all new ones, with the error `reason`; answers that are kept remain."""
         self.shut(reason)
         with self._lock:
             waiting = [id for id, entry in self._entries.items() if entry.outcome is None]
@@ -195,12 +198,12 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of requests without an outcome."""
+        """How many requests have no outcome yet."""
         with self._lock:
             return self._requests.taken
 
     def _forget(self) -> None:
-        """Forget the requests that have an outcome, with their ids, once their deadlines have passed."""
+        """Forget answered and refused requests, with their ids, some seconds after their deadlines."""
         now, kept = time.monotonic(), []
         while self._ends and self._ends[0][0] < now:
             _, id = heapq.heappop(self._ends)
@@ -213,7 +216,7 @@ class RequestQueue:
             heapq.heappush(self._ends, item)
 
     def _forget_answers(self) -> None:
-        """Drop the oldest answers beyond the limits, but none for which a call is still waiting."""
+        """Drop the oldest answers until the limits hold, but no answer for which a call still waits."""
         limits, count, size = self.limits, len(self._answered), self._answer_bytes
         going = []
         for id, octets in self._answered.items():

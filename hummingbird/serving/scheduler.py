@@ -31,7 +31,7 @@ _LOOK = 0.01  # seconds after which a lane reports its room anew while a request
 
 
 class Action(enum.IntEnum):
-    """The decision on a request: to run it, or the reason why it is dropped."""
+    """The decision on a request: to run it, or the reason for which it is dropped."""
 
     RUN = 0
     MISSING = 1  # party `detail` did not receive it in time
@@ -42,9 +42,10 @@ class Action(enum.IntEnum):
 
 
 class Decision(NamedTuple):
-    """One row of party 0's list: what is decided on a request.
+    """The decision of party 0 on one request, as all parties get it.
 
-    id: of the request. detail: a number that explains the action, see `Action`.
+    id: of the request. action: to run it, or why it is dropped. detail: a number that explains the action, such as a
+    party's rank (`Action`).
     """
 
     id: bytes
@@ -53,7 +54,10 @@ class Decision(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A party's report on a request that it holds: number of images, digest of its client, seconds to its deadline."""
+    """A party's report to party 0 on a request that it holds.
+
+    images: how many it has. owner: a digest of its client. left: seconds to its deadline.
+    """
 
     images: int
     owner: int
@@ -73,18 +77,18 @@ class _Held:
 
     @property
     def until(self) -> float:
-        """The time at which the request is dropped if it does not run before then."""
+        """The monotonic time at which this request is dropped if it has not run before."""
         return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
 class Scheduler:
-    """Decides at party 0 which requests all parties run next, and which they drop.
+    """Decides, at party 0, which requests all parties run next, and which they drop.
 
-    Every method may be called from any thread, `next` by one thread for each lane. most: most images of a batch. wait:
-    seconds for which a request waits for others to share its batch. alone: whether each batch is one request (nets that
-    compute images together). patience: seconds for which a request waits for material, where `deal --keep` fills the
-    stores again. sending: returns, for a number of images, the seconds within which a client must have sent a request
-    of this size to all parties.
+    parties: their number. most: most images of a batch. wait: seconds for which a request waits for others to share its
+    batch. alone: whether each batch is one request, for nets that compute images together. lanes: of each party.
+    patience: seconds for which a request waits for material, where `deal --keep` fills the stores again. sending: for a
+    number of images, returns the seconds within which a client must have sent such a request to all parties. Every
+    method may be called from any thread, `next` by one thread for each lane.
     """
 
     def __init__(
@@ -111,7 +115,10 @@ class Scheduler:
         self._turn = 0  # `turn` of the request that ran last
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
-        """Note that party `rank` holds a request, as its claim says."""
+        """Note that party `rank` holds the request `id`; once all parties hold it, it may run.
+
+        claim: what the party says of the request. It must be equal at all parties, but for the seconds.
+        """
         now = time.monotonic()
         with self._changed:
             first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
@@ -126,7 +133,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
-        """Drop a request, because its client has disconnected from a party and could not add up the answer."""
+        """Mark the request `id` as one to drop: its client has left one of the parties, and lacks its answer."""
         with self._changed:
             held = self._held.get(id)
             if held is not None:
@@ -134,23 +141,23 @@ class Scheduler:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make `next` return at once, once for every lane: a call that waits now, or else the lane's following call."""
+        """Make `next` return soon, once for every lane: a call that waits now, or else the lane's following call."""
         with self._changed:
             self._awake = set(self._rooms)
             self._changed.notify_all()
 
     @property
     def empty(self) -> bool:
-        """Whether no party holds an undecided request."""
+        """Whether there is no request, at any party, on which this scheduler has not decided."""
         with self._changed:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """Return the next decisions for a lane: requests to drop, then the requests to run as one batch.
+        """Return the next decisions for a lane, a list: requests to drop, then the requests to run as one batch.
 
-        Returns [] after `idle` seconds in which nothing was to drop or to run, or when the lane is to report its
-        material again. idle: 0 while the lane is still computing. room: how many images the lane has material for; a
-        call reports it.
+        The list is empty if nothing was to be decided for `idle` seconds, after `wake`, or if the lane is to report its
+        material again. idle: 0 while the lane is still computing. lane: its number. room: how many images it has
+        material for; each call reports this.
         """
         ends = time.monotonic() + idle
         with self._changed:
@@ -170,16 +177,16 @@ class Scheduler:
                 self._waiting.discard(lane)
 
     def _outdated(self, lane: int, now: float) -> bool:
-        """Return whether a lane is to report its material again, which may have grown since its last report.
+        """Return whether a lane is to report its material again, because it may have more than in its last report.
 
-        It is to report if some request waits because no lane has enough material: once if the request came after the
-        lane's last report, and again each `_LOOK` seconds if `deal --keep` fills the stores.
+        So it is if some request waits because no lane has enough material: once if the request came after the lane's
+        last report, and again each `_LOOK` seconds if `deal --keep` fills the stores. now: monotonic time.
         """
         said, lacking = self._said[lane], self._lacking()
         return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
 
     def _lacking(self) -> list[_Held]:
-        """Return the requests that all parties hold but for which no lane has reported enough material."""
+        """Return what is known of the requests that all parties hold but no lane has enough material for, as a list."""
         largest = max(self._rooms.values())
         return [held for id in self._ready if (held := self._held[id]).images > largest]
 
@@ -188,10 +195,11 @@ class Scheduler:
         return _LOOK if self._patience else math.inf
 
     def _line_up(self, id: bytes, held: _Held) -> None:
-        """Put a request that all parties hold into the queue, so that no client with many images delays the others.
+        """Put a request that all parties hold into the queue, at its fair place.
 
-        Ahead of it are its client's earlier requests, and of each other client at most as many images as its client has
-        up to this request (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        id: of the request. held: what is known of it. Ahead of it are its client's earlier requests, and of each other
+        client at most as many images as its own client has up to this request (fair queueing: Golestani, "A
+        self-clocked fair queueing scheme", INFOCOM 1994). So no client with many images delays the others.
         """
         waiting = [self._held[other] for other in self._ready]
         own = (other.turn for other in waiting if other.owner == held.owner)
@@ -209,9 +217,10 @@ class Scheduler:
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
-        """Take as many requests from the head of the queue as make a batch; return the decisions to run them.
+        """Take requests for one batch from the head of the queue; return the decisions to run them.
 
-        lane: the lane that is to compute the batch. fitting: ids of the requests that this lane has material for.
+        lane: the lane that is to compute the batch. fitting: ids of the requests that this lane has material for, in
+        order.
         """
         out: list[Decision] = []
         images = 0
@@ -253,7 +262,7 @@ class Scheduler:
         """Return whether a request must be dropped because no lane has enough material for it.
 
         This is so if every lane has reported its material after the request had waited `patience` seconds, and no
-        report has enough. held: the request. now: the time.
+        report has enough. held: what is known of the request. now: monotonic time.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
         return told and held.images > max(self._rooms.values())
@@ -266,9 +275,9 @@ class Scheduler:
             del self._dropped[id]
 
     def _alarm(self, lane: int, fitting: list[bytes]) -> float:
-        """Return the time at which a lane must decide next, even if no request and no report arrives before.
+        """Return the monotonic time at which `next` must decide for a lane, even if nothing arrives before.
 
-        lane: its number. fitting: ids of the requests that the lane has material for.
+        lane: its number. fitting: ids of the requests that the lane has material for, in order.
         """
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []
@@ -276,7 +285,10 @@ class Scheduler:
 
 
 def error_of(action: Action, detail: int) -> HummingbirdError:
-    """Return the error that the client of a dropped request gets. detail: the decision's number, see `Action`."""
+    """Return the error that the client of a dropped request gets.
+
+    action: why it was dropped. detail: the number in the decision, such as the rank of a party that lacks the request.
+    """
     if action == Action.MISSING:
         hint = "send every party its part at once; are all their addresses right, and is the link to each fast enough?"
         return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)

@@ -38,12 +38,12 @@ _LOOK = 0.1  # seconds between two checks whether the party is to end
 
 
 class ReconnectLoop:
-    """The loop of the main thread of a serving process: `run` serves in one session after another.
+    """The loop of a serving process's main thread: it serves in one session of the parties after another.
 
-    methods: the methods that clients call. begin: joins a session, converts the net, and returns this process's `Party`
-    or `Lane`. told: a flag that a signal handler sets when this party is to end. begun: called in every session, as
-    soon as it takes requests of clients. interrupted: called with the reason why a session has ended, or could not
-    begin.
+    So a party that is lost may come back, and clients find the service again. methods: the methods that clients call.
+    begin: joins a session, converts the net, and returns this process's `Party` or `Lane`. told: a flag that a signal
+    handler sets when this party is to end. begun: called in every session, as soon as it takes requests of clients.
+    interrupted: called with the reason, as text, why a session has ended, or could not begin.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ReconnectLoop:
         self.count, self.counts = 0, Counts()  # number of sessions; batches of all of them
 
     def run(self) -> None:
-        """Serve until this party is to end and its waiting requests are answered.
+        """Serve in sessions until this party is told to end and its waiting requests are answered.
 
-        Raises any error but the failure of another party or of the dealer, after which it meets the others again.
+        After the failure of another party or of the dealer it meets the others again. Raises any other error.
         """
         over = Flag()
         usher = threading.Thread(target=self._usher, args=(over,), name="hummingbird-usher", daemon=True)
@@ -76,8 +76,8 @@ class ReconnectLoop:
     def _usher(self, over: Flag) -> None:
         """Wait, on a thread, until this party is told to end; then let it answer its queued requests and end.
 
-        If the party does not serve yet, but waits for the other parties in a session, that session is aborted. over: a
-        flag, set when `run` ends, which ends this function too.
+        If it waits for other parties instead of serving, the session that is being made is aborted. over: a flag, set
+        when `run` ends, which ends this thread too.
         """
         while not over.wait(_LOOK):
             if not self._told.is_set():
@@ -105,10 +105,10 @@ class ReconnectLoop:
             self._told.wait(pause)
 
     def _live(self) -> None:
-        """Serve in one session, from joining it to leaving it; clients' calls are refused afterwards.
+        """Serve in one session, from joining it to leaving it; afterwards clients' calls are refused.
 
-        Returns without an error if a party, this one or another, was told to end; the parties that remain then wait
-        until it comes back. Raises the error if the session failed.
+        Returns if a party, this one or another, was told to end. Raises the error if the session failed. `run` then
+        begins the next session, for which the parties wait until all are back.
         """
         party = None
         try:
@@ -131,7 +131,7 @@ class ReconnectLoop:
 
 
 def _say(text: str) -> None:
-    """Write a line in one call: several parties may share a terminal."""
+    """Write a line about this party to stderr, in one call, as several parties may share a terminal."""
     sys.stderr.write(f"[{launch.name()}] {text}\n")
     sys.stderr.flush()
 
@@ -206,6 +206,6 @@ def serve(
 
 
 def _drain(program: ServiceProgram, methods: Methods) -> None:
-    """Wait, on a thread, until the program is to end; then let the party answer its queued requests and end."""
+    """Wait, on a thread, until the program is told to end; then let the party answer its queued requests and end."""
     program.wait()
     methods.drain()

@@ -47,10 +47,10 @@ _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party 
 
 @dataclass(eq=False, repr=False)
 class _Batch:
-    """Requests that are computed together.
+    """Requests that are computed together in one run of the net.
 
-    counts: images of each request. works: the slices of the batch, ready to be run. padding: rows of these slices that
-    hold no image. outputs: the results so far, by number of the slice.
+    ids: of the requests. counts: images of each request. works: the slices of the batch, ready to be run. padding: rows
+    of these slices that hold no image. outputs: the results so far, by number of the slice.
     """
 
     ids: Sequence[bytes]
@@ -61,12 +61,12 @@ class _Batch:
 
 
 class Batches:
-    """Runs batches of requests through the private net at one party.
+    """Runs batches of requests through the private net, at one lane of a party.
 
-    Every party makes the same calls in the same order. poll: a function that asks party 0 for further requests without
-    waiting, and may call `add`. done: called for each computed batch with its requests' ids, the number of images of
-    each request, the padding (rows of its slices that hold no image), and this party's share of the results, int64
-    (images, ...).
+    Every party makes the same calls in the same order. private: the net. poll: asks party 0 for further requests
+    without waiting, and may call `add`. done: called for each computed batch with four arguments: its requests' ids,
+    the number of images of each request, the padding (rows of its slices that hold no image), and this party's share of
+    the results, int64 (images, ...).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batches:
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
         """Put a batch of requests into the queue of batches to run; the making of its material begins now.
 
-        ids: of the requests. shares: for each request this party's shares of the net's input, int64 (images, ...).
+        ids: of the requests. shares: for each request, this party's share of the net's input, int64 (images, ...).
         """
         x = torch.cat(list(shares)).to(self._session.device)
         works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
@@ -97,29 +97,29 @@ class Batches:
             self._make_ahead(len(x))
 
     def run(self) -> None:
-        """Run the queued batches, and batches that `poll` adds meanwhile, until there are none.
-
-        Raises errors of a run of the net.
-        """
+        """Run the queued batches, and those that `poll` adds, until there are none. Raises errors of the run."""
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             interleave.Interleave().run([self._work] * self._at_work)
 
     @property
     def _full(self) -> bool:
-        """Whether the queued batches are so full that more requests are likely to wait at party 0."""
+        """Whether the queued slices are so full that more requests are likely to wait at party 0."""
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Let the dealer make the material for one image in advance; called while there is nothing to compute."""
+        """Let the dealer make the material for one image in advance, so that a lone request need not wait for it.
+
+        Called while there is nothing to compute.
+        """
         self._make_ahead(1)
 
     def _make_ahead(self, images: int) -> None:
-        """Ask the dealer for the material of one slice with this number of images before a batch needs it.
+        """Ask the dealer to make the material of one slice before a batch needs it.
 
-        Does nothing if this material was asked for already, if its shares are large (`_AHEAD_BYTES`), before such a
-        slice has run, or if material comes from a store.
+        images: how many the slice has. Does nothing if this material was asked for already, if its shares are large
+        (`_AHEAD_BYTES`), before any batch has run, or if material comes from a store.
         """
         if self._image is not None and self._session.dealer.slice_shape is None:
             shape = (images, *self._image)
@@ -128,10 +128,9 @@ class Batches:
                 self._ahead[shape] = material
 
     def _work(self) -> None:
-        """Run slices from the queue, one after another.
+        """Run slices from the queue, one after another, as one of several interleaved computations.
 
-        Several computations do this interleaved. One returns when the queue is empty, or after a slice if all others
-        have returned.
+        Returns when the queue is empty, or after a slice if all other computations have returned.
         """
         while True:
             if not self._queue:
@@ -165,9 +164,10 @@ class Batches:
 
 
 class ZeroShares:
-    """A party's source of shares of zero; all parties call `share` with the same shapes in the same order.
+    """A party's source of shares of zero: random numbers that add up to 0 over all parties.
 
-    The constructor takes 1 round over the session's channel; `share` takes none.
+    All parties call `share` with the same shapes in the same order. Making it takes 1 round over the session's channel;
+    `share` takes none.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -183,7 +183,7 @@ class ZeroShares:
             self._streams.append((1 if channel.rank == low else -1, Stream(seed)))
 
     def share(self, *shape: int) -> Tensor:
-        """Return this party's fresh share of zeros of this shape, int64."""
+        """Return this party's share of zeros, fresh random numbers, int64 of this shape."""
         total = torch.zeros(shape, dtype=torch.int64)
         for sign, stream in self._streams:
             total += sign * stream.words(*shape)
@@ -197,11 +197,12 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 
 
 class Worker:
-    """Runs batches at one lane of a party, with a private net that is set up in the lane's session.
+    """Runs batches at one lane of a party, with the private net: it carries out party 0's decisions on requests.
 
-    The constructor takes 2 rounds with the same lane of all other parties. Raises AgreementError if another party has
-    another service, DealerError if the lane's store is for another net, and ConfigError if it is for images of another
-    shape.
+    private: a net that is set up in the lane's session. service: the description of what is served. rows: the table of
+    a service with lookups, or None. Making it takes 2 rounds with the lanes of the same number at all other parties.
+    Raises AgreementError if another party has another service, DealerError if the lane's store is for another net, and
+    ConfigError if it is for images of another shape.
     """
 
     def __init__(
@@ -230,13 +231,14 @@ class Worker:
 
     @property
     def slots(self) -> float:
-        """Unused slots of this lane's store; NaN with a dealer."""
+        """How many slots of this lane's store are unused; NaN with a dealer."""
         return math.nan if self._store is None else self._store.slots_left
 
     def run(self, dispatcher: Dispatcher) -> None:
-        """Run the batches that party 0's lists of decisions name, until the last list.
+        """Run the batches that party 0 decides on, until its last list of decisions.
 
-        Raises errors of the net's run and the dispatcher, and PeerError.
+        dispatcher: gives the decisions and requests, and takes the answers. Raises errors of the net's run and of the
+        dispatcher, and PeerError.
         """
         self._dispatcher = dispatcher
         try:
@@ -254,9 +256,9 @@ class Worker:
                 self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
-        """Agree with the other parties on the next list of decisions, and carry it out; return its length.
+        """Get the next list of party 0's decisions, as all parties do now, and carry it out; return its length.
 
-        Party 0 gets the list from the scheduler and sends it; the other parties receive it. idle: seconds that party 0
+        Party 0 gets the list from its scheduler and sends it; the other parties receive it. idle: seconds that party 0
         waits for a decision.
         """
         if self._last:  # at all parties alike, though other computations may still be under way
@@ -280,34 +282,38 @@ class Worker:
         return len(decisions)
 
     def _inputs(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Return this party's shares of the net's input, int64 (images, ...), for each request."""
+        """Return a list with this party's share of the net's input for each request, int64 (images, ...).
+
+        For a service with lookups the rows are looked up here.
+        """
         if self._rows is not None:
             return self._rows.inputs(requests, self._service)
         return [request.words(self._service, self._session.rank) for request in requests]
 
     @property
     def _room(self) -> float:
-        """Number of images that this lane has material for: those of its store's unused slots; infinity with a dealer.
+        """How many images this lane has material for: those of its store's unused slots; infinity with a dealer.
 
-        Images of requests whose decisions are just being sent no longer count.
+        Slots for decisions that are just being sent no longer count.
         """
         if self._store is None:
             return math.inf
         return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
 
     def _dated(self, decision: Decision) -> Decision:
-        """Return the decision; if it drops a request for lack of material, with the milliseconds until there may be
-        more.
+        """Add to a decision when to ask again, if it drops a request for lack of material; return the decision.
+
+        The time, in milliseconds, is that after which the store may have more material.
         """
         if decision.action != Action.LOW or self._store is None:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
-        """Give the dispatcher the answers to a batch's requests: this party's share of results, plus a share of zero.
+        """Give the dispatcher this party's answers to a batch's requests: its shares of results, plus shares of zero.
 
         ids, counts: the requests, and how many images each has. padding: rows of the batch's slices that hold no image.
-        share: int64 (images, ...), for all requests.
+        share: of all results, int64 (images, ...). The share of zero hides what results' shares say beside their sum.
         """
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
