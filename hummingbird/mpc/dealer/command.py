@@ -154,7 +154,7 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
 
 
 def _forget_ended() -> None:
-    """Clean up after the dealer processes of earlier sessions that have ended: reap them, and remove their directories."""
+    """Clean up after dealers of earlier sessions that have ended: reap the processes, remove their directories."""
     for pair in list(_spawned):
         process, clean_up = pair
         if process.poll() is not None:

@@ -190,7 +190,7 @@ class _Writer:
     def add(self, made: Sequence[Tensor]) -> None:
         """Write the corrections of the region's next request, one of those whose corrections go to this party.
 
-        made: one tensor for each derived field of the request.
+        made: the corrections, one tensor for each field that the dealer derives from the request's uniform ones.
         """
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))

@@ -130,7 +130,10 @@ def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
 
 
 def checksums_digest(checksums: bytes) -> str:
-    """Return the digest that a header holds of the file of checksums, as hexadecimal text. checksums: the file's bytes."""
+    """Return the digest that a header holds of the file of checksums, as hexadecimal text.
+
+    checksums: the file's bytes.
+    """
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 

@@ -109,7 +109,10 @@ def set_folder(root: Path, number: int) -> Path:
 
 
 def numbers(root: Path) -> list[int]:
-    """Return the numbers of the sets that have a folder in the kept store at `root`, ascending: the order of their use."""
+    """Return the numbers of the sets that have a folder in the kept store at `root`, ascending.
+
+    The parties use the sets in this order.
+    """
     names = [entry.name.removeprefix(_SET) for entry in os.scandir(root) if entry.name.startswith(_SET)]
     return sorted(int(name) for name in names if name.isdecimal())
 

@@ -267,7 +267,10 @@ class KeptStore:
                 self._leaving.remove(store)
 
     def close(self) -> None:
-        """Release all sets that this party holds, and erase those that are used up. Never raises; may be called twice."""
+        """Release all sets that this party holds, and erase the ones that are used up. Never raises.
+
+        May be called twice.
+        """
         with contextlib.suppress(DealerError):
             self.sweep()
         self._supplies.close("the store is closed")

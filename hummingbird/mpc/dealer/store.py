@@ -106,7 +106,7 @@ class StoreDealer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts about this store, a text for each name, which must be equal at all parties; the parties compare them."""
+        """Facts about this store, a text for each name. They must be equal at all parties, which compare them."""
         header = self.header
         return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
 
@@ -116,7 +116,7 @@ class StoreDealer:
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Skip all slots before `slot`, as another party has used them. Call this before any slot is reserved or made."""
+        """Skip all slots before `slot`, as another party has used them. Call this before a slot is reserved or made."""
         assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
