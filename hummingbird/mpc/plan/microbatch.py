@@ -16,7 +16,7 @@ ELEMENT_BYTES = 200  # memory for each value: a table of 32 bytes, ten words of 
 
 
 def in_flight(device: torch.device) -> int:
-    """Return how many slices run interleaved (channel/interleave.py) on a device.
+    """Return how many slices of a batch run interleaved on a device: one computes while the messages of others travel.
 
     The number follows from the device's type alone, which is the same at all parties.
     """
@@ -24,7 +24,7 @@ def in_flight(device: torch.device) -> int:
 
 
 class Slice(NamedTuple):
-    """The images from `start` to `start + images` - 1 of a batch, padded with zeros to `shape`."""
+    """A part of a batch that runs at once: images `start` to `start + images` - 1, padded with zeros to `shape`."""
 
     start: int
     images: int
@@ -42,9 +42,9 @@ class Slice(NamedTuple):
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
-    """Cut a batch of this shape into slices within `SLICE_BYTES`, of equal size but for the last.
+    """Cut a batch of this shape into slices that fit into `SLICE_BYTES` of memory, of equal size but for the last.
 
-    largest: the breadth of the batch's largest layer, in values.
+    largest: how many values the batch's largest layer works on at once.
     most: the most images in a slice; None for no limit.
     """
     fitting = max(1, min(SLICE_BYTES * shape[0] // max(1, largest * ELEMENT_BYTES), most or shape[0]))
@@ -62,7 +62,10 @@ def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
 
 
 def join(outputs: Sequence[Shared], slices: Sequence[Slice]) -> Shared:
-    """The results of all slices, joined to the result of the batch."""
+    """Join the results of all slices to the result of the batch, without the padding, and return it.
+
+    outputs, slices: in the same order.
+    """
     if len(slices) == 1 and slices[0].images == slices[0].shape[0]:
         return outputs[0]
     shares = [out.share[: part.images] for out, part in zip(outputs, slices, strict=True)]

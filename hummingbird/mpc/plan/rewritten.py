@@ -109,9 +109,9 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 class Rewritten(NamedTuple):
-    """The steps of a net after all rewrites for private inference.
+    """The steps of a net after all rewrites for private inference, such as max poolings that move before ReLUs.
 
-    passed: for each max pooling, by name, the ReLUs before which it has moved.
+    passed: for each max pooling, by name, the names of the ReLUs before which it has moved.
     """
 
     steps: list[Step]
@@ -119,9 +119,12 @@ class Rewritten(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """Rewrite a net's steps for a protocol: masks of attention, small columns, max poolings and means of norms.
+        """Rewrite a net's steps for a protocol; return the new steps.
 
-        With "gmw" poolings and norms stay as they are: a moved pooling would need a rescaling.
+        Attention masks move into softmaxes, small columns of weights keep their precision, max poolings move before
+        ReLUs, and norms subtract their mean through the weights before them. With "gmw" poolings and norms stay as they
+        are: a moved pooling would need a rescaling.
+        protocol: "masked" or "gmw".
         private: the configuration of the conversion if weights are private, else None.
         """
         steps = hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
@@ -130,7 +133,7 @@ class Rewritten(NamedTuple):
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """Widen the windows of the poolings that were moved before ReLUs, as the new order needs.
+        """Widen the windows of the max poolings that moved before ReLUs, since they now compare values of both signs.
 
         Returns the configuration with these windows.
         """
