@@ -230,8 +230,9 @@ class Planner:
     def _form(self, index: int, step: Step, built: Built) -> str:
         """Choose the cheapest form of a step's inputs in which its result keeps the integer bits that later steps need.
 
-        index: of the step. built: its layer. Returns "as it is", "local" (each party rounds its share), "summed" (the
-            layer lifts sums) or "whole" (lifted to 64 bits). Raises ConfigError if no form keeps enough bits.
+        index, step, built: the step's index in the graph, the step, and its layer.
+        Returns "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+        64 bits). Raises ConfigError if no form keeps enough bits.
         """
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
