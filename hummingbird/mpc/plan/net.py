@@ -264,7 +264,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
-        """Run the net on CrypTen tensors; return its result. A session's first call checks the input, calls `set_up`.
+        """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.
 
         inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
             (`cryptensor`), public ones are plain tensors, as in the example.
@@ -386,7 +386,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """Return the public inputs of the slice `part`: its images' rows; all of an input that has no row per image."""
+        """Return the public inputs of the slice `part`: its images' rows; all of an input without one row per image."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
