@@ -108,7 +108,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the largest real value v for which d stays inside the window for every u, so that S(d) = d."""
+        """The least and the largest real value whose comparison stays in the window, whatever random number it has."""
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,9 +83,9 @@ LARGEST_CUT = 40  # bits
 
 
 def check_widths(value: int, factor: int, product: int, cut: int) -> None:
-    """Raise ValueError unless these widths allow a product z v / 2^cut mod 2^product.
+    """Raise ValueError unless a product of two opened numbers, less its lowest `cut` bits, can be found mod 2^product.
 
-    value, factor: the bits in which z and v are opened. cut: how many low bits of the product are cut off.
+    value, factor: in how many bits the two numbers are opened.
     """
     whole = product + cut
     narrow = cut > min(value, factor) or whole - min(value, factor) > 64 or value + factor > 61

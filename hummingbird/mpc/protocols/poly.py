@@ -139,10 +139,11 @@ TOGETHER = 2  # requests that one message serves: their shares stay in memory un
 
 
 def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
-    """Compute shares mod 2^bits of a table's function of x, scale `table.scale`, from shares of x; int64.
+    """Compute this party's share mod 2^bits of f(x), for the function f of a table; int64.
 
-    share: this party's share of x at scale `scale`, of any shape, right mod 2^(table.k + scale - table.fraction). |x|
-        <= table.most.
+    The result has `table.scale` bits of fraction.
+    share: its share of x, with `scale` bits of fraction, of any shape, right mod 2^(table.k + scale - table.fraction).
+        |x| <= table.most.
     Errors: `PolynomialTable.error`.
     Cost: `price`, table.k bits per value and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """

@@ -142,11 +142,13 @@ def relus(
     ring: int = 64,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
+    """Compute shares mod 2^ring of relu(z - t) for every public knot t, int64 (J, n), and of z less the first, (n,).
 
     z is x / 2^shift, for the value x that the parties share.
-    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each; t_0 is the first.
-    The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
+    share: this party's share of x mod 2^(k + shift), int64 (n,).
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m).
+    tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
+    Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
     own = plain(material.mask), plain(material.carry)
