@@ -14,7 +14,7 @@ from hummingbird.mpc.correlations.request import Request, shape
 
 
 class WordTripleShares(NamedTuple):
-    """Xor shares of words a and b, and of c = a & b."""
+    """A party's xor shares of uniform words a and b, and of c = a & b."""
 
     a: Tensor
     b: Tensor
@@ -48,7 +48,7 @@ class WordTriple(Request[WordTripleShares]):
 
 
 class SharedBitShares(NamedTuple):
-    """Shares of the same random bits: xor shares in 0/1 words, and additive shares in the ring."""
+    """A party's shares of random bits: xor shares, int64 words 0 or 1, and additive shares of the bits as numbers."""
 
     binary: Tensor
     arithmetic: Tensor
@@ -80,7 +80,7 @@ class SharedBit(Request[SharedBitShares]):
 
 
 class WrapShares(NamedTuple):
-    """Additive shares of r, and of how often the sum of these shares of r wraps."""
+    """A party's additive shares of random numbers r, and of how often the signed sum of all shares of r overflows."""
 
     r: Tensor
     wraps: Tensor

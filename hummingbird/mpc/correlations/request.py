@@ -246,7 +246,7 @@ class Request(ABC, Generic[Shares]):
         return {"kind": self.kind, "params": self.params}
 
     def __str__(self) -> str:
-        """Text of the request: equal requests have the same text, others do not.
+        """Return the request as a text: equal requests have equal texts, and others do not.
 
         A tuple and a list of JSON with the same entries count as equal.
         """
@@ -304,7 +304,8 @@ class ReceiverRotation:
 def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
     """Choose the requests of a run whose corrections go to party `rank`; return them in order.
 
-    requests: all requests of the run, from the first one on.
+    parties: how many there are.
+    requests: all requests of the run, from the first one on, since the receiver depends on all earlier ones.
     """
     turns = ReceiverRotation(parties).take(requests)
     return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]
@@ -379,7 +380,10 @@ def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
-    """Turn the corrections of a request into the receiver's shares of the derived fields, by name."""
+    """Turn the corrections of a request into the receiver's shares; return them by the name of the field.
+
+    corrections: one tensor for each derived field of the request, in the form in which it was sent.
+    """
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--threads`, the number of threads for `deal_on`."""
+    """Add the option `--threads`, the number of threads that compute dealt material, to a parser."""
     text = "threads that deal (default: one for each processor of this process)"
     parser.add_argument("--threads", type=count, metavar="N", help=text)
 

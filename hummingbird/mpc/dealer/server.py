@@ -63,7 +63,7 @@ class Used:
         self.spans: list[tuple[int, int]] = []
 
     def mark(self, first: int, count: int) -> None:
-        """Add the numbers first to first + count - 1.
+        """Add the numbers first to first + count - 1 to this set of used turns.
 
         Raises DealerError, and adds none of them, if one is in the set already.
         """

@@ -84,10 +84,10 @@ def reciprocal_at(span: int) -> float:
 
 
 def root_at(spread: int) -> float:
-    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2) if x + c is in [2^-spread, 1).
+    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2).
 
-    Left of 7/8 of 2^-spread the function continues as a cubic: at x + c = 0, where the parties' rounding can lead, it
-    is below 2.34 2^(spread / 2), for which a table has room.
+    That holds for x + c from 2^-spread to 1. Below 7/8 of 2^-spread the function continues as a cubic. At x + c = 0,
+    where the parties' rounding can lead, it is below 2.34 2^(spread / 2), for which a table has room.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -273,8 +273,8 @@ def choose(
     allowed: bound of the polynomials' error, as `fit_error` finds it; None: half a unit of the result, 2^-(scale + 1).
     least: None if `allowed` bounds the error itself; otherwise `allowed` bounds the error divided by max(|f(x)|,
         least).
-    widest: the most bits that choose a piece.
-    gain, stretch: as in `PolynomialTable`.
+    widest: the most bits of x that choose a piece.
+    gain, stretch: factors of the function's value and of its argument, as integers in units of 1 / GAIN.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed

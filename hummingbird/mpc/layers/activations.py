@@ -120,7 +120,7 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, and maybe a product.
+    """Layer for x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU.
 
     Let y = relu(x + 3) and z = relu(x - 3). If the comparison also gives squares (`Comparison.gives_squares`), the
     layer computes (y^2 - 3 y - z^2 - 9 z) / 6 + z from one opening. The opened values have 12 bits of fraction, so that

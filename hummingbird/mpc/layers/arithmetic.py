@@ -94,7 +94,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Turn public int64 numbers of units, 2^-16 each, into numbers that can be added to values of scale 2^16."""
+        """Turn public integers, int64 in units of 2^-16, into numbers that can be added to values of scale 2^16."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
@@ -102,8 +102,10 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
-        """Compute start + the sum over j of values[j] numbers[j] 2^-fraction, for public integers `numbers`.
+        """Compute start + the sum over j of values[j] numbers[j] 2^-fraction, and return it.
 
+        values: tensors of one shape, or one tensor with them along dimension 0.
+        numbers: public integers, as many as values.
         The result, like `start`, has `fraction` more bits of fraction than the values.
         """
 

@@ -109,12 +109,12 @@ class CostTensor(Arithmetic):
 
     @property
     def total(self) -> Cost:
-        """The cost of all operations so far."""
+        """The price of all operations of the formula so far."""
         return sum(self._paid, FREE)
 
     @property
     def breadth(self) -> int:
-        """The largest number of values compared at once."""
+        """The largest number of values that the formula has compared at once so far."""
         return max(self._compared, default=0)
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,8 @@ FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bo
 def room(bound: int) -> int:
     """Return the most bits of fraction that a constant may have so that a product with it fits the ring.
 
-    The constant is multiplied by a value of scale 2^16, and the product is below 2^bound as a real number.
+    The constant is multiplied by a value of scale 2^16.
+    bound: log2 of the largest magnitude of the product, as a real number.
     """
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 

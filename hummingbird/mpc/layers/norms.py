@@ -134,7 +134,7 @@ def range_serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def norm_sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """Compute the numbers of a norm (`NormSizes`) over rows of `length` values in a known range.
+    """Compute the numbers of bits and the table of a norm over rows of `length` values in a known range (`NormSizes`).
 
     center: whether the mean is subtracted.
     rows: the range in which variance + eps of every row lies; `range_serves` must hold for it.
@@ -230,10 +230,12 @@ class Thresholds(NamedTuple):
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose the thresholds with which a norm over rows of `length` values compares a row's sum of squares.
+    """Choose and return the thresholds with which a norm over rows of `length` values compares a row's squares.
 
-    eps: the number that the norm adds to the mean square. `Thresholds.least` is at most length * max(eps, 2^-20), so a
-        sum can be smaller only in a row with variance + eps below 2^-20.
+    A row's sum of squares is compared.
+    eps: the number that the norm adds to the mean square.
+    The `least` of the thresholds is at most length * max(eps, 2^-20). So a sum can be smaller only in a row with
+    variance + eps below 2^-20.
     Raises InputError if no thresholds fit.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1

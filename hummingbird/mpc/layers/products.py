@@ -63,10 +63,10 @@ class Multiply(Layer):
         ]
 
     def _right(self, read: int) -> int:
-        """Return how many low bits of the result's shares are right. read: how many of them later layers ask for.
+        """Return how many low bits of the product's shares are right: `read`, or fewer after an operand is rounded.
 
-        This is `read`, or fewer where rounding an operand leaves fewer right bits. A reader that shifts the result to
-        the left may ask for more bits than there are, as it counts them after the shift.
+        read: how many low bits later layers ask for. A layer that shifts the product to the left may ask for more bits
+            than there are.
         """
         cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
         return max(2, min(read, 64 - max(cut, default=0)))

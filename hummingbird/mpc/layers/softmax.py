@@ -240,10 +240,11 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's values x_i.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's n values x_i.
 
-        bits: c. The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits higher than that of the
-            x_i, if there are valid bits for that: by c for the factor 2^c, and by one for differences.
+        bits: c.
+        The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits above that of the layer's
+        window, as far as the shares have right bits: c for the factor 2^c, and one for differences.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

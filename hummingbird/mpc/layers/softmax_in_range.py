@@ -138,7 +138,11 @@ def serves(rows: Rows) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
-    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values; None if a table does not fit."""
+    """Compute the numbers of bits and the tables of a softmax over rows of `length` values (`SoftmaxSizes`).
+
+    rows: the rows' range.
+    Returns None if a table does not fit.
+    """
     spread = (length - 1).bit_length()
     stretch = round(2.0**spread / length * GAIN)
     least, most = (end * length / 2.0**spread for end in _ends(rows))
@@ -164,8 +168,9 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values. `serves` must hold for the rows.
+    """Compute the numbers of bits and the tables of a softmax over rows of `length` values (`SoftmaxSizes`).
 
+    rows: the rows' range; `serves` must hold for it.
     Raises InputError for rows of more than `LONGEST` values.
     """
     if not 0 < length <= LONGEST:

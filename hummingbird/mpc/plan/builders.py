@@ -67,11 +67,11 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
 
 
 def _spline_window(name: str, window: BitWindow) -> BitWindow:
-    """Return the window of a spline's comparisons, for values of the given window.
+    """Return the window of a spline's comparisons if its argument x is in the given window.
 
-    name: the spline's function. A spline compares x - t for each of its knots t, so its window has room for these
-        differences: the spline is right for every x of the given window, as a table is. The aim, which chooses between
-        the two, must not change that. The window's lowest bit is at most `FINE`.
+    name: the function's, as for `smooth_layer`.
+    A spline compares x - t for each of its knots t, so the window has room for these differences. Then the spline is
+    right for every x of the given window, as a table is. The window's lowest bit is at most `FINE`.
     """
     curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
@@ -292,7 +292,10 @@ def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
 
 
 def _defined(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
-    """Make the layer of a step that only moves values: the graph's own definition of its op, applied to the share."""
+    """Make the layer of a step that only moves values: it applies the graph's definition of the step's op to the share.
+
+    comparison, owner: not used.
+    """
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 

@@ -166,7 +166,7 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Find the steps with weights that read the net's inputs, or values as large as these; return the steps' indices.
+    """Find the steps whose weights multiply the net's inputs, or values as large as the inputs; return their indices.
 
     Values are as large as the inputs as long as no weights have multiplied them, and no norm, sigmoid or the like has
     brought them to another range.

@@ -141,7 +141,8 @@ class Alone(NamedTuple):
 def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[Alone]:
     """Make a context with a copy of the net, set up in a session in which all other parties send zeros (`Alone`).
 
-    rank: this party's, among `parties`. dealer: records the requests that the net makes.
+    parties, rank: the session's number of parties, and this party's rank.
+    dealer: records the requests that the net makes.
     Raises InputError if the net's private weights are shared already.
     """
     if net._set_up_for is not None and "private" in net.facts["weights"]:

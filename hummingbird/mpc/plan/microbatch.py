@@ -31,11 +31,11 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, x: Shared) -> Shared:
-        """Return the rows of a shared batch that belong to this slice, padded."""
+        """Return the rows of a shared batch that belong to this slice, padded with zeros."""
         return Shared(self.rows(x.share), x.scale)
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return the rows of a plain batch that belong to this slice, padded."""
+        """Return the rows of a plain batch that belong to this slice, padded with zeros."""
         part = x[self.start : self.start + self.images]
         missing = self.shape[0] - self.images
         return torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part
@@ -54,9 +54,9 @@ def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
 
 
 def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
-    """Cut a batch of this shape into slices of the shape `dealt`, for which a store has material.
+    """Cut a batch of this shape into slices of the shape `dealt`, for which a store has material; return the slices.
 
-    The last slice is padded.
+    The last one is padded.
     """
     return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
 

@@ -116,8 +116,8 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
     Inside, layers take the session and `Shared` values.
 
     plan: the steps, in the order of the run.
-    graph: the canonical steps on the meta device: shapes only, no weights.
-    facts: what all parties must agree on, by name.
+    graph: the steps of the net's graph on the meta device: shapes only, no weights.
+    facts: what all parties must agree on, a text for each name.
     settings: a text about the conversion, for the printed form.
     input_range: the largest |input| for which the windows were found; None if unknown. An owner of data passes it as
         `cryptensor(x, src, limit=private.input_range)`.

@@ -93,9 +93,10 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
     """Find the attention mask, public in each call, that the step `add` adds to logits; None if it adds none.
 
-    Returns the step that gives the mask, true where a logit is hidden. What is added changes, too: the step of `out`
-    that shares the added values then has 0 at hidden logits, and their values at all others.
-    out: the net's steps. count: how many steps read each step.
+    Returns a reference to the step that gives the mask, true where a logit is hidden. Also replaces, in `out`, the step
+    that shares the values which `add` adds: the new one has 0 at hidden logits, and is unchanged at others.
+    out: the net's steps.
+    count: how many steps read each step.
     """
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]

@@ -129,7 +129,7 @@ def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, 
 
 
 def product_price(left: int, right: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """Price of one `product` (matrix product, convolution, ...): 1 round.
+    """Return the price of `product`, a product such as a matrix product or a convolution: 1 round.
 
     left, right, out: numbers of elements of the operands and of the result.
     bits: the result is mod 2^bits.
@@ -199,7 +199,7 @@ def square(session: Session, x: Tensor, bits: int = 64) -> Tensor:
 
 
 def square_price(n: int, parties: int, bits: int = 64) -> Cost:
-    """Price of `square` of n elements mod 2^bits: 1 round."""
+    """Return the price of `square` on n elements, mod 2^bits: 1 round."""
     return cost.opening(parties, packed(bits * n), 8 * packed(bits * n))
 
 

@@ -94,14 +94,14 @@ class Comparison(ABC):
     @property
     @abstractmethod
     def reads(self) -> int | None:
-        """How many integer bits of a value, with its sign, the comparison needs.
+        """How many integer bits of a value, with its sign, must be right for this comparison.
 
         None: all of them, for a window up to bit 64.
         """
 
     @property
     def reach(self) -> int:
-        """Log2 of the magnitude below which every result of `relu` is, for any input; 64: there is no such bound."""
+        """Log2 of a bound of every result of `relu`, whatever the input is; 64 if there is no bound."""
         return 64
 
     @property
@@ -132,7 +132,7 @@ class Comparison(ABC):
     def range(self, scale: int) -> int:
         """Return log2 of the magnitude below which values are compared rightly. scale: bits of fraction of the values.
 
-        With several parties, the magnitude is lower by 2^(m - 16) for each party but one.
+        For a window [k:m) and several parties, the magnitude is lower by 2^(m - 16) for each party but one.
         """
 
     @abstractmethod
@@ -176,8 +176,9 @@ class Comparison(ABC):
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        """Compute shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
+        """Compute shares of relu(x) and of x itself, with 16 bits of fraction, in the shape of x.
 
+        share: this party's share of x, with `scale` bits of fraction, 16 or more.
         If the window drops its lowest q bits, both are multiples of 2^q in the ring. A window without bits is not
         allowed: its layer calls no comparison. Cost: `cost`.
         """

@@ -149,10 +149,10 @@ class Law(ABC):
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """Return the number that the protocol uses in place of a knot, where it compares a value with several knots.
+        """Return the number that the protocol uses in place of a knot, if it compares each value with several knots.
 
-        knot: a real number. If the protocol rounds values to multiples of 2^q before it opens them, such knots are
-        rounded to multiples of 2^q, too.
+        knot: a real number. A protocol that rounds values to multiples of 2^q before it opens them rounds the knots as
+            well; others keep the knot.
         """
         if self.rounds_apart or not self.q:
             return knot

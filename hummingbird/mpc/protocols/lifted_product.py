@@ -289,7 +289,10 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
 
 
 def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
-    """Compute an operand's opening from all parties' messages. parts: a message of each party, from `masked`."""
+    """Compute what all parties see of an operand once its messages are there: its `Opening`.
+
+    parts: the message of each party, from `masked`.
+    """
     share, _, k = operand
     words = kernels.open_words(list(parts), share.numel(), k).view(share.shape)
     return Opening(words - (1 << (k - 2)), 1 - ((words >> (k - 1)) & 1))

@@ -131,9 +131,10 @@ class QuotientShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotients(Request[QuotientShares]):
-    """Base of requests for a uniform mask a, and for its quotients as an unsigned and as a signed 64-bit number.
+    """Base of requests for random masks and two quotients of each: of the mask as an unsigned and as a signed number.
 
-    An opened value, the sum with the mask, tells which of the two quotients a party uses.
+    The masks are uniform 64-bit numbers, `count` of them. The sum of value and mask, which the parties open, tells
+    which of the two quotients a party uses.
     """
 
     count: int = number()

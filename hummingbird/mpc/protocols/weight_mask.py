@@ -86,7 +86,7 @@ class FixedTriple(DealtProduct[FixedTripleShares]):
 
 
 class FixedWeight(nn.Module):
-    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all its products.
+    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all products with it.
 
     code: int64, the encoded weight at its owner; at other parties any values of that shape.
     """
