@@ -20,13 +20,13 @@ from hummingbird.prg import Stream
 class Field:
     """One tensor of a correlation: its kind, its shape, and how the parties get their shares of it.
 
-    kind: "ring", whose shares add up mod 2^width; or "words", "packed" bits, or "bit" (words that are 0 or 1), whose
-        shares are combined by xor.
+    kind: "ring", whose shares add up mod 2^width; or "words", "packed" or "bit", whose shares are combined by xor.
+        These are 64-bit words, bits packed into bytes, and words that are 0 or 1.
     owner: the only party whose share is not zero; None: every party has a share.
     width: bits of an element of kind "ring". Up to 32 bits, shares are drawn as int32, with half the randomness and
         memory.
-    key: for a mask that outlives its request: all requests with this key draw the same values.
-    earlier: whether the parties have this mask with a key from an earlier request already.
+    key: a number for a mask that outlives its request: all requests with this key draw the same values.
+    earlier: whether the parties already have this mask from an earlier request with the same key.
     apart: whether the dealer computes with the list of the parties' shares, not with their sum.
     left: whether the kernels that read the field draw or unpack it themselves. A "ring" field then takes `width` bits
         for each element if the seed's cipher can pack them (`Stream.packs`).

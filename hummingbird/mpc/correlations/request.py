@@ -159,11 +159,11 @@ class Request(ABC, Generic[Shares]):
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
-        """Compute the values of the derived fields from the values of the free fields; return them by name.
+        """Compute the values of the derived fields from the values of the uniform fields; return them by name.
 
         Only the dealer does this.
-        free: the value of each free field, by name; for a field with the flag `apart`, the list of the parties' shares
-            instead.
+        free: the value of each uniform field, by name; for a field with the flag `apart`, the list of the parties'
+            shares instead.
         """
         return {}
 
@@ -391,9 +391,9 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 def corrections(
     request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """Compute the corrections that the dealer sends to the receiver of a request; return them, one tensor for each.
+    """Compute the corrections that the dealer sends to the receiver of a request; return them in the order of sending.
 
-    There is one for each derived field, which the dealer computes from the request's uniform fields.
+    There is one tensor for each derived field, which the dealer computes from the request's uniform fields.
     turn: says which party is the receiver, and selects the random numbers.
     seeds: of all parties, by rank.
     device: where the corrections are computed, if kernels there can expand the seeds and draw all fields; else the CPU.

@@ -111,9 +111,9 @@ class DealerClient:
     def reserve(self, requests: Requests | None) -> Supply | OnDemand:
         """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
 
-        requests: None if they are not known: then each request's material is made when the slice asks for it. The
-            supply's method `correlation` raises DealerError if the dealer fails, and if it is called with another
-            request than the next one in `requests`.
+        requests: None if they are not known: then each request's material is made when the slice asks for it.
+        The supply's method `correlation` raises DealerError if the dealer fails, and if it is called with another
+        request than the next one in `requests`.
         """
         if requests is None:
             return OnDemand(self.correlation)
@@ -185,8 +185,8 @@ class DealerClient:
     def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
         """Yield the material of consecutive requests, one `Material` for each, in order.
 
-        turns: the receiver turn of each request: which party receives its correction. One call to the dealer fetches
-            all corrections that go to this party.
+        One call to the dealer fetches all corrections that go to this party.
+        turns: the receiver turn of each request: which party receives its correction.
         Raises DealerError.
         """
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
@@ -266,8 +266,10 @@ class DealerClient:
 class LocalDealer:
     """A dealer within the party's own process, which knows all parties' seeds; `correlation(request)` returns shares.
 
-    With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party. rank:
-    this party's. seeds: of all parties, by rank. device: where the shares are made.
+    With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
+    rank: this party's, among `parties`.
+    seeds: of all parties, by rank.
+    device: where the shares are made.
     """
 
     slice_shape = None

@@ -68,8 +68,9 @@ def deal_on(threads: int | None) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run a dealer until SIGTERM or SIGINT; return the exit status, 0.
 
-    args: the options of `add_arguments`. With `--sessions N` the dealer also ends after N sessions, with the process
-        that started it, and when a pipe on its stdin is closed.
+    With `--sessions N` the dealer also ends after N sessions, with the process that started it, and when a pipe on its
+    stdin is closed.
+    args: the options of `add_arguments`.
     Raises the errors of `rpc.programs.run_service`.
     """
     config = service_of(args)

@@ -58,7 +58,8 @@ def deal(
 
     setup, batch: the requests that a run makes once, and those that it makes for every slice (`mpc.dry_run` finds
         both).
-    shape: of a slice's input. slots: for how many slices each lane gets material; no two lanes share any.
+    shape: of a slice's input.
+    slots: for how many slices each lane gets material; no two lanes share any.
     facts: what the net must be like, a text for each name (`store.material_facts`).
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`. Parties on any device can use both. With chacha20
         the parties' GPUs expand the seeds, and this host's GPU computes the corrections, if there are any.
@@ -116,8 +117,12 @@ def _deal(
     """Write a store into the folder `root`, one folder for each lane and party; return the seconds of work.
 
     `deal` calls this function with its own arguments, once the disk is known to have room.
-
-    setup, batch: the requests that a run makes once, and those of each slice. shape: of a slice's input.
+    setup, batch: the requests that a run makes once, and those of each slice.
+    shape: of a slice's input.
+    slots: for how many slices each lane gets material.
+    facts: what the net must be like, a text for each name.
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
+    progress: called after every slice with its number of images, and with 0 after the setup.
     """
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
@@ -138,7 +143,8 @@ def _deal_lane(
 ) -> float:
     """Write the material of one lane into its folders, one for each party; return the seconds of work.
 
-    folders, seeds: of the parties, by rank. header: of the lane; its rank, seconds and checksums are filled in here.
+    folders, seeds: of the parties, by rank.
+    header: of the lane; its rank, seconds and checksums are filled in here.
     progress: called with 0 after the setup, and with a slice's number of images after each slot.
     """
     started = time.perf_counter()
@@ -171,8 +177,10 @@ def _deal_lane(
 class _Writer:
     """Writer of the file of one party's corrections: it writes a region for the setup, then one for each slot.
 
-    It divides each region into chunks of 8 MiB and computes a checksum for each, which `checksums` collects. file: the
-    file, open for writing. seed: the party's, from which the checksums' keys follow. header: the party's.
+    It divides each region into chunks of 8 MiB, and adds a checksum for each to the list `checksums`.
+    file: the file, open for writing.
+    seed: the party's, from which the checksums' keys follow.
+    header: the party's, for this lane.
     """
 
     def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:

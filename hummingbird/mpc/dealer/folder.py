@@ -189,8 +189,11 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 class Corrections:
     """The file of the corrections that go to one party, open for reading; `read(region)` returns those of one region.
 
-    Region 0 is for the setup, region s + 1 for slot s. folder: of the party's lane. seed: the party's, from which the
-    keys of the checksums follow. Raises DealerError if the file is missing, or if its size or its checksums are wrong.
+    Region 0 is for the setup, region s + 1 for slot s.
+    folder: of the party's lane.
+    header: the party's, for this lane.
+    seed: the party's, from which the keys of the checksums follow.
+    Raises DealerError if the file is missing, or if its size or its checksums are wrong.
     """
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
@@ -219,8 +222,8 @@ class Corrections:
     def read(self, region: int) -> list[list[Tensor]]:
         """Return the corrections of one region: a list of tensors for each request whose receiver is this party.
 
-        region: 0 for the setup, s + 1 for slot s. A list has one tensor for each derived field of the request. Writing
-            into the tensors does not change the file.
+        A list has one tensor for each derived field of the request. Writing into the tensors does not change the file.
+        region: 0 for the setup, s + 1 for slot s.
         Raises DealerError for a wrong checksum.
         """
         (_, setup), (_, slot) = self._places

@@ -163,10 +163,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Keeper:
     """Object that deals sets of material into one folder, the kept store; each set has some slots for each lane.
 
-    It makes the folder if there is none, and locks it for this process. root: the folder. what: the arguments batch,
-    shape, slots, parties, facts, lanes and cipher of `deal`, for every set. Raises InputError if the folder is kept for
-    other arguments, or holds other files; DealerError if another keeper is at work, or if the file kept.json is
-    damaged.
+    It makes the folder if there is none, and locks it for this process.
+    root: the folder.
+    what: the arguments batch, shape, slots, parties, facts, lanes and cipher of `deal`, for every set.
+    Raises InputError if the folder is kept for other arguments, or holds other files; DealerError if another keeper is
+    at work, or if the file kept.json is damaged.
     """
 
     def __init__(self, root: Path, **what: Any) -> None:

@@ -40,10 +40,11 @@ class KeptStore:
     """A kept store, for one lane of this party: a session takes its material from one set of slots after the other.
 
     `deal --keep` adds the sets; all parties use them in the same order. The constructor waits for the first one.
-
-    channel: to the other parties. root: the folder of kept.json. place: this process's party and lane. timeout: seconds
-        to wait for a set that is needed. device: where the shares are needed.
-
+    channel: to the other parties.
+    root: the folder of kept.json.
+    place: this process's party and lane.
+    timeout: seconds to wait for a set that is needed.
+    device: where the shares are needed.
     Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is
     in use, or gets no set in time; and PeerError.
     """
@@ -83,7 +84,7 @@ class KeptStore:
             raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
 
     def _finish_erasing(self) -> None:
-        """Finish the erasing of sets in which an earlier process of this lane was killed."""
+        """Finish erasing the sets that an earlier process of this lane had begun to erase when it was killed."""
         for number in numbers(self.folder):
             if not is_there(self.folder, number, self._place.party, self._place.lane):
                 erase(self._part(number))
@@ -196,7 +197,8 @@ class KeptStore:
         """Send the same message to every party, and receive theirs; return all messages by rank, this party's included.
 
         word: this party's message, four numbers: of its next set, how many slots of the set it has used, and the set's
-            id as two numbers; all 0 without a set. Cost: 1 round, during which other computations run.
+            id as two numbers; all 0 without a set.
+        Cost: 1 round, during which other computations run.
         Raises AgreementError for a message with impossible numbers.
         """
         channel = self._channel
@@ -284,10 +286,13 @@ STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 class Set(StoreDealer):
     """One set of a kept store: this party's part of it for one lane, used as a store.
 
-    root: the kept store's folder. number: the set's. kept: the description that all sets must match. place: this
-        process's party and lane. timeout: seconds that a request waits for material. device: where the shares are
-        needed. shared: the background thread that makes the material of all sets.
-
+    root: the kept store's folder.
+    number: the set's.
+    kept: the description that all sets must match.
+    place: this process's party and lane.
+    timeout: seconds that a request waits for material.
+    device: where the shares are needed.
+    shared: the background thread that makes the material of all sets.
     Raises the errors of `StoreDealer`, and DealerError if the set does not match the description.
     """
 

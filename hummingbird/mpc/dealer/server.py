@@ -128,12 +128,11 @@ class _Session:
 class DealerService:
     """All sessions of one dealer. Every method is thread-safe, and raises DealerError to refuse.
 
-    parties: the number of parties that a session must have; None: any. idle_seconds: how long a session may be unused
-        before it is dropped. device: where corrections are computed if the seeds and kernels allow it, as in sessions
-        of parties on GPUs.
-
+    parties: the number of parties that a session must have; None: any.
+    idle_seconds: how long a session may be unused before it is dropped.
+    device: where corrections are computed if the seeds and kernels allow it, as in sessions of parties on GPUs.
     Each session counts for the party that began it, by its name. If this name has as many sessions as its quota
-    (`admission.Quota`) lets it have, `join` and `correct` raise OverloadError.
+    (`admission.Quota`) allows, `join` and `correct` raise OverloadError.
     """
 
     def __init__(
@@ -282,10 +281,11 @@ class DealerService:
     ) -> list[bytes]:
         """Wait until all parties of a session have joined, and return their seeds by rank.
 
-        state, member: the session, and its party whose call this is. first, count: the numbers `first` to first + count
-            - 1 of this party's turns are marked as used. The session then counts as one that is served, for the quota
-            of its owner. wait: seconds to wait for the other parties. active: called during the wait, returns False if
-            the caller is gone.
+        Then the session counts as one that is served, for the quota of its owner.
+        state, member: the session, and its party whose call this is.
+        first, count: the numbers `first` to first + count - 1 of this party's turns are marked as used.
+        wait: seconds to wait for the other parties.
+        active: called during the wait, returns False if the caller is gone.
         """
         deadline = time.monotonic() + wait
         with self._changed:

@@ -40,7 +40,7 @@ class StoreDealer:
     path: the party's folder, or the folder that holds party-RANK; {rank} in the path stands for the rank.
     lane, lanes: this lane's number, and how many lanes the party has; the store must have been dealt for as many.
     timeout: seconds that a request waits for its shares, plus one second per megabyte.
-    device: where the shares are needed. With seeds for ChaCha20 a GPU expands them itself.
+    device: where the shares are needed.
     buffer_bytes: bound on the bytes of shares that are made ahead of their use.
     shared: a background thread that makes the shares of several stores and outlives this one; None: this store starts
         its own.
@@ -145,9 +145,10 @@ class StoreDealer:
     def bind(self, name: str, digest: bytes) -> None:
         """Record that this store's masks for weights hide the private weights with this digest.
 
-        Raises DealerError if the masks hide other weights already, in this run or in an earlier one. name: the name of
-        this entry in the ledger. digest: the weights' digest. It is not stored, since a guess of the weights could be
-        tested with it. The ledger holds only its hash under a key from the store's seed, and the error shows neither.
+        Raises DealerError if the masks hide other weights already, in this run or in an earlier one.
+        name: the name of this entry in the ledger.
+        digest: the weights' digest. It is not stored, since a guess of the weights could be tested with it. The ledger
+            holds only its hash under a key from the store's seed, and the error shows neither.
         """
         key = derive(self._seed, "store", "bound")
         self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
@@ -225,7 +226,7 @@ class StoreDealer:
 
     @property
     def spent(self) -> bool:
-        """Whether this store can be erased: no slot is left, and no slice still asks for material of one.
+        """Whether this store can be erased: no slot is left, and no slice still has material to ask for.
 
         A slice that was given up does not count.
         """

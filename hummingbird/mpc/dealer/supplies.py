@@ -88,8 +88,9 @@ class Supplies:
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
         """Begin to make the material of these requests in the background; return it as a supply.
 
-        turns: the receiver turn of each request: which party gets its correction. make: the function that makes this
-            material, as the constructor's `make`; None: the one given to the constructor.
+        turns: the receiver turn of each request: which party gets its correction.
+        make: the function that makes this material, as the constructor's `make`; None: the one given to the
+            constructor.
         """
         work = _Work(turns, requests, make or self._make)
         with self._changed:
@@ -227,8 +228,9 @@ class Supplies:
     def _fitting(self, work: _Work, room: int) -> int:
         """Return how many of a supply's next requests the thread makes in its next call of `make`.
 
-        work: the supply's state. room: bytes that the shares of these requests may have together. If a caller waits for
-            this supply and nothing is ready, the number is at least 1, whatever the room.
+        work: the supply's state.
+        room: bytes that the shares of these requests may have together.
+        If a caller waits for this supply and nothing is ready, the number is at least 1, whatever the room.
         """
         left, count = min(room, self._call), 0
         for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:

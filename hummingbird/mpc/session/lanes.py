@@ -303,7 +303,7 @@ class Gathering:
     def tensors(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
 
-        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all tensors on the device of its own.
+        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all of them on the device of its own tensor.
         Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.
         """
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:

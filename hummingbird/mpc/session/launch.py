@@ -78,7 +78,6 @@ class LaneNotes:
         """Return one line that says why the run's first failed lane has failed.
 
         Returns None if no lane notes a failure within `seconds`.
-
         seen: returns the text of a failure that this lane sees itself, or "". If there is such a text, this lane notes
             it, and returns it.
         """
