@@ -147,8 +147,9 @@ Fields = dict[str, Field]  # by name, in the order in which they are drawn and s
 
 
 def planes(number: int, count: int, owner: int | None = None) -> Field:
-    """Make a field of packed bits: `number` planes of `count` xor-shared bits each; each is padded to whole bytes.
+    """Make a field of packed bits: `number` planes of `count` xor-shared bits each.
 
+    A plane has one bit of each of `count` values, and is padded to whole bytes.
     owner: the only party whose share is not zero; None: every party has a share.
     """
     return Field("packed", (number, packed(count)), owner)

@@ -273,9 +273,9 @@ class OpenedRows:
 
     x: this party's share, int64 (..., length).
     bits: the product of a row with a factor y is right mod 2^bits.
-    The opened value is e = x + a, with a mask a. Of a, two things are dealt: s, the sum of a^2 over each row, and c = a
-    b for a mask b of y. The sum of x^2 over a row is then s plus the sum of e^2 - 2 e a; and x y = c + e y - a d, where
-    d = y + b is opened.
+    The opened value is e = x + a, with a mask a. Of a, two things are dealt: s, the sum of a^2 over each row, and c,
+    the product of a and a mask b of y. The sum of x^2 over a row is then s plus the sum of e^2 - 2 e a. And the product
+    of x and y is c + e y - a d, where d = y + b is opened.
     Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.
     """
 
@@ -293,8 +293,8 @@ class OpenedRows:
     def times(self, y: Tensor) -> Tensor:
         """Compute a share of x y mod 2^bits, where x are the opened rows; takes one round.
 
-        y: this party's share of a factor for each row, (..., 1). `bits` is that of the constructor; the result's bits
-            above are arbitrary.
+        y: this party's share of a factor for each row, (..., 1).
+        `bits` is that of the constructor; the result's bits above are arbitrary.
         """
         a, b, _, c = self._shares
         (d,) = opened(self._session, self._bits, (y, b))

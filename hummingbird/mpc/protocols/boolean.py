@@ -39,7 +39,10 @@ class AndShares(NamedTuple):
 
 @dataclass(frozen=True)
 class And(Request[AndShares]):
-    """Request for random masks a and b, and for a & b, each in `planes` planes of `count` bits, xor-shared."""
+    """Request for random masks a and b, and for a & b, xor-shared, each in `planes` planes of `count` bits.
+
+    A plane has one bit of each of `count` values, packed into bytes.
+    """
 
     kind = "and"
     planes: int = number()
@@ -63,8 +66,7 @@ class And(Request[AndShares]):
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
     """Compute this party's xor shares of x & y. Cost: 2 bits per element and plane, 1 round.
 
-    x, y: its xor shares, uint8 (planes, ceil(count/8)).
-    count: bits of each plane.
+    x, y: its xor shares, uint8 (planes, ceil(count/8)). A plane has one bit of each of `count` values.
     """
     a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
@@ -73,7 +75,10 @@ def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 def and_price(n: int, planes: int, parties: int) -> Cost:
-    """Price of `and_` of planes of n bits: 2 bits per element and plane, 1 round."""
+    """Return the price of `and_` of planes of n bits: 2 bits per element and plane, 1 round.
+
+    A plane has one bit of each of n values.
+    """
     return cost.opening(parties, 2 * planes * packed(n), 8 * planes * packed(n))
 
 
@@ -91,8 +96,9 @@ class AndPairShares(NamedTuple):
 class AndPair(Request[AndPairShares]):
     """Request for random masks p, g and q by which two ANDs with a common operand are computed in one round.
 
-    Also dealt: p & g, and q & (the last planes of p). p and g have `planes` planes of `count` bits; q has `second`
-    planes, at most as many. A tree that computes carries takes two such ANDs at each level.
+    Also dealt: p & g, and q & (the last planes of p). A plane has one bit of each of `count` values, packed into bytes.
+    p and g have `planes` planes; q has `second`, at most as many. A tree that computes carries takes two such ANDs at
+    each level.
     """
 
     kind = "and_pair"
@@ -123,8 +129,8 @@ class AndPair(Request[AndPairShares]):
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Compute this party's xor shares of x & y, and of z & (the last planes of x, as many as z has), in one round.
 
-    x, y, z: its xor shares, uint8 (planes, ceil(count/8)), where z may have fewer planes than x and y.
-    count: bits of each plane.
+    x, y, z: its xor shares, uint8 (planes, ceil(count/8)), where z may have fewer planes than x and y. A plane has one
+        bit of each of `count` values.
     x is opened once for both, so it takes 3 bits per element and plane where z has as many planes, 2 where it has none.
     """
     material = session.correlation(AndPair(planes=x.shape[0], second=z.shape[0], count=count))
@@ -138,5 +144,8 @@ def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> t
 
 
 def and_pair_price(n: int, planes: int, second: int, parties: int) -> Cost:
-    """Return the price of `and_pair` where x and y have `planes` planes of n bits, and z has `second`: 1 round."""
+    """Return the price of `and_pair` where x and y have `planes` planes of n bits, and z has `second` planes: 1 round.
+
+    A plane has one bit of each of n values.
+    """
     return cost.opening(parties, (2 * planes + second) * packed(n), 8 * (planes + second) * packed(n))

@@ -55,9 +55,9 @@ def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
 
 
 def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
-    """Compute this party's share of x // divisor, int64 (n,), which is right or 1 too large. |x| < 2^62 - divisor.
+    """Compute this party's share of x // divisor, int64 (n,). The quotient is right, or 1 too large.
 
-    x: this party's share, int64.
+    x: this party's share, int64; |x| < 2^62 - divisor.
     divisor: 1 to 2^28, the same at all parties.
     Cost: `divide_price`, 64 bits per element, 1 round.
     """

@@ -94,10 +94,10 @@ class GmwLaw(Law):
     """The law of "gmw": it decides by the sign of d = r - u, where r = round(2^16 v) for a real value v.
 
     d is first reduced mod 2^k to a signed number, for the window [k:m). u is random, the sum of N - 1 uniform numbers
-    in [0, 2^m) for N parties: the low bits of all shares but one. The decided bit multiplies r. If the window has a q,
-    it multiplies r + e rounded down to a multiple of 2^q, where e is uniform in [0, 2^q): the low bits of the opening's
-    mask.
-    between: whether the shares have more than 16 bits of fraction, so that they are cut between the integers.
+    in [0, 2^m) for N parties: the low bits of all shares but one. The decided bit multiplies r. If the window drops its
+    lowest q bits, it multiplies r + e rounded down to a multiple of 2^q. Here e is uniform in [0, 2^q): the low bits of
+    the mask by which the value is opened.
+    between: whether the shares have more than 16 bits of fraction. Then r is 1 lower (`lower`), if m > 0.
     """
 
     between: bool = False
@@ -147,7 +147,7 @@ def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tupl
 
 
 def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
-    """Price of `relu` on n values.
+    """Return the price of `relu` on n values.
 
     w: bits of the window; a window without bits costs nothing.
     shift: bits of fraction that `relu` cuts off the shares.
@@ -193,8 +193,9 @@ def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
 def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
     """Compute this party's xor share of the sign of a sum of two addends; each of two parties knows one of them.
 
-    planes: this party's addend, w planes of `count` bits, lowest first. For the ANDs of the two addends each party
-        needs only one mask.
+    planes: this party's addends for `count` sums, uint8 (w, ceil(count/8)): one plane of packed bits for each of w
+        bits, lowest first.
+    For the ANDs of the two addends each party needs only one mask.
     """
     width = planes.shape[0]
     if width == 1:
@@ -242,7 +243,8 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
     """Reduce the N parties' addends to two with the same sum mod 2^w, by carry-save adders; return xor shares of both.
 
     A carry-save adder turns three addends into two.
-    planes: this party's addend, w planes of `count` bits.
+    planes: this party's addends for `count` sums, uint8 (w, ceil(count/8)): one plane of packed bits for each of w
+        bits.
     """
     zero = torch.zeros_like(planes)
     addends = [planes if party == session.rank else zero for party in range(session.parties)]

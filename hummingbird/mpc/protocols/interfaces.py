@@ -101,7 +101,7 @@ class Comparison(ABC):
 
     @property
     def reach(self) -> int:
-        """Log2 of a bound of every result of `relu`, whatever the input is; 64 if there is no bound."""
+        """Log2 of a bound of the magnitude of every result of `relu`, whatever the input is; 64 if there is none."""
         return 64
 
     @property

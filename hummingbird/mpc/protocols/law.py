@@ -126,9 +126,9 @@ class Law(ABC):
 
     @property
     def lower(self) -> int:
-        """How much lower than round(2^16 v) the ring element r of a real value v is.
+        """By how much the ring element r by which a comparison decides is below round(2^16 v), for a real value v.
 
-        It is 1 where shares are cut between the integers, else 0.
+        It is 1 for "gmw" on shares with more than 16 bits of fraction, if m > 0; else it is 0.
         """
         return 0
 

@@ -117,9 +117,9 @@ class LiftedMatMul(Request[LiftedShares]):
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
     """Compute a share of a matrix product mod 2^bits, and the result of a look-up, both in one round; return both.
 
-    x, y: the matrices, int64 (..., i, j) and (..., j, l), and how they are opened (`lifted_product.Operand`): with N
-        parties, x as a z within N/2 units of x / 2^shift, in x.k bits. |z| < 2^(x.k - 2) unless x.k = bits; y likewise.
-        Batches are broadcast.
+    x, y: the matrices, (..., i, j) and (..., j, l), and how they are opened. x is opened in x.k bits, as z = x /
+        2^shift; with N parties, z is right within N/2 units. |z| < 2^(x.k - 2) is required, unless x.k = bits. The same
+        holds for y. The stacks of matrices are broadcast.
     bits: how many low bits of the product's shares are right; the bits above are arbitrary.
     beside: the look-up whose message is sent together with the product's.
     Cost: `price`.

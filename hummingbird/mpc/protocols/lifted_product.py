@@ -59,9 +59,10 @@ class LiftedShares:
 
     A value's mask is called lambda and has k bits; a factor's mask is called mu and has K bits. t and s are the top
     bits of lambda and mu. A mask is the sum of one summand for each party, mod 2^k or 2^K.
-    mask, factor: this party's summands of lambda and mu, in the low k and K bits. Each other field is a share of the
-        number that is named here:
-    carry: (sum of all summands of lambda - lambda) / 2^k. wrapped: this number plus t.
+    mask, factor: this party's summands of lambda and mu, in the low k and K bits.
+    Each other field is a share of the number that is named here:
+    carry: (sum of all summands of lambda - lambda) / 2^k.
+    wrapped: `carry` plus t.
     factor_carry, factor_wrapped: the same numbers for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
     Fields with a default are None if no bit of them is needed.
@@ -252,13 +253,13 @@ class Mask(NamedTuple):
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -> Tensor:
-    """Compute a share of the product of two small private values, cut by 2^cut, mod 2^bits: one round.
+    """Compute a share of z v / 2^cut mod 2^bits for small private values z and v, in one round.
 
-    x, y: the operands, and how they are opened: with N parties, x as a z within N/2 units of x / 2^shift, in x.k bits,
-        and exactly if the shares are multiples of 2^shift. |z| < 2^(x.k - 2), unless x.k is bits + cut. y is opened as
-        v likewise.
-    bits, cut: the result is a share of z v / 2^cut, in torch's broadcast shape. It is exact for cut = 0, else within (N
-        + 1)/2 units. The bits above `bits` are arbitrary.
+    x, y: the operands, and how they are opened. x is opened in x.k bits, as z = x / 2^shift. With N parties, each of
+        which rounds its own share, z is right within N/2 units, and exactly if the shares are multiples of 2^shift. |z|
+        < 2^(x.k - 2) is required, unless x.k is bits + cut. y is opened as v in the same way.
+    bits, cut: the result has torch's broadcast shape. It is exact for cut = 0, else within (N + 1)/2 units. The bits
+        above `bits` are arbitrary.
     Cost: `price`.
     """
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))

@@ -248,10 +248,10 @@ class MaskedLaw(Law):
 class Masked(Comparison):
     """Comparison by an opening of k bits of the shares behind a mask (protocol="masked"), for a window [k:m).
 
-    Every party first cuts the surplus fraction, f bits, off its own share. This changes the sum of the shares by a
-    rounding error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is needed. A
-    window's lowest q bits are cut in the same way. Then only k - q bits are opened, and the results are multiplied by
-    2^q, so that q more of their low bits are right than are dealt.
+    Every party first cuts the bits of fraction beyond 16, f of them, off its own share. This changes the sum of the
+    shares by a rounding error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is
+    needed. A window's lowest q bits are cut in the same way. Then only k - q bits are opened, and the results are
+    multiplied by 2^q, so that q more of their low bits are right than are dealt.
     """
 
     name = "masked"

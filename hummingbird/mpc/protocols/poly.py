@@ -116,9 +116,9 @@ class Polynomial(Request[PolynomialShares]):
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
     """Compute the coefficients that the dealer deals: those of the table, moved by the masks.
 
-    Returns int64 (n 2^w,) for each power, lowest first. The row for value i and number X, from 0 to 2^w - 1, is used if
-    X is the upper w bits of the opened sum of value and mask. It has the piece X - L mod 2^w, where L is the upper w
-    bits of the mask, as a polynomial in the lower bits of that sum.
+    Returns int64 (n 2^w,) for each power, lowest first: 2^w rows for each of n values. The row of number X is used if X
+    is the upper w bits of the opened sum of value and mask. With L for the upper w bits of the mask, this row is the
+    table's piece X - L mod 2^w, rewritten as a polynomial in the lower bits of that sum.
     lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
     Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^50, the bound of 2^(scale +
     GUARD + degree + the bits of the function's largest value), and is rounded only once, at the end.

@@ -74,9 +74,9 @@ def dealt_bytes(n: int, w: int, tables: int) -> int:
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Look up comparisons of opened values with their mask: the answers of each step table for its bits of the values.
+    """Look up in each step table how its bits of the opened values compare with those of the mask; return the answers.
 
-    Returns xor shares for each table, lowest first, uint8 (rows, ceil(n/8)). With v for the table's bits of the opened
+    They are xor shares for each table, lowest first, uint8 (rows, ceil(n/8)). With v for the table's bits of the opened
     value and L for those of the mask, a table's two rows are [L < v] and [L <= v]. The top table has four rows: both
     for v, and both for v with its top bit turned; if it is the only table, just the first and the last.
     opened: int64 (n,).
@@ -211,5 +211,5 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
 
 def _splits(w: int) -> list[int]:
-    """List the numbers of tables, of at most 8 bits each, into which a window of w bits can be divided."""
+    """List into how many tables, of at most 8 bits each, a window of w bits can be divided."""
     return [n for n in range(1, w + 1) if -(-w // n) <= 8]

@@ -223,7 +223,10 @@ def _compared(
 
     Returns three things: the dealt material; for each of J knots the opened values less the knot, mod 2^k, int64 (n,);
     and the two bits of each comparison, opened behind random bits of the material, uint8 (J, 2, ceil(n/8)).
-    share, knots, shift, k, m, ring, tables: as `relus` takes them.
+    share: this party's share of the values, int64 (n,); `shift` bits of fraction are cut off it.
+    k, m: the window [k:m).
+    ring: how many bits the results have.
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
     squared: whether the material has masks for squares.
     """
     count, many = share.numel(), len(knots)

@@ -164,9 +164,10 @@ class Truncation(Quotients):
 
 
 def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
-    """Compute this party's share of x >> shift, int64 (n,), which is right or one unit too large.
+    """Compute this party's share of x >> shift, int64 (n,). The shifted value is right, or one unit too large.
 
-    x: its share, int64 (n,); |x| < 2^62. Cost: `truncate_price`: 64 n bits, 1 round.
+    x: its share, int64 (n,); |x| < 2^62.
+    Cost: `truncate_price`: 64 n bits, 1 round.
     """
     material = session.correlation(Truncation(x.numel(), shift))
     opened = x + material.mask
