@@ -39,7 +39,7 @@ _FEEDBACK = 0.5  # part of the error at a knot that the next slope corrects: mor
 
 
 class Curve(NamedTuple):
-    """A function f as a quadratic spline: parabolas that meet at knots with equal slopes. All numbers are integers.
+    """A function f as a quadratic spline: parabolas that meet at knots with equal slopes. Coefficients are integers.
 
     With knots t_0 to t_n and u = min(max(x, t_0), t_n) it is f(t_0) + b (u - t_0) + sum over j < n of d_j relu(u -
     t_j)^2.

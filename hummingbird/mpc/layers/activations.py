@@ -98,7 +98,7 @@ class PReLU(Comparing):
 
 
 class Hardtanh(Comparing):
-    """Layer for min(max(x, low), high): two comparisons for each element, in the rounds of one."""
+    """Layer for min(max(x, low), high). It takes two comparisons for each element, in the rounds of one."""
 
     def __init__(self, low: float, high: float, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -191,7 +191,7 @@ class _Fitted(Comparing):
 class Spline(_Fitted):
     """Layer for a function as a linear spline, continued by straight lines outside of its knots.
 
-    One comparison for each knot, in the rounds of one ReLU.
+    It takes one comparison for each knot, in the rounds of one ReLU.
     """
 
     curve: Fit
@@ -208,8 +208,8 @@ class Spline(_Fitted):
 class Smooth(_Fitted):
     """Layer for a smooth function as a quadratic spline that is constant outside of its knots: sigmoid and tanh.
 
-    One comparison for each knot, in the rounds of one ReLU; then, in two more rounds, a product of two values (128
-    bits) and a truncation (64 bits).
+    It takes one comparison for each knot, in the rounds of one ReLU. A product of two values (128 bits) and a
+    truncation (64 bits) follow in two more rounds.
     """
 
     curve: Curve

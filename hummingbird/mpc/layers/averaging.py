@@ -43,8 +43,8 @@ class AvgPool(Layer):
 
     kernel, stride, padding: one number for each spatial dimension.
     divisor: torch's `divisor_override`.
-    A window of 2^s elements needs no multiplication and adds s bits of fraction. A sum over any other number of
-    elements, as also occurs at borders without counted padding, is multiplied by an encoded reciprocal.
+    A pooling window of 2^s elements needs no multiplication and adds s bits of fraction. A sum over any other number of
+    elements is multiplied by an encoded reciprocal. Such numbers also occur at borders, if padding is not counted.
     """
 
     input_limit = 24
@@ -74,9 +74,10 @@ class AvgPool(Layer):
         return self.division.bound(bounds)
 
     def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """Compute torch's avg_pool2d with this layer's options, for two spatial dimensions or for one.
+        """Compute torch's avg_pool2d of x with this layer's options, for two spatial dimensions or for one.
 
-        divisor: the number by which each window's sum is divided; None: the number of its elements, as torch counts it.
+        divisor: the number by which each pooling window's sum is divided; None: the number of its elements, as torch
+            counts it.
         """
         flat = len(self.kernel) == 1
         one = (1,) if flat else ()
@@ -226,10 +227,10 @@ _FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude 
 
 
 class AdaptiveAvgPool(_Averaging):
-    """Layer for torch's adaptive average pooling: the mean over each of `output_size` windows along each dimension.
+    """Layer for torch's adaptive average pooling: the mean over each of several windows along each dimension.
 
-    Windows have different lengths where `output_size` does not divide the input's length.
-    output_size: number of windows for each spatial dimension; None: as many as the input has elements there.
+    output_size: number of windows for each spatial dimension; None: as many as the input has elements there. Windows
+        have different lengths where it does not divide the input's length.
     """
 
     def __init__(self, output_size: Sequence[int | None]) -> None:

@@ -207,9 +207,10 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """Return log2 of a constant's largest magnitude; FLOOR, which reveals nothing, if the constant is private.
+    """Return log2 of a constant's largest magnitude; FLOOR (20), which reveals nothing, if the constant is private.
 
-    FLOOR is the bound that every value of a net keeps.
+    Every value of a net is below 2^20.
+    owner: the party with a private constant; None for a public one.
     """
     if owner is not None:
         return FLOOR
@@ -249,8 +250,8 @@ class _Public(Layer):
 class SharePublic(_Public):
     """Layer that turns a public input of a call into a private value of scale 2^16.
 
-    shown: whether the input is an attention mask that the softmax itself applies. The result is then only what the mask
-        adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    shown: whether the input is an attention mask that the softmax itself applies. The result is then the mask's values
+        at the logits that it does not hide, and 0 at others.
     Raises InputError for values of 2^20 or more.
     """
 

@@ -67,11 +67,12 @@ def room(bound: int) -> int:
 
 
 def held(bound: int) -> int:
-    """Return how many integer bits hold a value below 2^bound: `bound`, and MARGIN for the sign and for openings.
+    """Return how many integer bits hold a value below 2^bound: `bound`, and MARGIN (2) for the sign and for openings.
 
-    A value whose bound is below 2^FLOOR takes one more bit, since it may reach or exceed the bound: a clamped value
-    reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the bound; and a product of such
-    values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
+    Integer bits are those above the binary point. A value whose bound is below 2^FLOOR (2^20) takes one more bit, since
+    it may reach or exceed the bound: a clamped value reaches it; rounding errors exceed it; comparisons that take a
+    small positive value for a negative one exceed it by EXCESS of the bound; and a product of such values exceeds it by
+    more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -175,15 +176,15 @@ class Layer(nn.Module):
     def bound(self, bounds: Sequence[int]) -> int:
         """Compute log2 of the largest magnitude that the layer's result can have. bounds: log2 of that of each input.
 
-        Two things are left out, for which `held` has room: rounding errors, and what undecided comparisons may add, at
-        most EXCESS of the bound.
+        Two things are left out, for which `held` has room: rounding errors, and the errors of comparisons that take a
+        small positive value for a negative one. The latter are at most EXCESS (2^-4) of the bound.
         """
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:
-        """Return how many integer bits, with the sign, this layer needs of its inputs.
+        """Return how many integer bits of its inputs this layer needs: bits above the binary point, with the sign.
 
-        later: how many later layers need of this layer's result.
+        later: how many of them later layers need of this layer's result.
         None, as argument or result, stands for all integer bits of a value within its bound.
         """
         return later

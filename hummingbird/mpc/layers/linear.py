@@ -203,7 +203,7 @@ class Linear(Layer):
         """Return log2 of the largest result if input rows have `length` values and a mean square of 1 at most.
 
         It follows from the inequality of Cauchy and Schwarz. For private weights and other ops than "matmul" it is
-        FLOOR, the bound that every value of a net has.
+        FLOOR (20): every value of a net is below 2^20.
         """
         if self.steepness is None:
             return FLOOR

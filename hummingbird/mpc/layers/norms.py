@@ -91,7 +91,7 @@ class NormSizes(NamedTuple):
     """Numbers of bits, and a table, by which a norm over rows of n values computes its results if a range is known.
 
     The layer computes a result as z v 2^-E. z is an input, less its row's mean, in other units. v is 2^E sqrt(n / S),
-    where S is the sum of z^2 over the row plus the term of eps.
+    where S is the sum of z^2 over the row, plus eps in the same units.
     factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
     top: P: S is below 0.96 2^P. The table's argument is u = S 2^-P.
@@ -230,9 +230,9 @@ class Thresholds(NamedTuple):
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose and return the thresholds with which a norm over rows of `length` values compares a row's squares.
+    """Choose and return the thresholds with which a norm compares a row's sum of squares.
 
-    A row's sum of squares is compared.
+    length: how many values a row has.
     eps: the number that the norm adds to the mean square.
     The `least` of the thresholds is at most length * max(eps, 2^-20). So a sum can be smaller only in a row with
     variance + eps below 2^-20.

@@ -113,8 +113,9 @@ class Larger(_OfTwo):
 
 
 class Greater(_OfTwo):
-    """Layer for [x > y], that is 1 where x > y and 0 elsewhere, with scale 2^16: two comparisons in the rounds of one.
+    """Layer for [x > y], that is 1 where x > y and 0 elsewhere, with scale 2^16.
 
+    It takes two comparisons for each element, in the rounds of one.
     value: a public number y; None if y is private.
     turned: compute [y > x].
     strict: whether the result for equal values is 0; otherwise it is 1.
@@ -168,7 +169,7 @@ class Greater(_OfTwo):
 class _MaxPooling(Comparing):
     """Base of the pooling layers that select maxima, for values of scale 2^16.
 
-    Results are some of the inputs, and have as many valid bits.
+    Results are some of the inputs; as many low bits of their shares are right as of the inputs' shares.
     """
 
     input_limit = SCALE
@@ -188,8 +189,9 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """Layer for torch's max pooling: along one spatial dimension after the other, which takes fewer comparisons.
+    """Layer for torch's max pooling.
 
+    It takes maxima along one spatial dimension after the other, with fewer comparisons than over whole pooling windows.
     kernel, stride, padding, dilation: one number for each spatial dimension.
     """
 
@@ -245,7 +247,7 @@ class MaxPool(_MaxPooling):
 
 
 class AdaptiveMaxPool(MaxPool):
-    """Layer for torch's adaptive max pooling: the maximum over each of `output_size` windows along each dimension.
+    """Layer for torch's adaptive max pooling: the maximum over each of several windows along each dimension.
 
     Where windows differ in length, a shorter one repeats its last element.
     output_size: number of windows for each spatial dimension; None: as many as the input has elements there.

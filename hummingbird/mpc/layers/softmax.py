@@ -31,10 +31,9 @@ class Softmax(Comparing):
     error 2^-9. Raises InputError for more than 2^17 values along `dim`.
 
     told: a range of the rows that the layer cannot use, for its printed form.
-    causal: whether keys after their query are hidden.
+    causal: whether the layer hides each key that comes after its query.
     hidden: a bool tensor that broadcasts to x, true where a value is hidden; None for no mask.
-    A second input, public in each call, may hide further values (mpc/plan/rewritten.py). Hidden values cost as much as
-    others.
+    The layer's second input, a public mask of the call, may hide further values. Hidden values cost as much as others.
     """
 
     input_limit = SCALE
@@ -143,7 +142,8 @@ class Softmax(Comparing):
     def _missed(self, length: int) -> float:
         """Return by how much the computed maximum of `length` values may be too small.
 
-        It is `Comparison.undecided` for each level of the tree of maxima.
+        At each level of the tree of maxima, a comparison may take a positive difference for a negative one, up to
+        `Comparison.undecided`.
         """
         return self.comparison.undecided * (length - 1).bit_length()
 
@@ -168,9 +168,9 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 def _top(length: int, undecided: float) -> int:
     """Return how many bits hold a sum of `length` values of exp at scale 2^32, if a spline computes exp.
 
-    Each value is at most 1 + 2^-9, and more after undecided comparisons.
-    undecided: by how much each level of the tree may find the row's maximum too small, and by how much the spline, with
-        slopes up to 1, may err.
+    Each value is at most 1 + 2^-9, and more if comparisons take small positive values for negative ones.
+    undecided: up to which number a comparison may do so. Each level of the tree of maxima may find the row's maximum
+        too small by this number, and the spline, with slopes up to 1, may err by it.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()

@@ -196,7 +196,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
     @property
     def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Name and shape for one image of each private input, as a list; the shape is None where any is possible."""
+        """The private inputs, as a list of (name, shape for one image); the shape is None if any is possible."""
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
@@ -335,7 +335,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         """Cut a shared batch into slices, and return one `Work` for each; the dealer begins to make their material.
 
         x, public: the batch of private inputs, and the public inputs, which the parties have compared.
-        ahead: material made in advance, by the slice's shape; a slice takes its material out. The same at all parties.
+        ahead: material made in advance, by the slice's shape, equal at all parties; a slice takes its material out.
         """
         shape = tuple(x.shape)
         parts = self._slices(session, shape)
@@ -386,7 +386,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """Return the public inputs of the slice `part`: its images' rows; all of an input without one row per image."""
+        """Return the public inputs of slice `part`: the rows of its images, and inputs without such rows unchanged."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 

@@ -76,8 +76,8 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 def _hidden_by(add: Step) -> Tensor | None:
     """Find which logits a step hides by adding a constant to them.
 
-    Returns a bool tensor of the constant's shape, true where it puts a logit 2^12 or more below its row's largest.
-    Returns None if the step hides no logit, or adds no constant tensor.
+    Returns a bool tensor of the constant's shape, true where the constant is 2^12 or more below the largest one of its
+    row. Returns None if the step hides no logit, or adds no constant tensor.
     """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
@@ -120,7 +120,7 @@ class Rewritten(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """Rewrite a net's steps for a protocol; return the new steps.
+        """Rewrite a net's steps for a protocol; return a `Rewritten` with the new steps.
 
         Attention masks move into softmaxes, small columns of weights keep their precision, max poolings move before
         ReLUs, and norms subtract their mean through the weights before them. With "gmw" poolings and norms stay as they

@@ -128,10 +128,11 @@ class Planner:
                 layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
     def _join(self) -> None:
-        """Replace the product after a softmax by `WeightedMean`, which divides after the product, where possible.
+        """Replace the product after a softmax by a `WeightedMean`, which divides after the product, where possible.
 
-        It is possible if the softmax's rows are in a known range, the product is its only reader, the values that it
-        averages have a known bound, and all openings fit the ring. The softmax then leaves out its own division.
+        It is possible if four things hold: the softmax's rows are in a known range; the product is the softmax's only
+        reader; the values that it averages have a known bound; and all openings fit the ring. The softmax then leaves
+        out its own division.
         """
         readers = [0] * len(self._steps)
         for step in self._steps:
@@ -167,7 +168,7 @@ class Planner:
                 needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
-        """Return log2 of the largest magnitude that each step's result can have, by step; it is from 0 to FLOOR."""
+        """Return log2 of the largest magnitude that each step's result can have, by step; from 0 to FLOOR (20)."""
         bounds: list[int] = []
         for step, built in zip(self._steps, self._built, strict=True):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
@@ -183,7 +184,7 @@ class Planner:
         """Return log2 of the largest magnitude of a linear layer's result if it reads a norm over the last dimension.
 
         step, layer: the linear layer's step, and the layer made of it.
-        For any other step the result is FLOOR, the bound that every value of a net has.
+        For any other step the result is FLOOR (20): every value of a net is below 2^20.
         """
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
@@ -193,7 +194,10 @@ class Planner:
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """Find how many integer bits of each step's value later layers need, with the sign; return them by step."""
+        """Find how many integer bits of each step's value later layers need; return them by step.
+
+        Integer bits are those above the binary point, with the sign.
+        """
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -278,8 +282,8 @@ class Planner:
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
         """Compute the scale, the number of right low bits, and the grain of a step's result; return these three.
 
-        form: of the step's inputs, as `_form` returns it. Also sets `given` of the step's layer, which describes these
-            inputs.
+        Also sets `given` of the step's layer, which describes the step's inputs.
+        form: of the inputs, as `_form` returns it.
         Raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
@@ -367,7 +371,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
     """Set two attributes of each layer in the plan: `scales`, the bits of fraction of its inputs, and `range`.
 
-    The layer is right for values below 2^range: those that it compares, or without a comparison its results.
+    A layer is right for values below 2^range: those that it compares, or its results if it compares none.
     """
     for step in plan:
         if isinstance(step.layer, Layer):

@@ -94,7 +94,7 @@ class Comparison(ABC):
     @property
     @abstractmethod
     def reads(self) -> int | None:
-        """How many integer bits of a value, with its sign, must be right for this comparison.
+        """How many integer bits of a value this comparison needs: bits above the binary point, with the sign.
 
         None: all of them, for a window up to bit 64.
         """

@@ -118,7 +118,7 @@ class LaneNotes:
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Make a call of torchrun's store, and return its answer; None if the store is gone, or does not answer in 2 s.
+        """Make a call of torchrun's store, and return its answer; None if it is gone, or does not answer in 2 s.
 
         question: makes the call. It runs in a thread, since it might wait without limit.
         """

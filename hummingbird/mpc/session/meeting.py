@@ -104,14 +104,18 @@ class Late(Exception):
 
 
 def serves_store(rank: int) -> bool:
-    """Return whether this process serves the run's store. Rank 0 serves it, unless its launcher does."""
+    """Return whether this process serves torchrun's store, in which the processes of a run meet.
+
+    Rank 0 serves it, unless its launcher does.
+    """
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """Make a new connection to torchrun's store, and return the store; the process that serves it starts it.
+    """Connect anew to torchrun's store, and return it; if this process is the one that serves it, start it.
 
-    rank, world: this process's rank, and the number of processes of all parties. The store listens at MASTER_ADDR only.
+    The store listens at MASTER_ADDR only.
+    rank, world: this process's rank, and the number of processes of all parties.
     deadline: a value of time.monotonic, by which the store must listen.
     timeout: seconds for one call of the store.
     Raises RuntimeError, ValueError or OSError if the store cannot be reached, and EnvironmentProblem if this process
@@ -130,7 +134,7 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
 
 
 def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
-    """Serve the run's store at MASTER_ADDR, and at no other address of this host; return the store.
+    """Serve torchrun's store at MASTER_ADDR, and at no other address of this host; return the store.
 
     host, port: MASTER_ADDR and MASTER_PORT.
     wait: the limit for one call of the store.
@@ -152,12 +156,11 @@ def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
 
 
 def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> dist.Store:
-    """Connect to the run's store as env:// says, and return it; try again until the deadline.
+    """Connect to torchrun's store as env:// says, and return it; try again until the deadline.
 
     host, port: of the store.
     rank, world: this process's rank, and the number of processes of all parties.
     deadline: a value of time.monotonic.
-
     A host that dies or restarts may take connections and not answer them. So an attempt is short, and another follows.
     Raises OSError or RuntimeError at the deadline, and PeerError when this process is to stop.
     """

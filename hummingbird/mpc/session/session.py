@@ -74,8 +74,9 @@ class Dealer(Protocol):
 class ZeroSharing:
     """Source of this party's shares of zero: random numbers whose sum over all parties is 0. Nothing is sent.
 
-    previous, following: the random streams that this party shares with the previous party and with the next one. A
-        share is words of the first minus words of the second. All parties must draw equal shapes in equal order.
+    previous, following: the random streams that this party shares with the previous party and with the next one.
+    A share is words of the stream `previous` minus words of the stream `following`. All parties must draw equal shapes
+    in equal order.
     """
 
     def __init__(self, previous: Stream, following: Stream) -> None:
