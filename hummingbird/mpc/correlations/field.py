@@ -20,11 +20,16 @@ from hummingbird.prg import Stream
 class Field:
     """One tensor of a correlation: its kind, its shape, and how the parties get their shares of it.
 
-    Shares of the kind "ring" add up in Z_2^64; shares of the other kinds are combined by xor: words, packed bits, or
-    words that are 0 or 1 ("bit"). A "ring" field of at most 32 bits is drawn as int32, with half the randomness and
-    half the memory. A field with `left` is not drawn as a tensor: the kernels (kernels/) that read it draw or unpack it
-    themselves. If such a field has the kind "ring", it takes exactly `width` bits per element, provided that the seed's
-    cipher can pack them (`Stream.packs`).
+    kind: "ring", whose shares add up mod 2^width; or "words", "packed" or "bit", whose shares are combined by xor.
+        These are 64-bit words, bits packed into bytes, and words that are 0 or 1.
+    owner: the only party whose share is not zero; None: every party has a share.
+    width: bits of an element of kind "ring". Up to 32 bits, shares are drawn as int32, with half the randomness and
+        memory.
+    key: a number for a mask that outlives its request: all requests with this key draw the same values.
+    earlier: whether the parties already have this mask from an earlier request with the same key.
+    apart: whether the dealer computes with the list of the parties' shares, not with their sum.
+    left: whether the kernels that read the field draw or unpack it themselves. A "ring" field then takes `width` bits
+        for each element if the seed's cipher can pack them (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -38,21 +43,24 @@ class Field:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of a share."""
+        """The torch type of a party's share of this field."""
         if self.kind == "ring" and self.width <= 32:
             return torch.int32
         return torch.uint8 if self.kind == "packed" else torch.int64
 
     @property
     def layout(self) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Type and shape of a correction in its message."""
+        """The torch type and the shape of this field's correction in its message.
+
+        It has packed bytes, uint8 (bytes,), if elements have fewer than 64 bits.
+        """
         if self.width < 64:
             return torch.uint8, (packed(math.prod(self.shape) * self.width),)
         return self.dtype, self.shape
 
     @property
     def bits(self) -> int:
-        """Size of a correction in its message, in bits."""
+        """Size in bits of this field's correction in its message."""
         dtype, shape = self.layout
         return 8 * dtype.itemsize * math.prod(shape)
 
@@ -97,25 +105,26 @@ class Field:
         return stream.words(*self.shape, dtype=self.dtype)
 
     def leave(self, stream: Stream) -> Drawn:
-        """Return a share that is not drawn yet: a kernel draws it from this stream where the kernel reads it.
+        """Return a party's share that is not drawn yet: a kernel draws it from this stream where the kernel reads it.
 
-        The kernel draws packed bits if the stream's cipher can pack (`Stream.packs`), else whole words. The field must
-        have no owner.
+        The kernel draws `width` bits for each element of a "ring" field if the stream's cipher can pack
+        (`Stream.packs`), else whole words. The field must have no owner.
         """
         return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
-        """The value that all shares add up (or xor) to."""
+        """Return the field's value from all parties' shares: their sum for the kind "ring", their xor otherwise."""
         total = shares[0].clone()
         for share in shares[1:]:
             total = total.add_(share) if self.kind == "ring" else total.bitwise_xor_(share)
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """Compute the receiver's share of this field, and return it in the form in which it is sent (`layout`).
+        """Compute the share of this field that the dealer sends to the receiver; return it in the form of its message.
 
+        That form is packed bytes if elements have fewer than 64 bits (`layout`).
         value: the field's value.
-        shares: the shares of all other parties, which are overwritten.
+        shares: the shares of all parties but the receiver; they are overwritten.
         """
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which is not read again
@@ -123,7 +132,10 @@ class Field:
         return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
 
     def received(self, correction: Tensor) -> Words:
-        """Turn a correction, in the form in which it is sent, into the receiver's share, and return the share."""
+        """Return the receiver's share of this field.
+
+        correction: the field's correction, in the form in which it was sent (`layout`).
+        """
         if self.width == 64:
             return correction
         if self.left:
@@ -135,8 +147,9 @@ Fields = dict[str, Field]  # by name, in the order in which they are drawn and s
 
 
 def planes(number: int, count: int, owner: int | None = None) -> Field:
-    """Make the field of `number` planes of `count` xor-shared bits each; a plane is padded to whole bytes.
+    """Make a field of packed bits: `number` planes of `count` xor-shared bits each.
 
+    A plane has one bit of each of `count` values, and is padded to whole bytes.
     owner: the only party whose share is not zero; None: every party has a share.
     """
     return Field("packed", (number, packed(count)), owner)

@@ -14,7 +14,7 @@ from hummingbird.mpc.correlations.request import Request, shape
 
 
 class WordTripleShares(NamedTuple):
-    """Xor shares of words a and b, and of c = a & b."""
+    """A party's xor shares of uniform words a and b, and of c = a & b."""
 
     a: Tensor
     b: Tensor
@@ -23,7 +23,10 @@ class WordTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class WordTriple(Request[WordTripleShares]):
-    """Request for uniform words a and b, and for c = a & b, all xor-shared."""
+    """Request for uniform 64-bit words a and b, and for c = a & b, all xor-shared.
+
+    size0, size1: the shapes of a and b.
+    """
 
     kind = "binary"
     size0: tuple[int, ...] = shape()
@@ -45,7 +48,7 @@ class WordTriple(Request[WordTripleShares]):
 
 
 class SharedBitShares(NamedTuple):
-    """Shares of the same random bits: xor shares in 0/1 words, and additive shares in the ring."""
+    """A party's shares of random bits: xor shares, int64 words 0 or 1, and additive shares of the bits as numbers."""
 
     binary: Tensor
     arithmetic: Tensor
@@ -53,7 +56,10 @@ class SharedBitShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedBit(Request[SharedBitShares]):
-    """Request for one random bit per element, with xor shares and additive shares."""
+    """Request for random bits, one for each element of a tensor, with xor shares and additive shares of each bit.
+
+    shape: of the tensor.
+    """
 
     kind = "b2a"
     shape: tuple[int, ...] = shape()
@@ -74,7 +80,7 @@ class SharedBit(Request[SharedBitShares]):
 
 
 class WrapShares(NamedTuple):
-    """Additive shares of r, and of how often the sum of these shares of r wraps."""
+    """A party's additive shares of random numbers r, and of how often the signed sum of all shares of r overflows."""
 
     r: Tensor
     wraps: Tensor
@@ -82,9 +88,10 @@ class WrapShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Wraps(Request[WrapShares]):
-    """Request for a uniform r, and for how often the signed sum of the parties' shares of r leaves [-2^63, 2^63).
+    """Request for uniform numbers r, and for how often the parties' shares of r, added up as signed numbers, overflow.
 
-    The number of times is counted with its sign (Knott et al., appendix C).
+    Each overflow above 2^63 - 1 counts as 1, each one below -2^63 as -1 (Knott et al., appendix C).
+    shape: of r.
     """
 
     kind = "wraps"

@@ -53,7 +53,10 @@ _OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of t
 
 
 def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
-    """Make a dataclass field for an integer parameter from `least` to `most`. default: its default, if it has one."""
+    """Make a dataclass field for an integer parameter of a request, from `least` to `most`.
+
+    default: the parameter's default, if it has one.
+    """
     expected = f"a whole number in {least}..{most}"
     return _parameter(lambda value: _natural(value) and least <= value <= most, expected, **default)
 
@@ -73,14 +76,15 @@ def shape() -> Any:
 
 
 def one_of(names: Sequence[str]) -> Any:
-    """Make a dataclass field for a parameter that is one of these names."""
+    """Make a dataclass field for a parameter of a request that must be one of these names."""
     return _parameter(lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}")
 
 
 def options() -> Any:
-    """Make a dataclass field for keyword arguments of torch's convolutions.
+    """Make a dataclass field for a request's parameter that holds options of torch's convolutions, by name.
 
-    They are as JSON has them: integers or lists of integers.
+    The names are "stride", "padding", "output_padding", "dilation" and "groups"; a value is an integer or a list of
+    integers.
     """
 
     def good(value: Any) -> bool:
@@ -130,11 +134,10 @@ Draw = Callable[
 
 @dataclass(frozen=True)
 class Request(ABC, Generic[Shares]):
-    """A request for one piece of correlated randomness; each subclass is one kind.
+    """A request to a dealer for one piece of correlated randomness; each subclass is one kind.
 
-    The fields of a subclass are the kind's parameters, JSON values only, and within their limits: the
-    constructor raises DealerError for others. `Shares`: the named tuple of tensors that a party gets for the request
-    (`Session.correlation`).
+    The fields of a subclass are its parameters, JSON values only. The constructor raises DealerError if one is out of
+    its limits. `Shares` is the named tuple of tensors that a party gets for the request (`Session.correlation`).
     """
 
     kind: ClassVar[str]  # the name in messages; a class that sets it is registered
@@ -147,27 +150,28 @@ class Request(ABC, Generic[Shares]):
 
     @cached_property
     def free(self) -> Fields:
-        """The uniform fields, by name, in the order in which they are drawn."""
+        """The uniform fields of this request, by name, in the order in which they are drawn."""
         raise NotImplementedError
 
     @cached_property
     def derived(self) -> Fields:
-        """The fields, by name, that are computed from the free ones, in the order in which they are drawn and sent."""
+        """The fields, by name, that the dealer computes from the uniform ones, in the order of drawing and sending."""
         return {}
 
     def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
-        """Compute the values of the derived fields from the values of the free fields; both are given by name.
+        """Compute the values of the derived fields from the values of the uniform fields; return them by name.
 
         Only the dealer does this.
-        free: the value of each free field; for a field with the flag `apart`, the list of the parties' shares instead.
+        free: the value of each uniform field, by name; for a field with the flag `apart`, the list of the parties'
+            shares instead.
         """
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """Compute the request's corrections, one for each derived field (`layout`). Only the dealer does this.
+        """Compute the request's corrections, one tensor for each derived field (`layout`). Only the dealer does this.
 
-        draw: called with the next field and with 0, returns the shares of all parties, the receiver's first and the
-            others' in any order; called with 1, it leaves out the receiver's share.
+        draw: takes the next field and a number. With 0 it returns the shares of all parties, first the receiver's; with
+            1 those of all parties but the receiver.
         """
         free: dict[str, Any] = {}
         for name, item in self.free.items():
@@ -178,10 +182,11 @@ class Request(ABC, Generic[Shares]):
         return [item.correction(values[name], shares) for name, item, shares in others]
 
     def correct_at_once(self, draw: Draw) -> list[Tensor]:
-        """Compute what `correct` does by one kernel that also draws the shares; all fields must be `left` to kernels.
+        """Compute the request's corrections, as `correct` does, by one kernel that also draws the shares; return them.
 
-        Returns the corrections. draw: as in `correct`, but the shares that it returns are not drawn yet
-        (`Field.leave`).
+        Only for requests whose fields are all left to kernels (`Field.left`).
+        draw: takes the next field and a number. With 0 it returns the shares of all parties, first the receiver's; with
+            1 those of all parties but the receiver. These shares are not drawn yet (`Field.leave`).
         """
         raise NotImplementedError
 
@@ -192,7 +197,8 @@ class Request(ABC, Generic[Shares]):
     def check(self) -> None:
         """Raise ValueError if parameters contradict each other, or if computing the fields takes too much memory.
 
-        The constructor limits the size of the fields; their computation may take more memory than they do.
+        The constructor calls it. It limits the size of the fields itself, but their computation may take more memory
+        than they do.
         """
 
     def __post_init__(self) -> None:
@@ -213,17 +219,20 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters by name."""
+        """The request's parameters, by name, with their values."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
     @property
     def parts(self) -> Fields:
-        """The fields of which each party gets a share by this request, by name, in order."""
+        """The fields of which a party gets a share by this request, by name: the uniform ones, then the derived ones.
+
+        Masks that the parties have from an earlier request are left out.
+        """
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
     @property
     def correction_bits(self) -> int:
-        """Offline bits that the dealer sends to the receiver."""
+        """Size in bits of the corrections that the dealer sends to the receiver for this request, offline."""
         return sum(item.bits for item in self.derived.values())
 
     @property
@@ -233,11 +242,11 @@ class Request(ABC, Generic[Shares]):
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The request as JSON values, for `from_json` of mpc/protocols/registry.py."""
+        """Return the request as a dict of JSON values, from which `registry.from_json` makes an equal request."""
         return {"kind": self.kind, "params": self.params}
 
     def __str__(self) -> str:
-        """Text of the request: equal requests have the same text, others do not.
+        """Return the request as a text: equal requests have equal texts, and others do not.
 
         A tuple and a list of JSON with the same entries count as equal.
         """
@@ -269,16 +278,16 @@ class ReceiverTurn(NamedTuple):
 
 
 class ReceiverRotation:
-    """Receiver rotation of a run of `parties` parties: it says who receives each request's correction. Not thread-safe.
+    """The rule that says which party receives each request's correction, in a run of `parties` parties.
 
-    It counts from the run's first request on.
+    It is the party that has received the fewest bits so far, counted from the run's first request on. Not thread-safe.
     """
 
     def __init__(self, parties: int) -> None:
         self._sent, self._served = [0] * parties, [0] * parties
 
     def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
-        """Return the receiver turns of the next requests, in order.
+        """Return the receiver turns of the next requests, in order, and count these requests.
 
         A turn says which party receives the request's correction, and how many corrections that party received before.
         """
@@ -295,7 +304,8 @@ class ReceiverRotation:
 def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> list[Request[Any]]:
     """Choose the requests of a run whose corrections go to party `rank`; return them in order.
 
-    requests: all requests of the run, from the first one on.
+    parties: how many there are.
+    requests: all requests of the run, from the first one on, since the receiver depends on all earlier ones.
     """
     turns = ReceiverRotation(parties).take(requests)
     return [request for request, turn in zip(requests, turns, strict=True) if turn.receiver == rank]
@@ -306,10 +316,11 @@ def received_by(rank: int, parties: int, requests: Sequence[Request[Any]]) -> li
 
 @dataclass(frozen=True)
 class Material:
-    """This party's shares for one request, by field name, and their cost.
+    """This party's shares for one request, and their cost.
 
+    shares: by the name of the field.
     offline_bits: size of the corrections that the dealer made, without framing.
-    received_bits: the same if this party received them, else 0.
+    received_bits: the size of these corrections if this party received them, else 0.
     waiting_seconds: how long this party waited for the shares.
     expanding_seconds: time spent on expanding this party's seed, in the background if shares are made ahead.
     dealer_seconds: the dealer's own work, if the dealer reported it with these shares, else 0.
@@ -325,7 +336,7 @@ class Material:
     ready: Ready | None = None
 
     def take(self) -> None:
-        """Let the GPU's work that this thread starts from now on wait until the shares are there."""
+        """Make the GPU wait for these shares before it runs kernels that this thread starts from now on."""
         if self.ready is not None:
             self.ready.take([anchor(words) for words in self.shares.values()])
 
@@ -335,10 +346,13 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
-    """Draw party `rank`'s share of a free field from the request's stream, and return it.
+    """Draw party `rank`'s share of a uniform field from the request's stream, and return it.
 
-    A field with a key is drawn from another stream, which follows from the party's seed and the key: all requests with
-    this key get the same share.
+    A field with a key is drawn from another stream, which follows from the party's seed and the key. So all requests
+    with this key get equal shares.
+    item: the field.
+    seed: the party's.
+    stream: the party's random stream of this request.
     """
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
@@ -346,9 +360,11 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
 def expand(
     request: Request[Any], turn: ReceiverTurn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
-    """Draw party `rank`'s shares of the free fields and, unless it is the receiver, of the derived fields, by name.
+    """Draw party `rank`'s shares for a request from its seed; return them by the name of the field.
 
-    turn: says which party is the receiver, and selects the random numbers. seed: the party's.
+    They are the shares of the uniform fields and, unless the party is the receiver, of the derived fields.
+    turn: says which party is the receiver, and selects the random numbers.
+    seed: the party's.
     device: where the shares are made.
     """
     stream = _stream(seed, turn, request, device)
@@ -359,12 +375,15 @@ def expand(
 
 
 def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """Types and shapes of a request's corrections."""
+    """Return the torch type and the shape of each correction of a request, in the order in which they are sent."""
     return [item.layout for item in request.derived.values()]
 
 
 def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
-    """Turn the corrections of a request into the receiver's shares of the derived fields, by name."""
+    """Turn the corrections of a request into the receiver's shares; return them by the name of the field.
+
+    corrections: one tensor for each derived field of the request, in the form in which it was sent.
+    """
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 
@@ -372,9 +391,11 @@ def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, 
 def corrections(
     request: Request[Any], turn: ReceiverTurn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """Compute the corrections that the dealer sends to the receiver (`layout`), from the seeds of all parties by rank.
+    """Compute the corrections that the dealer sends to the receiver of a request; return them in the order of sending.
 
+    There is one tensor for each derived field, which the dealer computes from the request's uniform fields.
     turn: says which party is the receiver, and selects the random numbers.
+    seeds: of all parties, by rank.
     device: where the corrections are computed, if kernels there can expand the seeds and draw all fields; else the CPU.
     """
     at_once = all(item.left for item in request.parts.values())

@@ -47,16 +47,18 @@ _GRACE = 2.0  # seconds for the dealer's answer that it has waited `timeout` sec
 
 
 class DealerClient:
-    """Client of a dealer for party `rank` of `parties`, joined to a session; `correlation(request)` returns shares.
+    """A party's connection to a dealer, joined to one session; `correlation(request)` returns this party's shares.
 
     address: the dealer's, HOST:PORT or unix:PATH.
-    session: the id of the session, 16 bytes.
+    session: the id of the session, 16 bytes. rank: this party's, among `parties`.
     timeout: seconds within which the dealer must answer; corrections may take one more second per megabyte.
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; the same at all parties.
     device: the device on which the seed is expanded.
     buffer_bytes: bound on the bytes of shares that are made ahead of their use.
-    The bits of `Material` do not count the framing of corrections (8 bytes, and at most 80 per tensor).
-    Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `rpc.client.connect`.
+
+    The bits that `Material` counts leave out the framing of messages: 8 bytes for each request, and at most 80 for each
+    tensor. Raises DealerError if the dealer cannot be reached or refuses, and InputError, TrustError and
+    EnvironmentProblem as `rpc.client.connect` does.
     """
 
     slice_shape = None
@@ -98,29 +100,36 @@ class DealerClient:
         return f"dealer at {self.address}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares for one request.
+        """Return this party's shares for one request, as `Material`.
 
-        Offline, the receiver spends 1 round with the dealer and request.correction_bits; the other parties send and
-        receive nothing.
-        Raises DealerError if the dealer refuses, is gone or is late.
+        One party, the receiver, gets the request's correction from the dealer: 1 round and request.correction_bits,
+        offline. The other parties send and receive nothing. Raises DealerError if the dealer refuses, is gone or is
+        late.
         """
         return self.reserve([request]).correlation(request)
 
     def reserve(self, requests: Requests | None) -> Supply | OnDemand:
         """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
 
-        requests: None if they are not known: then material is made when the slice asks for it.
-        The supply's `correlation` raises DealerError like this client's, and for any request but the reserved one.
+        requests: None if they are not known: then each request's material is made when the slice asks for it.
+        The supply's method `correlation` raises DealerError if the dealer fails, and if it is called with another
+        request than the next one in `requests`.
         """
         if requests is None:
             return OnDemand(self.correlation)
         return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing. `bind` records what a mask hides, but this dealer draws new masks in every run."""
+        """Do nothing: this dealer draws new masks in every run, so it need not record which weights a mask hides.
+
+        name, digest: of the private weights; they are not read here.
+        """
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Accept any net, of any shape: the dealer makes whatever material is requested."""
+        """Accept any net, of any shape: the dealer makes whatever material is requested.
+
+        facts, shapes: the net's facts and the shapes of its slices, which other dealers check; they are not read here.
+        """
 
     def stay(self) -> None:
         """Heartbeat: tell the dealer that this session is still in use. Party 0 sends it for all parties.
@@ -174,7 +183,12 @@ class DealerClient:
             self._call.cancel()
 
     def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
-        """Make the material of consecutive requests. One call fetches all corrections that go to this party."""
+        """Yield the material of consecutive requests, one `Material` for each, in order.
+
+        One call to the dealer fetches all corrections that go to this party.
+        turns: the receiver turn of each request: which party receives its correction.
+        Raises DealerError.
+        """
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
         if mine:
             own = [requests[place] for place in mine]
@@ -223,7 +237,11 @@ class DealerClient:
         return out
 
     def _finish(self, messages: Any) -> float:
-        """Read the end of the dealer's answer: return the seconds that the dealer worked on it."""
+        """Check that the dealer's answer is at its end; return the seconds that the dealer worked on this answer.
+
+        messages: gRPC's stream of the answer, of which all corrections are read.
+        Raises DealerError if more messages come.
+        """
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())
@@ -246,9 +264,12 @@ class DealerClient:
 
 # A dealer inside the party's process ----------------------------------------------------------------------------------
 class LocalDealer:
-    """Dealer and its client in one object, within the party's own process: it knows the seeds of all parties by rank.
+    """A dealer within the party's own process, which knows all parties' seeds; `correlation(request)` returns shares.
 
     With several parties it protects nothing, and warns of this: it is for tests, and for a session of one party.
+    rank: this party's, among `parties`.
+    seeds: of all parties, by rank.
+    device: where the shares are made.
     """
 
     slice_shape = None
@@ -270,7 +291,7 @@ class LocalDealer:
         return "dealer in this process"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares for one request. Sends nothing."""
+        """Return this party's shares for one request, as `Material`. Sends nothing."""
         (turn,), bits, got = self._turns.take([request]), request.correction_bits, 0
         started = time.perf_counter()
         shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
@@ -282,14 +303,23 @@ class LocalDealer:
         return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
-        """Return the supply of one slice, whose material is made when the slice asks for it."""
+        """Return the supply of one slice: its `correlation` makes a request's material when the slice asks for it.
+
+        requests: the slice's requests; they are not read here.
+        """
         return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing. `bind` records what a mask hides, but this dealer draws new masks in every run."""
+        """Do nothing: this dealer draws new masks in every run, so it need not record which weights a mask hides.
+
+        name, digest: of the private weights; they are not read here.
+        """
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Accept any net, of any shape: material is made for whatever is requested."""
+        """Accept any net, of any shape: material is made for whatever is requested.
+
+        facts, shapes: the net's facts and the shapes of its slices, which other dealers check; they are not read here.
+        """
 
     def stay(self) -> None:
         """Do nothing: there is no session that could be dropped."""

@@ -44,7 +44,7 @@ _CLOSED = 5.0  # seconds in which a dealer ends after it has closed its output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `main`."""
+    """Add the options of the program `hummingbird dealer` to a parser."""
     listen = "HOST:PORT or unix:PATH; another host than this one needs certificates, a party's for party-RANK"
     add_service(parser, listen=listen, tokens=False, grace=1.0)
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
@@ -55,19 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--threads`, the number of threads for `deal_on`."""
+    """Add the option `--threads`, the number of threads that compute dealt material, to a parser."""
     text = "threads that deal (default: one for each processor of this process)"
     parser.add_argument("--threads", type=count, metavar="N", help=text)
 
 
 def deal_on(threads: int | None) -> None:
-    """Set the number of threads that deal from now on; None: one for each processor."""
+    """Set with how many threads this process computes dealt material from now on; None: one for each processor."""
     torch.set_num_threads(threads or processors())
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a dealer until SIGTERM, SIGINT, or the end that `--sessions` sets.
+    """Run a dealer until SIGTERM or SIGINT; return the exit status, 0.
 
+    With `--sessions N` the dealer also ends after N sessions, with the process that started it, and when a pipe on its
+    stdin is closed.
+    args: the options of `add_arguments`.
     Raises the errors of `rpc.programs.run_service`.
     """
     config = service_of(args)
@@ -79,7 +82,10 @@ def main(args: argparse.Namespace) -> int:
     dealer = DealerService(parties=args.parties, device=find_device(args.device, "--device"))
 
     def over() -> bool:
-        """Whether the sessions have ended, or the process that started this dealer is gone."""
+        """Return whether this dealer is to end; always False without `--sessions N`.
+
+        It is to end after N sessions, or once the process that started it is gone.
+        """
         return bool(args.sessions) and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed())
 
     def measure(registry: CollectorRegistry) -> None:
@@ -149,7 +155,7 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
 
 
 def _forget_ended() -> None:
-    """Reap the dealers of earlier sessions that have ended."""
+    """Clean up after dealers of earlier sessions that have ended: reap the processes, remove their directories."""
     for pair in list(_spawned):
         process, clean_up = pair
         if process.poll() is not None:
@@ -185,7 +191,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str, deadline: 
 
 
 def _clean_up(process: subprocess.Popen[bytes], folder: str) -> None:
-    """End the dealer, first by closing its stdin, and remove its directory."""
+    """End a dealer process that `spawn_local` started, and remove the directory of its socket.
+
+    Closing its stdin tells the dealer to end. If it has not ended after 5 seconds, it is killed. folder: the directory.
+    """
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

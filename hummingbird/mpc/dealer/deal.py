@@ -54,14 +54,17 @@ def deal(
     cipher: str = "aes-128-ctr",
     progress: Callable[[int], object] = lambda images: None,
 ) -> float:
-    """Write out/party-P/lane-L for all parties and lanes, `slots` slices each; return seconds of work.
+    """Write a store into the folder `out`: out/party-P/lane-L for all parties and lanes; return the seconds of work.
 
-    setup, batch: the requests that a run makes once, and for every slice of `shape` (`mpc.dry_run`). Each lane gets
-        material of its own.
-    facts: what the net must be like (`store.material_facts`).
+    setup, batch: the requests that a run makes once, and those that it makes for every slice (`mpc.dry_run` finds
+        both).
+    shape: of a slice's input.
+    slots: for how many slices each lane gets material; no two lanes share any.
+    facts: what the net must be like, a text for each name (`store.material_facts`).
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`. Parties on any device can use both. With chacha20
         the parties' GPUs expand the seeds, and this host's GPU computes the corrections, if there are any.
-    progress: called after every slice with its number of images.
+    progress: called after every slice with its number of images, and with 0 after the setup.
+
     Raises InputError if the folder is not empty, and OSError with ENOSPC, before it writes anything, if the disk has no
     room. If it fails or is interrupted, it leaves nothing behind.
     """
@@ -81,7 +84,10 @@ def deal(
 
 
 def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots: int, parties: int, lanes: int) -> int:
-    """Bytes of a store's corrections, for all parties and lanes."""
+    """Return the size of a store's corrections in bytes, for all parties and lanes.
+
+    setup, batch: the requests that a run makes once, and those of each slice. slots: number of slices, for each lane.
+    """
 
     def region(requests: Sequence[Request[Any]]) -> int:
         return sum(places(received_by(rank, parties, requests))[1] for rank in range(parties))
@@ -90,7 +96,7 @@ def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots:
 
 
 def _missing(root: Path, size: int) -> str:
-    """A message about a disk without room for `size` bytes of store; "" if there is room."""
+    """Return a message if the disk of the folder `root` has no room for a store of `size` bytes, else ""."""
     folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(folder).free
     return "" if size <= free else f"the store takes {size / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
@@ -110,7 +116,13 @@ def _deal(
 ) -> float:
     """Write a store into the folder `root`, one folder for each lane and party; return the seconds of work.
 
-    The arguments are those of `deal`.
+    `deal` calls this function with its own arguments, once the disk is known to have room.
+    setup, batch: the requests that a run makes once, and those of each slice.
+    shape: of a slice's input.
+    slots: for how many slices each lane gets material.
+    facts: what the net must be like, a text for each name.
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
+    progress: called after every slice with its number of images, and with 0 after the setup.
     """
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
@@ -129,7 +141,12 @@ def _deal(
 def _deal_lane(
     folders: Sequence[Path], seeds: Sequence[bytes], header: Header, progress: Callable[[int], object]
 ) -> float:
-    """Write the material of one lane into its folders, by party; return seconds of work."""
+    """Write the material of one lane into its folders, one for each party; return the seconds of work.
+
+    folders, seeds: of the parties, by rank.
+    header: of the lane; its rank, seconds and checksums are filled in here.
+    progress: called with 0 after the setup, and with a slice's number of images after each slot.
+    """
     started = time.perf_counter()
     device = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu"
     headers = [replace(header, rank=rank) for rank in range(header.parties)]
@@ -158,9 +175,12 @@ def _deal_lane(
 
 
 class _Writer:
-    """Writer of the file of one party's corrections: a region for the setup, then one for each slot.
+    """Writer of the file of one party's corrections: it writes a region for the setup, then one for each slot.
 
-    It writes chunks of one size from one buffer.
+    It divides each region into chunks of 8 MiB, and adds a checksum for each to the list `checksums`.
+    file: the file, open for writing.
+    seed: the party's, from which the checksums' keys follow.
+    header: the party's, for this lane.
     """
 
     def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:
@@ -171,14 +191,14 @@ class _Writer:
         self.checksums: list[bytes] = []
 
     def begin(self, region: int) -> None:
-        """Begin a region: 0 is the setup, region s + 1 is slot s."""
+        """Begin a region of the file of corrections. region: 0 for the setup, s + 1 for slot s."""
         found, self._size = self._places[min(region, 1)]
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:
-        """Write the corrections that this party gets for the next request of the region.
+        """Write the corrections of the region's next request, one of those whose corrections go to this party.
 
-        made: one tensor for each derived field of the request.
+        made: the corrections, one tensor for each field that the dealer derives from the request's uniform ones.
         """
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))
@@ -186,7 +206,7 @@ class _Writer:
             self._at = start + tensor.nbytes
 
     def end(self) -> None:
-        """Fill the rest of the region with zeros."""
+        """Fill the rest of the region with zeros, and write it to the file."""
         self._append(torch.zeros(self._size - self._at, dtype=torch.uint8))
         self._write()
 

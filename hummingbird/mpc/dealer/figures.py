@@ -26,7 +26,7 @@ class DealerFigures(Collector):
         self._dealer = dealer
 
     def collect(self) -> Iterator[Metric]:
-        """The figures at this moment."""
+        """Yield the dealer's figures with their values at this moment; Prometheus' client library calls this."""
         dealer = self._dealer
         yield GaugeMetricFamily("hummingbird_dealer_sessions_open", "Sessions that have not ended.", dealer.open)
         yield CounterMetricFamily("hummingbird_dealer_sessions", "Sessions that have ended.", dealer.ended)
@@ -38,18 +38,18 @@ class KeeperFigures(Collector):
     """The figures of a keeper for Prometheus, read at each scrape. wanted: how many slots the keeper keeps unused.
 
     hummingbird_keeper_slots_unused     slots that no party has used, in the lane that has fewest
-    hummingbird_keeper_slots_wanted     the keeper deals another set below this number of unused slots
-    hummingbird_keeper_sets_total       sets that were dealt
+    hummingbird_keeper_slots_wanted     `wanted`: below this number of unused slots the keeper deals another set
+    hummingbird_keeper_sets_total       sets that were dealt; a set is a fixed number of slots, dealt at once
     hummingbird_keeper_set_seconds      seconds of work on the last set
 
-    The slots are those of the folder. The other numbers count from the start of this process.
+    The slots are those of the keeper's folder. The other numbers count from the start of this process.
     """
 
     def __init__(self, keeper: Keeper, wanted: int) -> None:
         self._keeper, self._wanted = keeper, wanted
 
     def collect(self) -> Iterator[Metric]:
-        """The figures at this moment."""
+        """Yield the keeper's figures with their values at this moment; Prometheus' client library calls this."""
         keeper = self._keeper
         yield GaugeMetricFamily("hummingbird_keeper_slots_unused", "Slots that no party has used.", keeper.unused())
         yield GaugeMetricFamily("hummingbird_keeper_slots_wanted", "Slots to keep unused.", self._wanted)

@@ -68,13 +68,14 @@ _REQUESTS = records.many(records.through(records.anything(), from_json, lambda r
 
 @dataclass(frozen=True)
 class Header:
-    """Description of a party's material for one of its lanes.
+    """The first record of a store's folder for one party and lane: what the material in it is for.
 
-    facts: what the net must be like (`store.material_facts`).
+    set_id: a random name, which the folders of this lane have in common at all parties.
+    facts: what the net must be like, a text for each name (`store.material_facts`).
     shape: of a slice's input.
-    slots: how many slices there is material for.
+    slots: for how many slices there is material.
     setup, batch: the requests that a run makes once, and those of each slice.
-    seconds: how long the dealer worked.
+    seconds: how long the dealer worked on this lane.
     checksums: digest of the file of checksums.
     """
 
@@ -116,10 +117,10 @@ class Header:
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
-    """Compute the checksum of chunk `number` of a store's corrections. pieces: buffers with the chunk's bytes.
+    """Compute the checksum, 16 bytes, of chunk `number` of a store's corrections. pieces: buffers with its bytes.
 
-    It is the tag of AES-GCM under a key from the store's seed. During this cipher the library releases the
-    interpreter's lock, so that other threads run; during its Poly1305 it keeps the lock.
+    It is the tag of AES-GCM, under a key that follows from the party's seed and the number. AES-GCM and not Poly1305:
+    the library lets other threads run while it computes the first, but not the second.
     """
     state = Cipher(AES(derive(seed, "store", "chunk", number)[:16]), GCM(bytes(12))).encryptor()  # each key once
     for piece in pieces:
@@ -129,12 +130,15 @@ def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
 
 
 def checksums_digest(checksums: bytes) -> str:
-    """Digest of the file of checksums, as the header holds it."""
+    """Return the digest that a header holds of the file of checksums, as hexadecimal text.
+
+    checksums: the file's bytes.
+    """
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 
 def lane_folder(root: Path, rank: int, lane: int) -> Path:
-    """The folder of a party's lane in a store."""
+    """Return the path of the folder for one lane of a party. root: the store's folder."""
     return root / f"party-{rank}" / f"lane-{lane}"
 
 
@@ -152,7 +156,10 @@ def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
 
 
 def read_header(folder: Path) -> tuple[Header, bytes]:
-    """A party's header and seed; DealerError unless the folder is a complete, undamaged store of this release."""
+    """Read and return a party's header and its seed from the folder of one lane.
+
+    Raises DealerError unless the folder is a complete, undamaged store of this release.
+    """
     if not (folder / HEADER).is_file():
         begun = folder.is_dir() and any((folder / name).exists() for name in (SEED, f"{HEADER}.new"))
         what = "this store was not dealt to its end" if begun else "there is no store here"
@@ -162,10 +169,12 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Lay out the corrections of a region of the file. Returns their positions, and the region's size in bytes.
+    """Lay out the corrections of one region of a party's file: the setup's, or those of one slot.
 
-    requests: the requests of the region whose corrections go to the party. For each of them there is a list of (offset
-        in bytes, type, shape), one for each tensor.
+    requests: the region's requests whose corrections go to the party.
+
+    Returns a list for each request, and the region's size in bytes. A request's list has an entry (offset in bytes,
+    dtype, shape) for each tensor of its corrections.
     """
     found, at = [], 0
     for request in requests:
@@ -178,9 +187,13 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 
 
 class Corrections:
-    """File of a party's corrections. `read(region)` compares a region's checksums, and returns its tensors.
+    """The file of the corrections that go to one party, open for reading; `read(region)` returns those of one region.
 
-    Region 0 has the corrections of the setup, region s + 1 those of slot s.
+    Region 0 is for the setup, region s + 1 for slot s.
+    folder: of the party's lane.
+    header: the party's, for this lane.
+    seed: the party's, from which the keys of the checksums follow.
+    Raises DealerError if the file is missing, or if its size or its checksums are wrong.
     """
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
@@ -207,10 +220,11 @@ class Corrections:
         self._scratch = bytearray(_PIECE)
 
     def read(self, region: int) -> list[list[Tensor]]:
-        """Return the corrections to this party in a region, for each request a list of tensors.
+        """Return the corrections of one region: a list of tensors for each request whose receiver is this party.
 
-        The tensors are a private view of the file: nothing that is written into them reaches the file. Raises
-        DealerError for a wrong checksum.
+        A list has one tensor for each derived field of the request. Writing into the tensors does not change the file.
+        region: 0 for the setup, s + 1 for slot s.
+        Raises DealerError for a wrong checksum.
         """
         (_, setup), (_, slot) = self._places
         found, size = self._places[min(region, 1)]
@@ -222,9 +236,9 @@ class Corrections:
         return [[_view(mapped, *place) for place in mine] for mine in found]
 
     def _check(self, start: int, size: int, chunk: int) -> None:
-        """Read a region of the file into memory, and raise DealerError if the checksum of a chunk is wrong.
+        """Read a region of the file; raise DealerError if a checksum is wrong. There is one for each chunk of 8 MiB.
 
-        start, size: the region's first byte and its number of bytes. chunk: the number of its first chunk.
+        start, size: the region's first byte, and its number of bytes. chunk: the number of its first chunk in the file.
         """
         view = memoryview(self._scratch)
 

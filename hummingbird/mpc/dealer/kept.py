@@ -50,13 +50,14 @@ _SET = "set-"
 
 @dataclass(frozen=True)
 class Kept:
-    """Description that all sets of a kept store have in common.
+    """Description that all sets of a kept store have in common; the file kept.json holds it.
 
-    A kept store is a folder to which `deal --keep` adds sets of material.
+    A kept store is a folder to which `deal --keep` adds sets; each set holds material for a few slices.
+
     id: 16 random bytes, hexadecimal.
-    facts: what the net must be like (`store.material_facts`).
+    facts: what the net must be like, a text for each name (`store.material_facts`).
     shape: of a slice's input.
-    slots: how many slots each set has for each lane.
+    slots: for how many slices each set has material, for each lane.
     requests: digest of a slice's requests.
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
     format_version: number of the file format of the sets.
@@ -75,14 +76,14 @@ class Kept:
     hummingbird_version: str = records.constant(VERSION)
 
     def line(self) -> bytes:
-        """The description as the one line of text that `kept.json` contains."""
+        """Return the description as the one line of text, with its line break, that the file kept.json contains."""
         return records.write(self).encode() + b"\n"
 
     @classmethod
     def read(cls, text: bytes, where: Path) -> Kept:
-        """Read the description from a file's text. Raises DealerError if it is damaged, or of another release.
+        """Read the description of a kept store from the bytes of its file. where: the file's path, for the error.
 
-        where: the file, for the error.
+        Raises DealerError if the description is damaged, or of another release.
         """
         hint = "delete this folder, and keep another one"
         how: Any = {"name": "description of a kept store", "where": str(where), "hint": hint, "error": DealerError}
@@ -98,31 +99,38 @@ class Kept:
 
 
 def is_kept(path: Path) -> bool:
-    """Whether this is the folder of a kept store."""
+    """Return whether `path` is the folder of a kept store, which `deal --keep` fills."""
     return (path / DESCRIPTION).is_file()
 
 
 def set_folder(root: Path, number: int) -> Path:
-    """The folder of a set; numbers begin at 1."""
+    """Return the path of the folder of set `number` of the kept store at `root`; numbers begin at 1."""
     return root / f"{_SET}{number:06d}"
 
 
 def numbers(root: Path) -> list[int]:
-    """Numbers of the sets whose folders exist, in the order of their use."""
+    """Return the numbers of the sets that have a folder in the kept store at `root`, ascending.
+
+    The parties use the sets in this order.
+    """
     names = [entry.name.removeprefix(_SET) for entry in os.scandir(root) if entry.name.startswith(_SET)]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def is_there(root: Path, number: int, rank: int, lane: int) -> bool:
-    """Whether a lane's part of a set exists and has not been erased."""
+    """Return whether set `number` of the kept store at `root` still has its material for one lane of party `rank`.
+
+    False if this material was erased.
+    """
     return (lane_folder(set_folder(root, number), rank, lane) / HEADER).is_file()
 
 
 def erase(folder: Path) -> None:
-    """Erase a lane's part of a set: overwrite its seed, then delete all files. May be called again after a crash.
+    """Erase one set's material for one lane of one party: overwrite its seed, then delete all files.
 
-    The header goes first, so that no process takes a part without its seed for a usable one. Raises DealerError if the
-    disk refuses.
+    folder: the folder of the set for this party and lane. The header is deleted first, so that no process takes a
+        folder without its seed for a usable one. May be called again after a crash.
+    Raises DealerError if the disk refuses.
     """
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -153,12 +161,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Keeper:
-    """Object that deals sets of material into one folder. It makes the folder if there is none, and locks it.
+    """Object that deals sets of material into one folder, the kept store; each set has some slots for each lane.
 
+    It makes the folder if there is none, and locks it for this process.
     root: the folder.
-    what: what each set is dealt for: the arguments batch, shape, slots, parties, facts, lanes and cipher of `deal`.
+    what: the arguments batch, shape, slots, parties, facts, lanes and cipher of `deal`, for every set.
     Raises InputError if the folder is kept for other arguments, or holds other files; DealerError if another keeper is
-    at work, or if the description is damaged.
+    at work, or if the file kept.json is damaged.
     """
 
     def __init__(self, root: Path, **what: Any) -> None:
@@ -200,11 +209,11 @@ class Keeper:
 
     @property
     def set_bytes(self) -> int:
-        """Bytes of a set's corrections, for all parties and lanes."""
+        """Size in bytes of the corrections in one set of the kept store, for all parties and lanes."""
         return size_of([], self._what["batch"], self.kept.slots, self.kept.parties, self.kept.lanes)
 
     def unused(self) -> int:
-        """How many slots of the folder no party has used, in the lane in which they are fewest."""
+        """Return how many slots of the folder no party has used, in the lane that has the fewest such slots."""
         left = [0] * self.kept.lanes
         for number in numbers(self.root):
             for lane in range(self.kept.lanes):
@@ -223,8 +232,9 @@ class Keeper:
         return max(0, self.kept.slots - used)
 
     def add(self, progress: Callable[[int], object] = lambda images: None) -> tuple[int, float]:
-        """Deal another set of material into the folder; return the set's number, and the seconds of work.
+        """Deal one more set of material into the folder; return the set's number, and the seconds of work.
 
+        progress: called with a slice's number of images after each slice.
         Raises OSError with ENOSPC if the disk has no room.
         """
         if shutil.disk_usage(self.root).free < self.set_bytes + _SPARE:
@@ -255,13 +265,13 @@ def keep(
     full: float = 5.0,
     ready: Callable[[bool], object] = lambda yes: None,
 ) -> None:
-    """Deal sets without end, whenever fewer than `slots` slots are unused.
+    """Deal sets of material without end, whenever fewer than `slots` slots of the keeper's folder are unused.
 
-    progress: called with the number of images dealt, and with 0 before each count of unused slots; an exception from it
-        ends the loop.
-    say: called with a message for each set, and when the loop waits because the disk is full.
+    progress: called with a slice's number of images after each slice, and with 0 before each count of unused slots. An
+        exception from it ends the loop.
+    say: called with a message for each set, and with one when the loop begins to wait because the disk is full.
     full: seconds between attempts while the disk is full.
-    ready: called with whether the keeper can deal.
+    ready: called with True when the keeper can deal, and with False while the disk is full.
     """
     waits = False
     ready(True)

@@ -37,11 +37,14 @@ _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots
 
 
 class KeptStore:
-    """This party's part of a kept store, for one lane: a session's source of material, one set after the other.
+    """A kept store, for one lane of this party: a session takes its material from one set of slots after the other.
 
-    The constructor waits for the first set.
-    root: the folder of `kept.json`.
+    `deal --keep` adds the sets; all parties use them in the same order. The constructor waits for the first one.
+    channel: to the other parties.
+    root: the folder of kept.json.
+    place: this process's party and lane.
     timeout: seconds to wait for a set that is needed.
+    device: where the shares are needed.
     Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is
     in use, or gets no set in time; and PeerError.
     """
@@ -81,7 +84,7 @@ class KeptStore:
             raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
 
     def _finish_erasing(self) -> None:
-        """Finish erasing the sets that an earlier process was erasing when it was killed."""
+        """Finish erasing the sets that an earlier process of this lane had begun to erase when it was killed."""
         for number in numbers(self.folder):
             if not is_there(self.folder, number, self._place.party, self._place.lane):
                 erase(self._part(number))
@@ -96,7 +99,7 @@ class KeptStore:
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for: in the sets that the parties agreed on, and in later sets there."""
+        """For how many more slices the folder has material, counting sets that the parties have yet to agree on."""
         with self._looking:
             return self._agreed + self.kept.slots * len(self._waiting())
 
@@ -105,7 +108,7 @@ class KeptStore:
         return sum(store.slots_left for store in self._sets)
 
     def _waiting(self) -> list[int]:
-        """Numbers of the sets in the folder that this party has not opened."""
+        """Return the numbers of the sets in the folder that this party has not opened, ascending."""
         opened = {store.number for store in (*self._sets, *self._leaving)}
         party, lane = self._place.party, self._place.lane
         try:
@@ -116,11 +119,12 @@ class KeptStore:
         return [number for number in found if number in self._there]
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Wait until the store has material for all slices of a batch. All parties must call it at the same point.
+        """Wait until this store has material for all slices of a batch. All parties must call it at the same point.
 
-        facts: of the net. shapes: of the slices.
-        Each look for the next set takes 1 round. Raises DealerError if the store is for another net or another shape,
-        or if the material does not come in time.
+        facts: of the net that is to run, a text for each name. shapes: the shape of each slice.
+
+        Each search for the next set takes 1 round. Raises DealerError if the store was dealt for another net or another
+        shape, or if the material does not come in time.
         """
         check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
         self.sweep()
@@ -152,7 +156,11 @@ class KeptStore:
     # What the parties agree on ----------------------------------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """Agree with all parties on the next set, and open it. Returns False if some party does not have it yet."""
+        """Agree with all parties on the next set, and open this party's part of it; return whether that succeeded.
+
+        It does not if some party does not have the set yet. Takes a round, and one more for each set that some party
+        has used up already; such a set is erased.
+        """
         while True:
             mine = self._open_next()
             try:
@@ -188,8 +196,10 @@ class KeptStore:
     def _tell(self, word: list[int]) -> dict[int, list[int]]:
         """Send the same message to every party, and receive theirs; return all messages by rank, this party's included.
 
-        word: this party's message, `_WORDS` numbers. Cost: 1 round, during which other computations run. Raises
-            AgreementError for a message that makes no sense.
+        word: this party's message, four numbers: of its next set, how many slots of the set it has used, and the set's
+            id as two numbers; all 0 without a set.
+        Cost: 1 round, during which other computations run.
+        Raises AgreementError for a message with impossible numbers.
         """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
@@ -213,9 +223,9 @@ class KeptStore:
     # Handing out ------------------------------------------------------------------------------------------------------
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """Return the material of the next slot, for one slice.
+        """Take the next slot for one slice; return its material, of which the slice asks for one piece after the other.
 
-        requests: those that the net will make; None if they are not known yet.
+        requests: those that the slice will make, in order; None if they are not known yet.
         Raises DealerError if there is no slot left, or if the slot was dealt for other requests.
         """
         if not self._sets:
@@ -229,7 +239,11 @@ class KeptStore:
         return slot
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Raise DealerError: a kept store has no material outside of slices, such as masks of private weights."""
+        """Raise DealerError for every request.
+
+        This method is for material outside of slices, such as masks for private weights, which a kept store does not
+        have.
+        """
         raise DealerError(
             f"the store has nothing for {request} outside of a net's slices",
             where=str(self.folder),
@@ -237,14 +251,17 @@ class KeptStore:
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing. `bind` records what a mask hides, but a kept store's masks are used only once."""
+        """Do nothing: a kept store's masks are used only once, so it need not record which weights a mask hides.
+
+        name, digest: of the private weights; they are not read here.
+        """
 
     def stay(self) -> None:
-        """Erase the sets that are used up. A service calls this while it waits for requests."""
+        """Erase this party's part of the sets that are used up. A service calls this while it waits for requests."""
         self.sweep()
 
     def sweep(self) -> None:
-        """Erase the sets whose material is all handed out."""
+        """Erase this party's part of the sets without unused slots, once all their material is handed out."""
         for store in [store for store in self._leaving if store.spent]:
             erase(store.folder)  # before the lock is released
             store.close()
@@ -252,7 +269,10 @@ class KeptStore:
                 self._leaving.remove(store)
 
     def close(self) -> None:
-        """Release all sets, and erase those that are used up. Never raises; may be called twice."""
+        """Release all sets that this party holds, and erase the ones that are used up. Never raises.
+
+        May be called twice.
+        """
         with contextlib.suppress(DealerError):
             self.sweep()
         self._supplies.close("the store is closed")
@@ -264,10 +284,15 @@ STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """One set of a kept store, as a store: this party's part of it, for one lane.
+    """One set of a kept store: this party's part of it for one lane, used as a store.
 
-    root: the kept store's folder. number: of the set. kept: the description that all sets must match. shared: the
-        background thread of all sets.
+    root: the kept store's folder.
+    number: the set's.
+    kept: the description that all sets must match.
+    place: this process's party and lane.
+    timeout: seconds that a request waits for material.
+    device: where the shares are needed.
+    shared: the background thread that makes the material of all sets.
     Raises the errors of `StoreDealer`, and DealerError if the set does not match the description.
     """
 

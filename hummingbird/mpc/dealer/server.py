@@ -63,7 +63,7 @@ class Used:
         self.spans: list[tuple[int, int]] = []
 
     def mark(self, first: int, count: int) -> None:
-        """Add the numbers first to first + count - 1.
+        """Add the numbers first to first + count - 1 to this set of used turns.
 
         Raises DealerError, and adds none of them, if one is in the set already.
         """
@@ -85,7 +85,11 @@ class Used:
 
 @dataclass
 class _Member:
-    """A party that has joined a session of the dealer."""
+    """The dealer's notes on a party that has joined a session.
+
+    The fields are its rank, its seed, its token, the numbers of its turns that are used, and whether it is being served
+    or has left.
+    """
 
     rank: int
     seed: bytes = field(repr=False)
@@ -124,11 +128,11 @@ class _Session:
 class DealerService:
     """All sessions of one dealer. Every method is thread-safe, and raises DealerError to refuse.
 
-    The methods raise OverloadError if the quota of a session's name is used up (`admission.Quota`): the name of the
-    party that began the session.
     parties: the number of parties that a session must have; None: any.
     idle_seconds: how long a session may be unused before it is dropped.
     device: where corrections are computed if the seeds and kernels allow it, as in sessions of parties on GPUs.
+    Each session counts for the party that began it, by its name. If this name has as many sessions as its quota
+    (`admission.Quota`) allows, `join` and `correct` raise OverloadError.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class DealerService:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds of work on corrections, of all sessions."""
+        """Seconds that the dealer has worked on corrections, summed over all sessions since it started."""
         with self._changed:
             return self._seconds + sum(state.seconds for state in self._sessions.values())
 
@@ -166,11 +170,12 @@ class DealerService:
         name: str | None = None,
         cipher: str = "aes-128-ctr",
     ) -> tuple[bytes, bytes]:
-        """Let a party join a session; return its seed and its token. Each rank of a session can join once.
+        """Let party `rank` join a session; return its seed and its token. Each rank of a session can join once.
 
-        version: of the party's release.
-        name: in the party's certificate, if there is one.
-        cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; the same for all parties.
+        session: the session's id. version: the version of the party's release, which must be the dealer's.
+        name: the name in the party's certificate, if there is one; it must be "party-RANK".
+        cipher: the cipher that expands the seeds, one of `prg.CIPHERS`; all parties must name one of the same seed
+            size.
         """
         if name is not None and name != f"party-{rank}":
             raise DealerError(
@@ -216,12 +221,13 @@ class DealerService:
         wait: float,
         active: Callable[[], bool] = lambda: True,
     ) -> Generator[list[torch.Tensor], None, None]:
-        """Yield the corrections of each request of a party, once all parties have joined the session.
+        """Yield the corrections of each request, a list of tensors, once all parties have joined the session.
 
-        session, token: the session's id, and the token that `join` has returned to the party.
-        first: number of the first request's turn (`ReceiverTurn`); the others follow.
+        session, token: the session's id, and the token that `join` has returned to the party that asks.
+        first: the turn number of the first request, that is, how many requests came before it whose corrections also
+            went to this party; the others follow it.
         wait: seconds to wait for the other parties.
-        active: called during the wait; False means that the caller is gone.
+        active: called during the wait, returns False if the caller is gone.
         """
         state, member = self._reserve(session, token)
         try:
@@ -244,7 +250,10 @@ class DealerService:
             self._find(session, token)[0].used = time.monotonic()
 
     def leave(self, session: bytes, token: bytes) -> None:
-        """Note that a party needs no more corrections. The session ends once all parties have joined and left."""
+        """Note that a party needs no more corrections. The session ends once all parties have joined and left.
+
+        session, token: the session's id, and the token that `join` has returned to the party.
+        """
         with self._changed:
             state, member = self._find(session, token)
             member.left = True
@@ -270,12 +279,13 @@ class DealerService:
     def _seeds_of_all(
         self, state: _Session, member: _Member, first: int, count: int, wait: float, active: Callable[[], bool]
     ) -> list[bytes]:
-        """Wait until all parties have joined, and return their seeds by rank.
+        """Wait until all parties of a session have joined, and return their seeds by rank.
 
-        It also marks the numbers `first` to first + count - 1 of this member's turns as used, and counts the session as
-        one that is served, for the quota of its owner.
+        Then the session counts as one that is served, for the quota of its owner.
+        state, member: the session, and its party whose call this is.
+        first, count: the numbers `first` to first + count - 1 of this party's turns are marked as used.
         wait: seconds to wait for the other parties.
-        active: called during the wait; False means that the caller is gone.
+        active: called during the wait, returns False if the caller is gone.
         """
         deadline = time.monotonic() + wait
         with self._changed:
@@ -339,7 +349,10 @@ class DealerService:
 
 
 def handlers(dealer: DealerService) -> dict[str, Method]:
-    """The dealer's methods for `rpc.service.serve`."""
+    """Return the functions that answer the calls "Join", "Correct", "Stay" and "Leave" of a dealer, by name.
+
+    `rpc.service.serve` takes them; each gets a message's bytes and gRPC's context, and calls a method of `dealer`.
+    """
 
     def join(data: bytes, context: grpc.ServicerContext) -> bytes:
         asked = _read(data, JoinRequest)
@@ -374,7 +387,11 @@ def handlers(dealer: DealerService) -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A party's first message. cipher: the cipher for the seeds of its session, one of `prg.CIPHERS`."""
+    """A party's first message to the dealer, by which it joins a session.
+
+    session: the session's id. version: of the party's release. cipher: the cipher that expands the seeds, one of
+        `prg.CIPHERS`.
+    """
 
     session: bytes = record_field(records.hexadecimal(SESSION_BYTES))
     rank: int = record_field(records.whole(0, MAX_PARTIES - 1))
@@ -389,7 +406,7 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """A party's seed, and the token that its later messages carry."""
+    """The dealer's answer to a party that joins: its seed, and the token that its later messages must carry."""
 
     seed: bytes = record_field(records.hexadecimal(*CIPHERS.values()))
     token: bytes = record_field(records.hexadecimal(SEED_BYTES))
@@ -397,7 +414,10 @@ class JoinAnswer:
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """A message of a party that has joined."""
+    """A message to the dealer from a party that has joined.
+
+    session, token: the session's id, and the token that the dealer gave to this party.
+    """
 
     session: bytes = record_field(records.hexadecimal(SESSION_BYTES))
     token: bytes = record_field(records.hexadecimal(SEED_BYTES))
@@ -405,9 +425,11 @@ class SessionRequest:
 
 @dataclass(frozen=True)
 class CorrectRequest(SessionRequest):
-    """Message by which a party asks the dealer for the corrections of several requests, in order.
+    """A party's message that asks the dealer for the corrections of several requests, in order.
 
-    first: the number of the first request's turn (`ReceiverTurn`); the others follow.
+    session, token: the session's id, and the token that the dealer gave to the party.
+    first: the turn number of the first request, that is, how many requests came before it whose corrections also went
+        to this party; the others follow it.
     wait: seconds to wait for the other parties to join.
     """
 

@@ -35,14 +35,15 @@ _REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
 
 
 class StoreDealer:
-    """Party `rank`'s part of a lane of a store, locked for this process, in place of a `DealerClient`.
+    """A store on disk in the place of a dealer: one lane's material of one party, locked for this process.
 
     path: the party's folder, or the folder that holds party-RANK; {rank} in the path stands for the rank.
     lane, lanes: this lane's number, and how many lanes the party has; the store must have been dealt for as many.
-    device: where the shares are needed; they are made on the CPU.
-    timeout: seconds that a request waits for the background thread, plus one second per megabyte.
+    timeout: seconds that a request waits for its shares, plus one second per megabyte.
+    device: where the shares are needed.
     buffer_bytes: bound on the bytes of shares that are made ahead of their use.
-    shared: the background thread of several stores, which outlives this store; None: a thread of this store.
+    shared: a background thread that makes the shares of several stores and outlives this one; None: this store starts
+        its own.
     Raises DealerError if the store is another lane's, damaged, of another release, in use, or not there.
     """
 
@@ -105,7 +106,7 @@ class StoreDealer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts about this store, by name, that all parties' folders have in common. The parties compare them."""
+        """Facts about this store, a text for each name. They must be equal at all parties, which compare them."""
         header = self.header
         return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
 
@@ -115,19 +116,19 @@ class StoreDealer:
         return self._next
 
     def skip_to(self, slot: int) -> None:
-        """Skip all slots before `slot`, as another party has used them. Call it before any slot is reserved or made."""
+        """Skip all slots before `slot`, as another party has used them. Call this before a slot is reserved or made."""
         assert not self._upcoming, "what is made already is for the slots that were next"
         self._next = max(self._next, slot)
 
     @property
     def slots_left(self) -> int:
-        """How many slices there is material for."""
+        """For how many more slices this store has material."""
         return max(0, self.header.slots - self._next)
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Raise DealerError unless the store was dealt for such a net, and has material left for all slices of a batch.
+        """Raise DealerError unless this store was dealt for a net, and has material left for all slices of a batch.
 
-        facts: of the net. shapes: of the slices.
+        facts: of the net that is to run, a text for each name. shapes: the shape of each slice.
         """
         header = self.header
         check_net(header.facts, header.shape, facts, shapes, str(self.folder))
@@ -145,7 +146,7 @@ class StoreDealer:
         """Record that this store's masks for weights hide the private weights with this digest.
 
         Raises DealerError if the masks hide other weights already, in this run or in an earlier one.
-        name: the name of the set of weights in the ledger.
+        name: the name of this entry in the ledger.
         digest: the weights' digest. It is not stored, since a guess of the weights could be tested with it. The ledger
             holds only its hash under a key from the store's seed, and the error shows neither.
         """
@@ -158,10 +159,10 @@ class StoreDealer:
         return f"store {self.folder}"
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Return this party's shares for the setup's next request. Every run gets the same shares.
+        """Return this party's shares for the next request of the setup, such as masks for private weights.
 
         The setup's requests come in the order in which they were dealt, and again from the first one after the last.
-        Raises DealerError for any other request than the next one.
+        Every run gets the same shares. Raises DealerError if `request` is not the next one.
         """
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
@@ -180,9 +181,9 @@ class StoreDealer:
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> DealtSlice:
-        """Return the material of the next slot, for one slice.
+        """Take the next slot for one slice; return its material, of which the slice asks for one piece after the other.
 
-        requests: those that the net will make; None if they are not known yet.
+        requests: those that the slice will make, in order; None if they are not known yet.
         Raises DealerError if there is no slot left, or if the store was dealt for other requests.
         """
         if not self.slots_left:
@@ -205,7 +206,7 @@ class StoreDealer:
         return made
 
     def work_ahead(self, slots: int = 1) -> None:
-        """Begin to make the material of the next slots before they are reserved.
+        """Begin to make the material of the next slots in the background, before they are reserved.
 
         slots: how many; all that are left if they are fewer.
         """
@@ -225,7 +226,10 @@ class StoreDealer:
 
     @property
     def spent(self) -> bool:
-        """Whether no slot is left, and all material of the reserved slots is handed out or dropped."""
+        """Whether this store can be erased: no slot is left, and no slice still has material to ask for.
+
+        A slice that was given up does not count.
+        """
         return not self.slots_left and all(slot.over for slot in self._out)
 
     def mark(self, slot: int) -> None:
@@ -246,7 +250,7 @@ class StoreDealer:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot's corrections to this party."""
+        """Size in bytes of the corrections that go to this party for one slot."""
         return sum(request.correction_bits for request in self.header.received[1]) // 8
 
     def _patience(self, size: int) -> float:
@@ -265,7 +269,11 @@ class StoreDealer:
             yield Material(shares, bits, got, expanding_seconds=seconds, ready=aside.ready)
 
     def _correction(self, number: int) -> list[Tensor]:
-        """Return the corrections to this party at its turn `number`, counted over the setup and then over all slots."""
+        """Return the corrections of one request that go to this party, one tensor for each derived field.
+
+        number: how many requests before it, in the setup and then in slot 0, 1, ..., have corrections that go to this
+            party.
+        """
         setup, slot = self._received
         region, place = (0, number) if number < setup else (1 + (number - setup) // slot, (number - setup) % slot)
         return self._read(region)[place]
@@ -280,7 +288,10 @@ class StoreDealer:
 
 
 class DealtSlice:
-    """The material of one slice, from a store. `correlation(request)` hands it out in the order of dealing."""
+    """The material of one slice, from a store. `correlation(request)` hands it out in the order in which it was dealt.
+
+    store: where it is from. number: of the slot. supply: what the background thread makes for this slot.
+    """
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
@@ -288,7 +299,7 @@ class DealtSlice:
 
     @property
     def over(self) -> bool:
-        """Whether all material of the slice is handed out."""
+        """Whether the slice has asked for all of its material."""
         return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:
@@ -306,9 +317,10 @@ class DealtSlice:
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
-    """Return the facts, by name, that determine a net's requests to a dealer.
+    """Choose the facts that determine a net's requests to a dealer. Facts are texts, by name.
 
-    facts: all facts of the net. The result says whether weights are private, but not which party owns them.
+    facts: all facts of the net. The result has "architecture", "bits", "plan", "aim", "protocol" and "weights". The
+        last says whether weights are private, but not which party owns them.
     """
     return {
         "architecture": facts["architecture"],
@@ -323,10 +335,10 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
 def check_net(
     dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
 ) -> None:
-    """Raise DealerError unless a store was dealt for the requests that a net makes.
+    """Raise DealerError unless a store was dealt for the requests that a net makes. Facts are texts, by name.
 
-    dealt: the facts of the net that the store was dealt for (`material_facts`). shape: the shape of the store's slices.
-    facts, shapes: all facts of the net that is to run, and the shapes of its slices.
+    dealt, shape: the facts of the net for which the store was dealt (`material_facts`), and the shape of its slices.
+    facts, shapes: all facts of the net that is to run, and the shape of each of its slices.
     where: the store's name in the error.
     """
     hint = "deal a store for this net, these bits and this shape"

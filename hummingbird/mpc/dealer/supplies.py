@@ -31,7 +31,11 @@ Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
 class _Work:
-    """The state of one supply in the background thread: how much of its material is made, and how much is taken."""
+    """The state of one supply in the background thread: how much of its material is made, and how much is taken.
+
+    turns, requests: the slice's requests in order, each with its receiver turn. make: yields their material, as in
+        `Supplies`.
+    """
 
     def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
         self.turns, self.requests, self.make = list(turns), list(requests), make
@@ -51,13 +55,13 @@ class _Work:
 class Supplies:
     """The background thread that makes material ahead of its use. `reserve(turns, requests)` queues requests for it.
 
-    make: makes the material of consecutive requests, given the requests and their turns, and yields it piece by piece.
-        It runs in the thread, never twice at a time. Its first error ends the thread, and is raised by the next call
-        that waits for material.
+    make: takes the turns of consecutive requests and the requests, and yields the material of each. It runs in the
+        thread, never twice at a time. Its first error ends the thread, and is raised by the next call that waits for
+        material.
     where: the name shown in errors.
-    patience: returns how many seconds a call may wait while no material gets ready, for the number of bytes of shares
-        that are being made.
-    cancel: called by `close` to end a `make` that waits.
+    patience: takes a number of bytes of shares, and returns how many seconds to wait for them before the thread counts
+        as stuck.
+    cancel: takes nothing; `close` calls it to end a `make` that waits.
     buffer_bytes: bound on the bytes of shares that are made and not handed out.
     call_bytes: bound on the bytes of shares that one call of `make` makes.
     """
@@ -84,8 +88,9 @@ class Supplies:
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make | None = None) -> Supply:
         """Begin to make the material of these requests in the background; return it as a supply.
 
-        turns: the receiver turn of each request.
-        make: the function that makes this material; None: the one given to the constructor.
+        turns: the receiver turn of each request: which party gets its correction.
+        make: the function that makes this material, as the constructor's `make`; None: the one given to the
+            constructor.
         """
         work = _Work(turns, requests, make or self._make)
         with self._changed:
@@ -99,9 +104,10 @@ class Supplies:
         return Supply(self, work)
 
     def correlation(self, work: _Work, request: Request[Any]) -> Material:
-        """Return the material of a supply's next request. work: the supply's state.
+        """Return the material of a supply's next request, once it is made. work: the supply's state.
 
-        Raises DealerError if `request` is not the one that was reserved, or if the material does not come in time.
+        request: must be the one that was reserved at this place, else DealerError. Also raises the thread's error, and
+            DealerError if the material does not come in time.
         """
         expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
         if str(request) != expected:
@@ -125,7 +131,7 @@ class Supplies:
     def complete(self, supply: Supply) -> None:
         """Wait until all material of a supply is made and on its device, however much memory it takes.
 
-        Raises the errors of `correlation`.
+        Raises the thread's error, and DealerError if the material does not come in time.
         """
         work = supply._work
         with self._changed:
@@ -138,10 +144,10 @@ class Supplies:
                 material.ready.wait()
 
     def _wait(self, work: _Work, count: int = 1) -> None:
-        """Wait until the material of `count` more requests of a supply is ready to be taken. work: the supply's state.
+        """Wait until the material of `count` more requests of a supply can be taken. work: the supply's state.
 
-        Raises the thread's error; raises DealerError if the thread has ended, or makes nothing for too long
-        (`patience`).
+        Raises the error that ended the thread. Raises DealerError if the thread was closed, or if it makes nothing for
+        longer than the constructor's `patience` says.
         """
         steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
         deadline = time.monotonic() + limit
@@ -159,7 +165,7 @@ class Supplies:
                 )
 
     def close(self, reason: str = "the client is closed") -> None:
-        """End the thread, within 2 s, and drop the material."""
+        """End the thread, waiting 2 s at most, and drop the material. reason: the message of later errors."""
         with self._changed:
             self._over = self._over or reason
             self._changed.notify_all()
@@ -195,9 +201,9 @@ class Supplies:
                 return
 
     def _next(self) -> tuple[_Work, int, int] | None:
-        """Choose the thread's next work: a supply, the index of its first request to make, and how many.
+        """Choose the thread's next work: return a supply's state, the index of its first request to make, and how many.
 
-        Returns None once the thread is to end.
+        Waits until there is work and memory for it. Returns None once the thread is to end.
         """
         with self._changed:
             while not self._over:
@@ -220,9 +226,11 @@ class Supplies:
         return open_ends[0] if open_ends else None
 
     def _fitting(self, work: _Work, room: int) -> int:
-        """Count how many of a supply's next requests the thread makes at once, with shares of `room` bytes at most.
+        """Return how many of a supply's next requests the thread makes in its next call of `make`.
 
-        work: the supply's state. It is at least one request if a caller waits for this supply.
+        work: the supply's state.
+        room: bytes that the shares of these requests may have together.
+        If a caller waits for this supply and nothing is ready, the number is at least 1, whatever the room.
         """
         left, count = min(room, self._call), 0
         for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
@@ -235,23 +243,32 @@ class Supplies:
 
 
 class Supply:
-    """The material of one slice. `correlation(request)` hands it out, in the order in which it was reserved."""
+    """The material of one slice, made in the background; `correlation(request)` hands it out.
+
+    The requests must come in the order in which they were reserved.
+
+    supplies: the background thread. work: the state of this supply in it.
+    """
 
     def __init__(self, supplies: Supplies, work: _Work) -> None:
         self._supplies, self._work = supplies, work
         weakref.finalize(self, work.drop)  # a slice that is given up keeps no memory
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Return this party's shares for the next request. Raises the errors of `Supplies.correlation`."""
+        """Return this party's shares for the next request, waiting until they are made.
+
+        Raises DealerError if `request` is not the one that was reserved at this place, or if the shares do not come in
+        time; also raises the error that ended the background thread.
+        """
         started = time.perf_counter()
         material = self._supplies.correlation(self._work, request)
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
 class OnDemand:
-    """The material of a slice whose requests are not known in advance: it is made when the slice asks for it.
+    """A supply for a slice whose requests are not known in advance: material is made when the slice asks for it.
 
-    correlation: makes the material of one request.
+    correlation: takes a request, makes its material and returns it.
     """
 
     def __init__(self, correlation: Callable[[Request[Any]], Material]) -> None:

@@ -33,7 +33,11 @@ _PLACES = 65  # points of a piece at which errors are measured: up to degree 4 w
 
 @dataclass(frozen=True)
 class Function:
-    """A smooth function of real numbers. slope: the largest magnitude of its derivative."""
+    """A smooth function of real numbers, for which tables of polynomials are made.
+
+    of: the function, on a tensor.
+    slope: the largest magnitude of its derivative.
+    """
 
     of: Callable[[Tensor], Tensor]
     slope: float
@@ -41,8 +45,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Activation(Function):
-    """A function that is almost constant, or almost linear, far from 0.
+    """A smooth function that is almost constant, or almost linear, far from 0, such as a sigmoid or SiLU.
 
+    of: the function, on a tensor.
+    slope: the largest magnitude of its derivative.
     end: how far from 0. Left of -end the function is within 2^-14 of 0 or -1; right of `end` it is within 2^-14 of 1,
         or of x if `rises`.
     rises: whether the function is close to x for large x; otherwise it is close to a constant there.
@@ -78,10 +84,10 @@ def reciprocal_at(span: int) -> float:
 
 
 def root_at(spread: int) -> float:
-    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2) if x + c is in [2^-spread, 1).
+    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2).
 
-    Left of 7/8 of 2^-spread the function continues as a cubic: at x + c = 0, where the parties' rounding can lead, it
-    is below 2.34 2^(spread / 2), for which a table has room.
+    That holds for x + c from 2^-spread to 1. Below 7/8 of 2^-spread the function continues as a cubic. At x + c = 0,
+    where the parties' rounding can lead, it is below 2.34 2^(spread / 2), for which a table has room.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 
@@ -142,17 +148,17 @@ class PolynomialTable:
 
     @property
     def m(self) -> int:
-        """How many bits of z lie below its upper w bits, which choose a piece."""
+        """How many low bits of the integer that stands for x do not choose a piece; the upper w bits do."""
         return self.k - self.w
 
     @property
     def shift(self) -> int:
-        """How many low bits of the polynomial's value are cut off, so that the result has `scale` bits of fraction."""
+        """How many low bits are cut off a polynomial's value, so that the result has `scale` bits of fraction."""
         return GUARD + self.degree * self.m
 
     @property
     def shown(self) -> str:
-        """Pieces and degree as a text: "2^6 cubics"."""
+        """How many pieces of which degree the table has, as a text: "2^6 cubics"."""
         return f"2^{self.w} {('lines', 'parabolas', 'cubics')[self.degree - 1]}"
 
     @property
@@ -161,18 +167,18 @@ class PolynomialTable:
         return ((1 << self.k - 1) - (1 << self.m) - _SLACK) * 2.0**-self.fraction
 
     def widths(self, bits: int) -> list[int]:
-        """Return how many bits the shares of each coefficient have, lowest power first.
+        """Return how many bits the shares of a polynomial's coefficients have, by power, from power 0 on.
 
         bits: how many low bits of the result's shares must be right.
         """
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
     def error(self, parties: int) -> float:
-        """Return a bound of the error of the table's results for |x| <= `most`.
+        """Return a bound of the error of the table's results for |x| <= `most`, if `parties` parties hold shares.
 
-        The error is that of the polynomials (`fit_error`), and rounding errors: each of the `parties` rounds its share
-        of z and its share of the result by half a unit. A coefficient is rounded twice by half a unit: in the fit, and
-        when the mask moves it.
+        It adds up the error of the polynomials (`fit_error`) and rounding errors. Each party rounds its share of x, as
+        an integer, and its share of the result by half a unit. A coefficient is rounded twice by half a unit: in the
+        fit, and when the dealer shifts the table by a mask.
         """
         slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
         rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
@@ -183,8 +189,9 @@ class PolynomialTable:
 def pieces(table: PolynomialTable) -> Tensor:
     """Compute the coefficients of the table's polynomials, int64 (2^w, degree + 1), lowest power first.
 
-    A piece has a signed number D, and its polynomial is in row D mod 2^w. The polynomial's argument is t = z / 2^m - D,
-    where z is the integer that stands for x; t is 0 at the piece's middle. Units: 2^-(scale + GUARD).
+    Piece D, a signed number, is in row D mod 2^w. Its polynomial's argument is t = z / 2^m - D, where z is the integer
+    that stands for x and m the table's `m`; so t is 0 at the piece's middle. Coefficients are in units of 2^-(scale +
+    GUARD).
     """
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
@@ -201,8 +208,10 @@ def pieces(table: PolynomialTable) -> Tensor:
 def fit_error(table: PolynomialTable, most: float, least: float | None = None) -> float:
     """Return a bound of the error of the table's polynomials, with rounded coefficients, for |x| <= most.
 
-    Every piece counts for all -1 <= t <= 1, with t as in `pieces`: for every x for which a mask may choose this piece.
-    least: None for a bound of the error itself; otherwise the error is divided by max(|f(x)|, least).
+    Each polynomial counts on its own piece and on half of each neighbor: a random mask decides which of two neighboring
+    pieces evaluates an x between their middles.
+    least: None for a bound of the error itself; otherwise the error is divided by max(|f(x)|, least), for the table's
+        function f.
     """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
@@ -219,7 +228,7 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
-    """Compute the table's results for real x, in x's type, as a simulation does.
+    """Compute the table's results for real x, as a simulation does; return them in x's type.
 
     x is rounded to an integer of k bits as in the protocol, where larger numbers wrap. The result is the value of the
     polynomial whose piece has the nearest middle. The gradient is that of the table's function, for |x| <= table.most.
@@ -264,8 +273,8 @@ def choose(
     allowed: bound of the polynomials' error, as `fit_error` finds it; None: half a unit of the result, 2^-(scale + 1).
     least: None if `allowed` bounds the error itself; otherwise `allowed` bounds the error divided by max(|f(x)|,
         least).
-    widest: the most bits that choose a piece.
-    gain, stretch: as in `PolynomialTable`.
+    widest: the most bits of x that choose a piece.
+    gain, stretch: factors of the function's value and of its argument, as integers in units of 1 / GAIN.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed

@@ -39,7 +39,7 @@ _FEEDBACK = 0.5  # part of the error at a knot that the next slope corrects: mor
 
 
 class Curve(NamedTuple):
-    """A function f as a quadratic spline, in integer units of the fixed point.
+    """A function f as a quadratic spline: parabolas that meet at knots with equal slopes. Coefficients are integers.
 
     With knots t_0 to t_n and u = min(max(x, t_0), t_n) it is f(t_0) + b (u - t_0) + sum over j < n of d_j relu(u -
     t_j)^2.
@@ -65,7 +65,7 @@ class Curve(NamedTuple):
 
     @property
     def fraction(self) -> int:
-        """How many bits of fraction the result has beyond 16: one if the curve rises, for the slope 1/2, else none."""
+        """How many bits of fraction the result has beyond 16: 1 if the curve rises, for the slope 1/2, else 0."""
         return 1 if self.rises else 0
 
     @property
@@ -77,28 +77,28 @@ class Curve(NamedTuple):
     def center(self) -> int:
         """About half of the distance from the first to the last knot, in units of 2^-16.
 
-        The curve's product has a factor u - t_0, where u is x clamped to the knots. With this number subtracted, the
-        factor is half as large.
+        The curve is evaluated with a product that has the factor u - t_0, where u is x clamped to the knots and t_0 the
+        first knot. With this number subtracted, the factor is half as large.
         """
         return round(float(self.knots[-1] - self.knots[0]) / 2 / _UNIT)
 
     @property
     def factor(self) -> list[int]:
-        """Return the coefficients of the first factor of the curve's product, one for each knot t_j.
+        """The coefficients of one factor of the product by which the curve is evaluated, one for each knot t_0 to t_n.
 
-        The factor is the sum over j < n of d_j (relu(x - t_j) - relu(x - t_n)). The coefficient for t_j multiplies
-        relu(x - t_j), in units of 2^-FRACTION.
+        The coefficient for t_j multiplies relu(x - t_j), in units of 2^-FRACTION. So the factor is the sum over j < n
+        of d_j (relu(x - t_j) - relu(x - t_n)), with d_j the curve's bends.
         """
         return [*self.bends, -sum(self.bends)]
 
     @property
     def line(self) -> list[int]:
-        """Return the coefficients of the linear part of f(x), one for each knot t_j, j <= n.
+        """The coefficients of the linear part of the curve's function f(x), one for each knot t_0 to t_n.
 
-        The coefficient for t_j multiplies relu(x - t_j), in units of 2^-(16 + FRACTION). f(x) is the sum of f(t_0); of
-        the product of u - t_0 - center and the sum that `factor` describes; and of the linear part. In the letters of
-        the module head, the linear part is b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) r_j, where r_j =
-        relu(x - t_j) - relu(x - t_n).
+        The coefficient for t_j multiplies relu(x - t_j), in units of 2^-(16 + FRACTION). f(x) is the sum of three
+        terms: f(t_0); the product of u - t_0 - `center`, where u is x clamped to the knots, and of the sum that
+        `factor` describes; and this linear part. It is b (u - t_0) + sum over j < n of d_j (center - (t_j - t_0)) r_j,
+        where b is the curve's slope, d_j are its bends, and r_j = relu(x - t_j) - relu(x - t_n).
         """
         steps = [round(float(knot - self.knots[0]) / _UNIT) for knot in self.knots[:-1]]
         own = [bend * (self.center - step) for bend, step in zip(self.bends, steps, strict=True)]
@@ -127,10 +127,11 @@ def fit(function: Function, ends: tuple[float, float], rises: bool) -> Curve:
 
 
 def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
-    """Choose `count` + 1 knots from the first to the last x, and return them, rounded to multiples of 2^-16.
+    """Choose `count` + 1 knots from the first to the last x; return them, rounded to multiples of 2^-16.
 
+    x: ascending.
     places: a number for each x, ascending from 0. Interpolated between the x, it grows by the same amount from each
-        knot to the next.
+        knot to the next: knots are dense where it grows fast.
     """
     wanted = torch.linspace(0.0, float(places[-1]), count + 1, dtype=torch.float64, device="cpu")
     index = torch.searchsorted(places, wanted).clamp(1, len(x) - 1)
@@ -142,7 +143,8 @@ def _knots(x: Tensor, places: Tensor, count: int) -> Tensor:
 def _through(function: Function, knots: Tensor, rises: bool) -> Curve:
     """Compute the quadratic spline of `function` with these knots. Returns a `Curve` whose `error` is not measured yet.
 
-    Its slope is a linear interpolation of f' between the knots, shifted so that each piece has about the mean of f'.
+    The spline's slope is linear between the knots. It is the function's derivative at the knots, shifted so that the
+    spline has about the function's values there.
     rises: whether the slope right of the last knot is 1/2 instead of 0.
     """
     values, slopes, widths = function(knots), _derivative(function, knots, 1), knots[1:] - knots[:-1]
@@ -200,7 +202,10 @@ _EVEN: dict[str, tuple[Function, float]] = {
 
 @functools.cache
 def squashing(name: str) -> Curve:
-    """The curve of a function that is constant far from 0. name: "sigmoid" or "tanh"."""
+    """Return the curve of a function that is constant far from 0, with an error of at most TOLERANCE.
+
+    name: "sigmoid" or "tanh".
+    """
     function, end = _SQUASHING[name]
     return fit(function, (-end, end), rises=False)
 

@@ -45,7 +45,7 @@ class Tables(NamedTuple):
     reciprocal: the table of 1/sum.
     middle: the number that is subtracted from the sum before it is looked up in `reciprocal`.
     lifted: how many low bits of the shares of 1/sum are right. The product of e^x and 1/sum reads as many low bits of
-        e^x, once e^x has been cut to 16 bits of fraction.
+        e^x, after e^x is cut to 16 bits of fraction.
     """
 
     exp: PolynomialTable
@@ -57,9 +57,9 @@ class Tables(NamedTuple):
 
 @functools.cache
 def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
-    """Choose the tables of a softmax over rows of `length` values; None if no tables serve rows of this length.
+    """Choose the tables of e^x and 1/sum for a softmax over rows of `length` values; None if none serve this length.
 
-    missed: how much the maximum that the softmax subtracts from a row may be too small.
+    missed: by how much the maximum that the softmax subtracts from a row may be too small.
     opened: whether the parties also open the row's sum of exponentials, to look up its logarithm. More bits of the sum
         must then be right.
     """

@@ -24,12 +24,13 @@ _GRID = 2.0**-SCALE
 
 
 class Fit(NamedTuple):
-    """The spline value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]).
+    """A linear spline of x: value + slopes[0] (x - knots[0]) + the sum over j of bends[j] relu(x - knots[j]).
 
     knots: multiples of 2^-16, float64.
     value: the spline's value at the first knot, in units of 2^-(16 + fraction).
     slopes: the slopes before the first knot, from each knot to the next, and after the last knot, in units of
         2^-fraction.
+    fraction: bits of fraction of slopes.
     error: the largest error between the knots.
     """
 
@@ -46,7 +47,7 @@ class Fit(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All integers of the spline but its knots."""
+        """All integers of the spline but its knots: the value at the first knot, then the slopes."""
         return self.value, *self.slopes
 
     @property
@@ -62,14 +63,15 @@ def fit(
     allowed: Tensor | None = None,
     fraction: int = SCALE,
 ) -> Fit:
-    """Fit a spline of `function` with few knots, chosen among x, that keeps the errors within `allowed`; return it.
+    """Fit a linear spline of `function` with few knots, chosen among x, that keeps errors within `allowed`; return it.
 
     x: ascending, float64.
     ends: the slopes left and right of x, which are those of the function's asymptotes. With the slopes at the ends of
         x, the spline of a sigmoid would err by 1 at 20,000.
     allowed: the largest error at each x; None: every x becomes a knot.
     fraction: bits of fraction of slopes.
-    Slopes are integers. Each is chosen to meet the function at the next knot, so that rounding errors do not add up.
+    Slopes are integers in units of 2^-fraction. Each is chosen to meet the function at the next knot, so that rounding
+    errors do not add up.
     """
     at = x if allowed is None else x[_longest_chords(x, function(x), allowed)]
     at = (at / _GRID).round() * _GRID
@@ -89,9 +91,10 @@ def fit(
 
 
 def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
-    """Return the mean of a chord less the function, between left and right. The chord meets the function at both ends.
+    """Return the mean difference between a chord and the function, for x from `left` to `right`.
 
-    The mean is taken by the trapezoidal rule.
+    The chord is the straight line that meets the function at both ends; the function is subtracted from it. The mean is
+    taken by the trapezoidal rule.
     """
     weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
     values = function(left + (right - left) * weight)

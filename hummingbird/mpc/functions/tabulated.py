@@ -34,7 +34,7 @@ _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 
 
 class LayerTable(NamedTuple):
-    """Table by which a layer computes its function.
+    """The table by which a layer computes its function, and how the layer uses it.
 
     bits: how many bits of the table's results must be right.
     clamped: whether x is first clamped to an interval that the table covers.
@@ -47,20 +47,23 @@ class LayerTable(NamedTuple):
 
 @functools.cache
 def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
-    """Find how many integer bits, at most `_INTEGERS`, the results of a table of the function can have.
+    """Return how many integer bits, with the sign, the results of a table of a function can have at most.
 
-    name, most, fraction: as for `polynomials.choose`. Returns 0 if there is no table with `least` or more such bits.
+    It is at most `_INTEGERS`, and 0 if there is no table with `least` or more such bits.
+    name: the function's, a key of `polynomials.FUNCTIONS`.
+    most, fraction: the table is for |x| <= most, with `fraction` bits of fraction.
     """
     tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
     return next(tables, 0)
 
 
 class Tabulated(Comparing):
-    """Layer that applies a function of `polynomials.ACTIVATIONS` to each value, by a table that reads k bits of it.
+    """Layer that applies a smooth function, such as sigmoid or GELU, to each value, by a look-up in a table.
 
-    Where the table covers the layer's window, the cost is 1 round, and k + 1 bits for each value, less the bits of
-    fraction cut. Otherwise the layer first clamps the values: two comparisons, in the rounds of one, then a look-up
+    Where the table covers the layer's window [k:m), the cost is 1 round, and k + 1 bits for each value, less the bits
+    of fraction cut. Otherwise the layer first clamps the values: two comparisons, in the rounds of one, then a look-up
     of 19 or 20 bits and an opening of about as many, in 1 round each.
+    name: of the function, a key of `polynomials.ACTIVATIONS`.
     `LayerTable.table.error` bounds the error.
     """
 
@@ -72,7 +75,7 @@ class Tabulated(Comparing):
 
     @property
     def _tails(self) -> Comparison:
-        """Make the comparison by which the layer clamps x to [-e, e], the interval that its table covers.
+        """The comparison by which the layer clamps x to [-e, e], the interval that its table covers.
 
         It compares x - e and x + e with 0, so its window has one bit more than the layer's.
         """
@@ -81,13 +84,13 @@ class Tabulated(Comparing):
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
 
     def _size(self, scale: int) -> int:
-        """Return log2 of the magnitude that results may have, for an input with `scale` bits of fraction."""
+        """Return log2 of the magnitude that results are below, for an input with `scale` bits of fraction."""
         return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LayerTable:
-        """Choose the layer's table, for an input with `scale` bits of fraction; tell if the input is clamped before.
+        """Choose this layer's table for an input with `scale` bits of fraction; return it as a `LayerTable`.
 
-        The planner has set `comparison.valid` before.
+        That says also whether the input is clamped before. The planner must have set `comparison.valid`.
         """
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
         reach = self.comparison.range(scale)
@@ -154,7 +157,10 @@ class Tabulated(Comparing):
         return table.k, table.fraction, table.w, table.degree, table.scale, bits, clamped
 
     def variant(self, scale: int, parties: int) -> str:
-        """Pieces and degree of the table as a text: "2^6 cubics"."""
+        """Return how many pieces of which degree the layer's table has, as a text: "2^6 cubics".
+
+        scale: bits of fraction of the input.
+        """
         if self.comparison.drops:
             return super().variant(scale, parties)
         return self.look_up(scale).table.shown

@@ -32,10 +32,10 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class ReLU(Comparing):
-    """max(x, 0).
+    """Layer for max(x, 0).
 
-    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds; with "gmw" and two parties
-    4w + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
+    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds; with "gmw" and two parties 4w
+    + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
     """
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class ReLU(Comparing):
 
 
 class LeakyReLU(Comparing):
-    """x for x >= 0, slope * x below; the price of a ReLU."""
+    """Layer for the leaky ReLU, x for x >= 0 and slope * x below, at the price of a ReLU."""
 
     def __init__(self, slope: float, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -65,10 +65,11 @@ class LeakyReLU(Comparing):
 
 
 class PReLU(Comparing):
-    """x for x >= 0, else x times the slope of its channel (dimension 1).
+    """Layer for x where x >= 0, else x times the slope of its channel (dimension 1).
 
     weight: real slopes, (channels,) or (1,).
-    owner: None for public slopes. Private slopes add 64 bits and a round.
+    owner: the party with private slopes; None for public ones. Private slopes add 64 bits for each element, and a
+        round.
     """
 
     weight: PublicWeight | FixedWeight
@@ -89,7 +90,7 @@ class PReLU(Comparing):
         """Compute the layer's function of x with the operations of `n`, and return the result.
 
         n: the kind of numbers: real numbers, shares or prices.
-        weight: real slopes for real x; None: the layer's own, for shares.
+        weight: the slopes as real numbers, if x is real; None: the layer's own, for shares.
         """
         y, z = n.compare(x)
         moved = n.per_channel(z - y, self.weight if weight is None else weight)
@@ -97,7 +98,7 @@ class PReLU(Comparing):
 
 
 class Hardtanh(Comparing):
-    """min(max(x, low), high): two comparisons per element, in the rounds of one."""
+    """Layer for min(max(x, low), high). It takes two comparisons for each element, in the rounds of one."""
 
     def __init__(self, low: float, high: float, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -119,7 +120,7 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, and maybe a product.
+    """Layer for x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU.
 
     Let y = relu(x + 3) and z = relu(x - 3). If the comparison also gives squares (`Comparison.gives_squares`), the
     layer computes (y^2 - 3 y - z^2 - 9 z) / 6 + z from one opening. The opened values have 12 bits of fraction, so that
@@ -163,9 +164,11 @@ _COARSE_SIXTH = round(2**_COARSE_SIXTH_BITS / 6)
 
 
 class _Fitted(Comparing):
-    """Base of layers that approximate a function by a spline, with one comparison per knot.
+    """Base of layers that approximate a function by a spline, with one comparison for each knot.
 
-    `curve.error` is the spline's largest error between its knots.
+    name: the function's, for the layer's printed form.
+    curve: the spline; `curve.error` is its largest error between its knots.
+    comparison: compares values with knots.
     """
 
     curve: Fit | Curve
@@ -175,7 +178,10 @@ class _Fitted(Comparing):
         self.name, self.curve, self.fraction = name, curve, curve.fraction
 
     def constants(self) -> tuple[int, ...]:
-        """The integers of the spline. All parties must have the same; another floating-point unit may find others."""
+        """Return the integers of the spline: its coefficients, and its knots in units of 2^-16.
+
+        All parties must have equal ones; another machine's floating-point unit may find others.
+        """
         return *self.curve.numbers, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:
@@ -183,9 +189,9 @@ class _Fitted(Comparing):
 
 
 class Spline(_Fitted):
-    """A function as a linear spline (splines.py), continued by straight lines outside of its knots.
+    """Layer for a function as a linear spline, continued by straight lines outside of its knots.
 
-    One comparison per knot, in the rounds of one ReLU.
+    It takes one comparison for each knot, in the rounds of one ReLU.
     """
 
     curve: Fit
@@ -200,10 +206,10 @@ class Spline(_Fitted):
 
 
 class Smooth(_Fitted):
-    """A smooth function as a quadratic spline (smooth.py), constant outside of its knots: sigmoid and tanh.
+    """Layer for a smooth function as a quadratic spline that is constant outside of its knots: sigmoid and tanh.
 
-    One comparison per knot, in the rounds of one ReLU; then, in two more rounds, a product of two values (128 bits) and
-    a truncation (64 bits).
+    It takes one comparison for each knot, in the rounds of one ReLU. A product of two values (128 bits) and a
+    truncation (64 bits) follow in two more rounds.
     """
 
     curve: Curve
@@ -217,10 +223,10 @@ class Smooth(_Fitted):
 
 
 class EvenSmooth(Smooth):
-    """SiLU or GELU, as x / 2 plus a spline of |x|, where |x| = 2 relu(x) - x and the spline's last slope is 1/2.
+    """Layer for SiLU or GELU: it computes x / 2 plus a spline of |x|. Results have scale 2^17, which holds x / 2.
 
-    First x is compared with 0, then |x| with each knot: this takes the rounds of one ReLU more than `Smooth`. Results
-    have scale 2^17, which holds x / 2 exactly.
+    First x is compared with 0, which gives |x| = 2 relu(x) - x. Then |x| is compared with each knot of the spline,
+    whose last slope is 1/2. This takes the rounds of one ReLU more than a spline of x itself.
     """
 
     def bound(self, bounds: Sequence[int]) -> int:
@@ -232,10 +238,10 @@ class EvenSmooth(Smooth):
         return (curved + n.times(z, 1, 1)).to(x.dtype)
 
     def again(self, scale: int) -> Comparison:
-        """Make the comparison of |x| with the knots, from the layer's comparison of x, whose input has scale `scale`.
+        """Make and return the layer's second comparison, that of |x| with the spline's knots.
 
-        The window of the new comparison holds every x for which the old one is right. Its input |x| has scale 2^16, and
-        shares that are right in all 64 bits.
+        scale: bits of fraction of x in the first comparison. The new window holds every |x| for which the first
+            comparison is right. |x| has scale 2^16, and shares that are right in all 64 bits.
         """
         known = self.comparison
         return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

@@ -46,7 +46,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute relu(x), and x itself. x has `scale` bits of fraction, both results have 16."""
+        """Compute and return relu(x), and x itself. x has `scale` bits of fraction, both results have 16."""
 
     def relu(self, x: Tensor) -> Tensor:
         """Compute relu(x), with 16 bits of fraction, for x with `scale` bits of fraction."""
@@ -54,25 +54,26 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        """Compute relu(x - t) for every public knot t, (knots, *shape), and x less the first knot.
+        """Compute relu(x - t) for every public knot t; return these, (knots, *shape), and x less the first knot.
 
-        x: with `scale` bits of fraction. The results have 16. It takes the rounds of one comparison.
+        x: with `scale` bits of fraction, as this arithmetic's comparisons take it; the results have 16.
+        knots: real numbers.
+        It takes the rounds of one comparison.
         """
 
     @abstractmethod
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
         """Compute y = relu(x - t) and y^2 for every public knot t; return both, (knots, *shape) each.
 
-        The layer's comparison must have `Comparison.gives_squares`.
-        x: with `scale` bits of fraction, like the argument of `above`.
-        fraction: bits of fraction of y, 16 at most; y^2 has twice as many. `above` gives y with 16: y is coarser here,
-            so that y^2 fits the ring.
+        x: with `scale` bits of fraction, as this arithmetic's comparisons take it. Its comparison must have
+            `Comparison.gives_squares`.
+        fraction: bits of fraction of y, 16 at most; y^2 has twice as many, and must fit the ring.
         """
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b).
+        """Compute the maximum over dimension 0 of x, (n, ...), and return it.
 
-        x: (n, ...). It takes n - 1 comparisons, in the rounds of ceil(log2(n)) comparisons.
+        It is a tree of max(a, b) = b + relu(a - b): n - 1 comparisons, in the rounds of ceil(log2(n)) comparisons.
         """
         while x.shape[0] > 1:
             pairs = x.shape[0] // 2
@@ -82,63 +83,69 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
-        """Make arithmetic on the same kind of numbers, but with another comparison.
+        """Make arithmetic on the same kind of numbers, but with another comparison, and return it.
 
-        scale: bits of fraction of the values that are compared.
+        scale: bits of fraction of the values that it compares.
         """
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
-        """A public real number, encoded to be added to values with 16 + `fraction` bits of fraction."""
+        """Encode a public real number to be added to values with 16 + `fraction` bits of fraction, and return it."""
 
     @abstractmethod
     def units(self, numbers: Tensor) -> Tensor:
-        """Turn public int64 numbers of units, 2^-16 each, into numbers that can be added to values of scale 2^16."""
+        """Turn public integers, int64 in units of 2^-16, into numbers that can be added to values of scale 2^16."""
 
     @abstractmethod
     def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
-        """x times number 2^-fraction. The result has `fraction` more bits of fraction than x."""
+        """Return x times the public `number` 2^-fraction. The result has `fraction` more bits of fraction than x."""
 
     @abstractmethod
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
-        """Compute start + the sum over j of values[j] numbers[j] 2^-fraction, for public integers `numbers`.
+        """Compute start + the sum over j of values[j] numbers[j] 2^-fraction, and return it.
 
+        values: tensors of one shape, or one tensor with them along dimension 0.
+        numbers: public integers, as many as values.
         The result, like `start`, has `fraction` more bits of fraction than the values.
         """
 
     @abstractmethod
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
-        """Multiply x by the weight of its channel (dimension 1).
+        """Multiply x by the weight of its channel (dimension 1), and return the product.
 
-        The result has the weight's bits of fraction beside those of x.
+        weight: one number for each channel: a tensor if x is real, else a `PublicWeight` or `FixedWeight`. The result
+            has the weight's bits of fraction in addition to those of x.
         """
 
     @abstractmethod
     def apply(self, operation: Operation, *values: Tensor) -> Any:
-        """Apply an operation of mpc/protocols to these values, and return its result."""
+        """Apply an operation of mpc/protocols, such as a product, to these values, and return its result."""
 
     @abstractmethod
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        """Compare x with every public number t: return 1 where x >= t and 0 elsewhere, without bits of fraction.
+        """Compare x with every public number t; return (numbers, *shape): 1 where x >= t and 0 elsewhere, as integers.
 
-        It takes the rounds of one comparison. x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
+        x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
+        It takes the rounds of one comparison. The results have no bits of fraction.
         """
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        """Compute f(x) for the table's function f. The result has max(16, table.scale) bits of fraction.
+        """Compute f(x) for the function f of a table. The result has max(16, table.scale) bits of fraction.
 
-        Only its upper `table.scale` bits of fraction are computed; lower ones are zero.
-        bits: how many bits of the result's shares are right, from the bit that stands for 2^-table.scale upwards.
-        whole: whether all higher bits are made right, too. This takes one more opening, and |f(x)| < 2^(bits -
-            table.scale - 2).
+        x: with `scale` bits of fraction, as this arithmetic's comparisons take it.
+        bits: how many bits of the result's shares are right, counted upwards from the bit that stands for
+            2^-table.scale. If table.scale is below 16, the bits of fraction below that bit are zero.
+        whole: whether all higher bits are made right, too. This takes one more opening, and |f(x)| must be below
+            2^(bits - table.scale - 2).
         """
 
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """Warn, in a simulation, of values outside of [least, most); on shares, where no value is seen, do nothing.
+        """In a simulation, warn of values outside of [least, most). On shares, where no value is seen, do nothing.
 
+        x: the values.
         most, least: bounds, in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is
             wrong.
         what: the name of the values in the warning.
@@ -146,13 +153,13 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
-        """Cut `bits` bits of fraction off these values, in one opening for all of them; return the values.
+        """Cut the lowest `bits` bits of fraction off these values, in one opening for all of them; return the values.
 
         top: each value is below 2^top in the ring.
         """
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
-        """Return x in a type in which sums whose terms cancel are still precise to 16 + `fraction` bits of fraction.
+        """Return x in a type in which differences of large numbers are still right in 16 + `fraction` bits of fraction.
 
         Real numbers may need a longer floating-point type for this; shares and prices are returned as they are.
         """

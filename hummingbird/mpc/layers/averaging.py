@@ -29,22 +29,22 @@ from hummingbird.ring import SCALE
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute pool(x) for int64 x, where `pool` takes floating point only (CUDA) and adds up to 2^21 elements.
+    """Compute the sums pool(x) of int64 x exactly mod 2^64, although `pool` takes floating-point numbers only.
 
-    The result is exact mod 2^64: the two halves of a word are below 2^32 in magnitude, so sums of 2^21 halves stay
-    within 2^53.
+    pool: a linear function that adds up to 2^21 elements, such as a pooling on CUDA. It is called on the lower and on
+        the upper halves of the words: these are below 2^32 in magnitude, so sums of 2^21 of them stay within 2^53.
     """
     low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
     return low.long() + (high.long() << 32)
 
 
 class AvgPool(Layer):
-    """torch's average pooling, with all its options: sums of shares, times a reciprocal as in `Scale`.
+    """Layer for torch's average pooling, with all its options: sums of shares, times a public reciprocal.
 
     kernel, stride, padding: one number for each spatial dimension.
     divisor: torch's `divisor_override`.
-    A window of 2^s elements needs no multiplication and adds s bits of fraction. A sum over any other number of
-    elements, as also occurs at borders without counted padding, is multiplied by an encoded reciprocal.
+    A pooling window of 2^s elements needs no multiplication and adds s bits of fraction. A sum over any other number of
+    elements is multiplied by an encoded reciprocal. Such numbers also occur at borders, if padding is not counted.
     """
 
     input_limit = 24
@@ -74,9 +74,10 @@ class AvgPool(Layer):
         return self.division.bound(bounds)
 
     def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """Compute torch's avg_pool2d with this layer's options, for two spatial dimensions or for one.
+        """Compute torch's avg_pool2d of x with this layer's options, for two spatial dimensions or for one.
 
-        divisor: the number by which each window's sum is divided; None: the number of its elements, as torch counts it.
+        divisor: the number by which each pooling window's sum is divided; None: the number of its elements, as torch
+            counts it.
         """
         flat = len(self.kernel) == 1
         one = (1,) if flat else ()
@@ -92,7 +93,7 @@ class AvgPool(Layer):
         return out[:, :, 0] if flat else out
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums over the windows mod 2^64."""
+        """Return the sum over each pooling window mod 2^64. x: int64."""
         return sums_by_halves(x, lambda half: self.pool(half, 1)) if x.is_cuda else self.pool(x, 1)
 
     def forward(self, session: Session, x: Shared) -> Shared:
@@ -109,7 +110,7 @@ class AvgPool(Layer):
 
 
 class _Averaging(Layer):
-    """Base of means over a number of elements that follows from the input's shape: a sum times an encoded reciprocal.
+    """Base of layers for means: a sum, times the encoded reciprocal of the number of elements that the shape gives.
 
     The reciprocal uses up 26 of the input's integer bits. If the input has fewer, or too high a scale, the layer lifts
     the sums before the product (`lifts_sums`), in one round. The lift opens each sum in as many bits as these three
@@ -126,19 +127,16 @@ class _Averaging(Layer):
 
     @property
     def _spread(self) -> int:
-        """Return log2 of the largest number of elements that a lifted sum may have.
-
-        The input's integer bits must hold the sum.
-        """
+        """Log2 of the most elements that a lifted sum may have: the input's integer bits must hold the sum."""
         x = self.given[0]
         return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Compute four numbers of bits for the lift of a sum, and return them in this order.
+        """Four numbers of bits for the lift of the sums.
 
-        They are: bits of fraction that are cut before the opening; bits that are opened; bits of the lifted sum that
-            later layers read; and how many of the lifted sum's lowest bits are zero in every share.
+        These are: how many bits of fraction are cut before the opening; how many bits are opened; how many bits of the
+        lifted sum later layers read; how many of the lifted sum's lowest bits are zero in every share.
         """
         x = self.given[0]
         up = max(0, SCALE - (x.scale - x.grain))
@@ -177,7 +175,7 @@ class _Averaging(Layer):
         raise NotImplementedError
 
     def results(self, shape: Sequence[int]) -> int:
-        """The number of elements of the result."""
+        """Return the number of elements of the layer's result for an input of this shape."""
         return math.prod(shape) // max(1, self.places(shape))
 
     def counts(self, shape: Sequence[int]) -> Tensor:
@@ -188,16 +186,23 @@ class _Averaging(Layer):
         return torch.tensor(self.places(shape))
 
     def reciprocals(self, shape: Sequence[int]) -> Tensor:
-        """1 / `counts` in the ring, int64."""
+        """Return the encoded reciprocal of the number of elements of each mean, int64, in the shape of `counts`.
+
+        shape: of the input.
+        Raises InputError if a reciprocal is too small.
+        """
         self.reciprocal(self.places(shape))  # raises if the smallest is too small
         return ring.encode(1 / self.counts(shape).clamp(min=1).double(), self.fraction)
 
     def rounded(self, shape: Sequence[int]) -> Tensor:
-        """Return the factor by which rounding changes each reciprocal: the rounded one over the exact one, float64."""
+        """Return by which factor rounding changes each mean's reciprocal, the rounded one over the exact one, float64.
+
+        shape: of the input.
+        """
         return self.reciprocals(shape).double() * 2.0**-self.fraction * self.counts(shape)
 
     def sums(self, x: Tensor) -> Tensor:
-        """Sums over the elements of each mean, mod 2^64."""
+        """Return the sum over the elements of each mean, mod 2^64. x: int64."""
         raise NotImplementedError
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -222,9 +227,10 @@ _FEWEST_PLACES = 16  # log2, 256 x 256: a lift for fewer elements would exclude 
 
 
 class AdaptiveAvgPool(_Averaging):
-    """torch's adaptive average pooling: the mean over each of `output_size` windows along each dimension.
+    """Layer for torch's adaptive average pooling: the mean over each of several windows along each dimension.
 
-    Windows have different lengths where `output_size` does not divide the input's length.
+    output_size: number of windows for each spatial dimension; None: as many as the input has elements there. Windows
+        have different lengths where it does not divide the input's length.
     """
 
     def __init__(self, output_size: Sequence[int | None]) -> None:
@@ -232,7 +238,10 @@ class AdaptiveAvgPool(_Averaging):
         self.output_size = output_size
 
     def _windows(self, shape: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """First indices and lengths of the windows, for each dimension."""
+        """Return for each spatial dimension the first indices of its pooling windows, and the windows' lengths, int64.
+
+        shape: of the layer's input.
+        """
         space = tuple(shape)[-len(self.output_size) :]
         return [adaptive_windows(size, out) for size, out in zip(space, self.output_size, strict=True)]
 
@@ -263,7 +272,10 @@ class AdaptiveAvgPool(_Averaging):
 
 
 class Mean(_Averaging):
-    """Mean over `dims` (None: over all): a sum of shares times a public reciprocal."""
+    """Layer for the mean over some dimensions: a sum of shares times a public reciprocal.
+
+    dims: the dimensions; None: all.
+    """
 
     def __init__(self, dims: Sequence[int] | None, keepdim: bool) -> None:
         super().__init__()
@@ -290,9 +302,9 @@ _BITS = 13  # of weights that few bits do not hold: for two axes together those 
 
 
 class Resize(Layer):
-    """torch's interpolate (nearest, linear, bilinear, bicubic).
+    """Layer for torch's interpolate (nearest, linear, bilinear, bicubic): products with public weights.
 
-    attrs: the attributes of the op "resize" (graph/ops/resize.py).
+    attrs: the attributes of the graph's op "resize", such as its mode.
     Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most.
     """
 
@@ -313,9 +325,9 @@ class Resize(Layer):
         return bounds[0] + 2 * self.growth
 
     def matrices(self, before: Sequence[int], after: Sequence[int]) -> list[Tensor]:
-        """Return for each spatial axis the matrix of weights, (out, size), that resizes it: int64 in units of 2^-bits.
+        """Return each spatial axis's matrix of weights, (after, before), that resizes it; int64 in units of 2^-bits.
 
-        before, after: the lengths of the axes before and after resizing.
+        before, after: the lengths of the axes before and after resizing. The layer's `bits` is the bits of fraction.
         """
         return [
             _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), self.bits)
@@ -331,7 +343,10 @@ class Resize(Layer):
         return Shared(share << missing, x.scale + self.fraction)
 
     def real(self, x: Tensor, after: Sequence[int]) -> Tensor:
-        """The layer's function on real numbers, with its rounded weights."""
+        """Resize real x as the layer resizes private values, that is with rounded weights, and return it.
+
+        after: the lengths of the spatial axes of the result.
+        """
         for axis, matrix in enumerate(self.matrices(x.shape[2:], after)):
             x = torch.tensordot(x, matrix.to(x.device, x.dtype) * 2.0**-self.bits, ([axis + 2], [1])).movedim(
                 -1, axis + 2
@@ -343,14 +358,14 @@ class Resize(Layer):
 
 
 def _along(share: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """Multiply a share along one dimension by a public matrix (out, size), exactly mod 2^64."""
+    """Multiply a share along dimension `dim` by a public matrix (out, size), exactly mod 2^64; return the product."""
     moved = share.movedim(dim, -1)
     out = ring.bilinear("matmul", moved.reshape(-1, moved.shape[-1]), matrix.t().contiguous())
     return out.view(*moved.shape[:-1], len(matrix)).movedim(-1, dim)
 
 
 def _whole(matrix: Tensor, bits: int) -> Tensor:
-    """Round a real matrix to int64 entries in units of 2^-bits, so that every row keeps its sum.
+    """Round a real matrix to multiples of 2^-bits so that every row keeps its sum; return these in units, int64.
 
     The largest entry of each row takes up the rounding error of the row's sum.
     """

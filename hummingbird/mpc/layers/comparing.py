@@ -28,7 +28,13 @@ from hummingbird.ring import SCALE
 
 
 class Shares(Arithmetic):
-    """Arithmetic on a party's additive shares mod 2^64, int64. Party 0 alone adds public numbers to its share."""
+    """Arithmetic by which a formula runs between parties: its values are a party's additive shares mod 2^64, int64.
+
+    Party 0 alone adds public numbers to its share.
+    session: whose parties compute.
+    comparison: decides signs.
+    scale: bits of fraction of the values that are compared.
+    """
 
     def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
         self.session, self.comparison, self.scale = session, comparison, scale
@@ -90,9 +96,9 @@ class Shares(Arithmetic):
 
 
 class CostTensor(Arithmetic):
-    """Arithmetic on shapes, as tensors on the meta device.
+    """Arithmetic that prices a formula: its values are tensors on the meta device, which have a shape only.
 
-    Operations add up their prices, and count the values that are compared.
+    Operations add up their prices in `total`, and note in `breadth` the largest number of values compared at once.
     """
 
     def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
@@ -103,12 +109,12 @@ class CostTensor(Arithmetic):
 
     @property
     def total(self) -> Cost:
-        """The cost of all operations so far."""
+        """The price of all operations of the formula so far."""
         return sum(self._paid, FREE)
 
     @property
     def breadth(self) -> int:
-        """The largest number of values compared at once."""
+        """The largest number of values that the formula has compared at once so far."""
         return max(self._compared, default=0)
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,9 +181,9 @@ class CostTensor(Arithmetic):
 
 
 class Comparing(Layer):
-    """Base of layers with a window. If the window has no bits (w = 0) the layer computes `dropped` instead.
+    """Base of layers with a window. If the window has no bits, the layer compares nothing, and computes `dropped`.
 
-    This is the identity, if a subclass does not say otherwise.
+    Otherwise it computes its `formula`, from which its price and its simulation follow, too.
     """
 
     comparison: Comparison
@@ -196,7 +202,10 @@ class Comparing(Layer):
         raise NotImplementedError
 
     def dropped(self, x: Tensor) -> Tensor:
-        """Compute the layer's result for a window without bits, with which nothing is compared."""
+        """Compute the layer's result if its window has no bits, so that nothing is compared.
+
+        That is x itself, unless a subclass says otherwise.
+        """
         return x
 
     def forward(self, session: Session, x: Shared) -> Shared:
@@ -226,7 +235,7 @@ class Comparing(Layer):
         return self.within(bounds[0])
 
     def within(self, bound: int) -> int:
-        """Return log2 of the largest result of the layer's comparison, for values of magnitudes below 2^bound."""
+        """Return log2 of the largest relu(x) that the layer's comparison may give for values |x| < 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:

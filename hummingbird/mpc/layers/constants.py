@@ -63,9 +63,10 @@ class Scale(Layer):
 
 
 class Pad(Layer):
-    """torch's constant padding of a private value.
+    """Layer for torch's constant padding of a private value.
 
-    pads: as in `torch.nn.functional.pad`: two numbers of elements for each dimension, from the last dimension on.
+    pads: as in `torch.nn.functional.pad`: how many elements are added at the beginning and at the end of each
+        dimension, from the last dimension on.
     value: the real number to pad with, rounded to the scale of x.
     """
 
@@ -94,7 +95,7 @@ class Pad(Layer):
 
 
 def fits(constant: Tensor, scale: int) -> None:
-    """Raise InputError unless the constant can be added to values of this scale within the ring."""
+    """Raise InputError unless the constant can be added within the ring to values with `scale` bits of fraction."""
     try:
         ring.encode(constant.double(), scale, where="constant")
     except InputError as error:
@@ -103,10 +104,10 @@ def fits(constant: Tensor, scale: int) -> None:
 
 
 class AddConstant(Layer):
-    """x + c for a real c (number or tensor that broadcasts), or c - x with sign=-1.
+    """Layer for x + c, or c - x with sign=-1, for a constant c: a real number, or a tensor that broadcasts.
 
-    owner: None for a public constant. `PrivateNet.set_up` shares a private constant once, at the scale that the plan
-        gives to x.
+    owner: the party with a private constant; None for a public one. `PrivateNet.set_up` shares a private constant once,
+        at the scale that the plan gives to x.
     Raises InputError for a constant that may leave the ring.
     """
 
@@ -134,7 +135,7 @@ class AddConstant(Layer):
         super()._load_from_state_dict(*args, **kwargs)
 
     def code(self, scale: int) -> Tensor:
-        """Encode the public constant in the ring with this scale.
+        """Return the public constant encoded in the ring with `scale` bits of fraction, int64.
 
         The result is cached: encoding reads the values, for which the CPU waits for a GPU.
         """
@@ -172,9 +173,10 @@ class AddConstant(Layer):
 
 
 class Constant(Layer):
-    """A real constant as a private value of scale 2^16. A public constant is shared as (constant, 0, ..., 0).
+    """Layer without an input that gives a real constant as a private value of scale 2^16.
 
-    owner: as in `AddConstant`.
+    A public constant is shared as (constant, 0, ..., 0).
+    owner: the party with a private constant, which `PrivateNet.set_up` shares once; None for a public one.
     """
 
     value: Tensor
@@ -205,9 +207,10 @@ class Constant(Layer):
 
 
 def size_of(value: Tensor, owner: WeightOwner | None) -> int:
-    """Return log2 of a constant's largest magnitude; FLOOR, which reveals nothing, if the constant is private.
+    """Return log2 of a constant's largest magnitude; FLOOR (20), which reveals nothing, if the constant is private.
 
-    FLOOR is the bound that every value of a net keeps.
+    Every value of a net is below 2^20.
+    owner: the party with a private constant; None for a public one.
     """
     if owner is not None:
         return FLOOR
@@ -247,8 +250,8 @@ class _Public(Layer):
 class SharePublic(_Public):
     """Layer that turns a public input of a call into a private value of scale 2^16.
 
-    shown: whether the input is an attention mask that the softmax itself applies. The result is then only what the mask
-        adds to the logits that it does not hide (mpc/plan/rewritten.py).
+    shown: whether the input is an attention mask that the softmax itself applies. The result is then the mask's values
+        at the logits that it does not hide, and 0 at others.
     Raises InputError for values of 2^20 or more.
     """
 

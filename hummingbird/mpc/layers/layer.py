@@ -60,17 +60,19 @@ FINER = 12  # a net's result with a known bound keeps 16 + min(FINER, FLOOR - bo
 def room(bound: int) -> int:
     """Return the most bits of fraction that a constant may have so that a product with it fits the ring.
 
-    The constant is multiplied by a value of scale 2^16, and the product is below 2^bound as a real number.
+    The constant is multiplied by a value of scale 2^16.
+    bound: log2 of the largest magnitude of the product, as a real number.
     """
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 
 
 def held(bound: int) -> int:
-    """Count the integer bits that hold a value: log2 of its bound, and MARGIN for the sign and for openings.
+    """Return how many integer bits hold a value below 2^bound: `bound`, and MARGIN (2) for the sign and for openings.
 
-    bound: log2 of the bound. A value whose bound is below 2^FLOOR takes one more bit, since it may reach or exceed the
-        bound: a clamped value reaches it; rounding errors exceed it; undecided comparisons exceed it by EXCESS of the
-        bound; and a product of such values exceeds it by more. A value with bound 2^FLOOR stays below this bound.
+    Integer bits are those above the binary point. A value whose bound is below 2^FLOOR (2^20) takes one more bit, since
+    it may reach or exceed the bound: a clamped value reaches it; rounding errors exceed it; comparisons that take a
+    small positive value for a negative one exceed it by EXCESS of the bound; and a product of such values exceeds it by
+    more. A value with bound 2^FLOOR stays below this bound.
     """
     return bound + MARGIN + (bound < FLOOR)
 
@@ -136,7 +138,7 @@ class Layer(nn.Module):
     range = FLOOR  # it is right if the values that it compares, or else its results, stay below 2^range
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        """Bits of fraction of the result, from the inputs' scales."""
+        """Return how many bits of fraction the layer's result has. scales: those of each input."""
         return SCALE
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
@@ -154,31 +156,35 @@ class Layer(nn.Module):
         return later
 
     def lifts(self, given: Given) -> bool:
-        """Whether this layer lifts the given input in its own opening, so that it needs no `Lift` before it."""
+        """Return whether this layer opens the given input by itself, so that it needs no `Lift` before it."""
         return False
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        """Return `needs` for each input by itself, as a list.
+        """Return for each input how many low bits of its shares must be right.
 
-        A layer that needs more bits of one input than of another overrides this.
+        A layer that needs more bits of one input than of another overrides this; otherwise `needs` has one number for
+        all.
+        scales: bits of fraction of the inputs.
+        later: how many low bits of the result's shares later layers read.
         """
         return [self.needs(scales, later)] * len(scales)
 
     def grain(self) -> int:
-        """How many of the lowest bits of the result are zero in every party's share."""
+        """Return how many of the lowest bits of the layer's result are zero in every party's share."""
         return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """Compute log2 of the largest magnitude that the result can have. bounds: the same for each input.
+        """Compute log2 of the largest magnitude that the layer's result can have. bounds: log2 of that of each input.
 
-        Two things are left out, for which `held` has room: rounding errors, and what undecided comparisons may add,
-        EXCESS of the bound at most.
+        Two things are left out, for which `held` has room: rounding errors, and the errors of comparisons that take a
+        small positive value for a negative one. The latter are at most EXCESS (2^-4) of the bound.
         """
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:
-        """How many integer bits (with sign) this layer needs of its inputs, if later layers need `later` of its result.
+        """Return how many integer bits of its inputs this layer needs: bits above the binary point, with the sign.
 
+        later: how many of them later layers need of this layer's result.
         None, as argument or result, stands for all integer bits of a value within its bound.
         """
         return later
@@ -196,11 +202,14 @@ class Layer(nn.Module):
         return cost.FREE
 
     def constants(self) -> tuple[int, ...]:
-        """Public integers that the layer computes with, beside the net's weights: all parties must have the same."""
+        """Return the public integers that the layer computes with, beside the net's weights.
+
+        They must be equal at all parties.
+        """
         return ()
 
     def label(self) -> str:
-        """The layer's parameters, for its printed form."""
+        """Return the layer's parameters as text, for its printed form."""
         return ""
 
     def variant(self, scale: int, parties: int) -> str:
@@ -212,7 +221,7 @@ class Layer(nn.Module):
 
     @property
     def comparisons(self) -> list[Comparison]:
-        """The layer's own comparisons, as the plan knows them.
+        """The comparisons of this layer that the plan knows.
 
         While the layer runs, it may derive further comparisons from these, for other windows.
         """
@@ -223,21 +232,24 @@ class Layer(nn.Module):
         return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
-        """How many values the layer works on at once: its memory grows with this number."""
+        """Return how many values the layer works on at once; its memory grows with this number.
+
+        inputs: shape and scale of each input.
+        """
         return max((spec.numel for spec in inputs), default=0)
 
     def share_weights(self, session: Session) -> None:
-        """Turn the weights of one party into shares. Every party calls this once, for all layers in the same order.
+        """Turn the layer's private weights into shares, if it has any. Nothing is sent.
 
-        Nothing is sent.
+        Every party calls this once for each layer, in the order of the plan.
         """
 
 
 class LocalRescale(Layer):
-    """x at scale 2^target: every party rounds its own share. Sends nothing; the value errs by N/2 units at most.
+    """Layer that brings x to scale 2^target: every party rounds its own share. Sends nothing.
 
-    The result loses one valid bit for every bit of fraction cut. "masked" compares the remaining bits and lifts the
-    result (protocols/interfaces.py).
+    With N parties the value errs by N/2 units of 2^-target at most. For every bit of fraction cut, one bit fewer of the
+    shares is right. Only "masked" uses it: it compares the remaining bits and lifts the result.
     """
 
     input_limit = 62
@@ -266,9 +278,9 @@ class LocalRescale(Layer):
 class Lift(Layer):
     """Layer that brings x, of any scale, to scale 2^target, with shares that are right in all 64 bits.
 
-    It requires |x| < 2^(low - 2) in the ring. low: how many low bits of the input's shares are read.
-    One round: a party sends `low` bits for each value, less the bits of fraction cut and the low bits that are zero in
-        every share.
+    low: how many low bits of the input's shares are read; |x| must be below 2^(low - 2) in the ring.
+    Takes one round. A party sends `low` bits for each value, less the bits of fraction that are cut and the low bits
+    that are zero in every share.
     """
 
     input_limit = 62
@@ -296,16 +308,16 @@ class Lift(Layer):
         return self.low, self.grain()
 
     def _up(self, scale: int) -> int:
-        """Return how many low bits of the cut value are zero in every party's share, and so are not sent.
+        """Return how many low bits of the cut value are zero in every party's share, and so need not be sent.
 
         scale: bits of fraction of the input.
         """
         return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Return how many bits of fraction the layer cuts off, how many bits it opens, and how many are read later.
+        """Return three numbers of bits: of fraction that are cut off, that are opened, and that later layers read.
 
-        scale: bits of fraction of the input. The last number counts bits of the lifted number.
+        scale: bits of fraction of the input. The third number counts bits of the lifted number.
         """
         up = self._up(scale)
         shift = scale - self.target + up
@@ -323,7 +335,12 @@ class Lift(Layer):
 
 
 class Local(Layer):
-    """A function that acts on each share alone and keeps the scale: reshaping, slicing, padding, sums."""
+    """Layer that applies a function to each party's share alone, at an unchanged scale: reshaping, slicing, sums.
+
+    function: takes the share and maybe public arguments; returns a tensor or a tuple of tensors.
+    name: for the layer's printed form.
+    growth: the result is below 2^growth times the input.
+    """
 
     input_limit = MAX_SCALE
 
@@ -354,16 +371,21 @@ class Local(Layer):
 
 
 def aligned(xs: Sequence[Shared]) -> tuple[list[Tensor], int]:
-    """Bring shares to the highest of their scales; return the shifted shares, and this scale's bits of fraction.
+    """Bring shares to the highest of their scales, by shifts to the left, which are exact.
 
-    A shift to the left is exact and local.
+    Returns the shifted shares, and the bits of fraction of this scale.
     """
     scales = [x.scale for x in xs]
     return [x.share << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
 
 
 class Combine(Layer):
-    """A local function of several private tensors at their highest scale: add, sub, cat, stack."""
+    """Layer that applies a function to the shares of several private tensors, brought to their highest scale first.
+
+    function: takes the list of shares, such as a sum or torch.cat.
+    name: for the layer's printed form.
+    growth: the result is below 2^growth times the largest input.
+    """
 
     input_limit = MAX_SCALE
 

@@ -35,7 +35,7 @@ from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 @dataclass(frozen=True)
 class WeightOwner:
-    """The party that owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
+    """Says which party owns private weights and constants. Other parties hold arbitrary tensors of the same shapes.
 
     rank: the party's number.
     known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.
@@ -49,7 +49,7 @@ class WeightOwner:
 
 
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
-    """Return `bits`, the bits of fraction for a private weight, after a check that they are enough.
+    """Check that `bits` bits of fraction are enough for a private weight, and return `bits`.
 
     Raises InputError if this process knows the weight, and the weight is too small for so few bits.
     """
@@ -59,7 +59,10 @@ def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCAL
 
 
 class PublicWeight(nn.Module):
-    """A weight that all parties know. code: the encoded weight, int64, in torch's layout for its layer's product."""
+    """The weight of a linear layer that all parties know.
+
+    code: the encoded weight, int64, in torch's layout for its layer's product.
+    """
 
     code: Tensor
 
@@ -79,9 +82,11 @@ class PublicWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight, from a share of x, int64.
+        """Compute and return a share of op(x, W, **options) mod 2^bits, where W is this weight. Sends nothing.
 
-        Sends nothing. view: the shape that W takes in the op "mul".
+        op: such as "matmul".
+        x: a share, int64.
+        view: the shape that W takes in the op "mul".
         """
         if op == "mul":
             return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
@@ -103,7 +108,10 @@ class PublicWeight(nn.Module):
 
 
 def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """Make the module of an encoded weight, int64: a `PublicWeight` if `owner` is None, else a `FixedWeight`."""
+    """Make the module that holds a layer's weight: a `PublicWeight` if `owner` is None, else a `FixedWeight`.
+
+    code: the encoded weight, int64.
+    """
     return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)
 
 
@@ -111,7 +119,7 @@ def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWe
 
 
 class Linear(Layer):
-    """op(x, weight) + bias for an op of `ring.BILINEAR`.
+    """Layer for op(x, weight) + bias, where `op` is a convolution, "matmul" or "mul" (`ring.BILINEAR`).
 
     weight: real tensor in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel).
     bias: real tensor, one entry per output channel: dimension 1, or the last one for "matmul".
@@ -120,8 +128,8 @@ class Linear(Layer):
     last: for "mul", factors and bias are for the last dimensions, not for channels.
     unscaled: the net's own public weights, if `weight` has doubled columns, for halved inputs (mpc/plan/columns.py).
     fraction: bits of fraction of private weights.
-    Cost of public weights: none. Cost of private weights: `weight_mask.product_price`, 1 round, and for each element of
-    the input as many bits as later layers read of the result; `PrivateNet.set_up` opens the masked weights once.
+    Public weights cost nothing. Private weights cost `weight_mask.product_price`: 1 round, and for each element of the
+    input as many bits as later layers read of the result; `PrivateNet.set_up` opens the masked weights once.
     Raises InputError if the weights are too small for fixed-point numbers.
     """
 
@@ -192,7 +200,11 @@ class Linear(Layer):
         return products if self.offset is None else max(products, self.offset) + 1
 
     def bound_of_rows(self, length: int) -> int:
-        """log2 of the largest result for input rows of `length` values with mean square 1 or less (Cauchy-Schwarz)."""
+        """Return log2 of the largest result if input rows have `length` values and a mean square of 1 at most.
+
+        It follows from the inequality of Cauchy and Schwarz. For private weights and other ops than "matmul" it is
+        FLOOR (20): every value of a net is below 2^20.
+        """
         if self.steepness is None:
             return FLOOR
         products = (math.ceil(math.log2(length)) + 1) // 2 + self.steepness
@@ -230,7 +242,7 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
     """Compute log2, rounded up, of the most by which the op can enlarge its input: |op(x, weight)| <= 2^growth |x|.
 
     This is the largest sum of |weights| of one output. It is computed in integers, since every machine must find the
-    same: 40 bits of each weight, exact for up to 2^22 terms.
+    same number: 40 bits of each weight, exact for up to 2^22 terms.
     options: the op's further arguments, such as groups.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
@@ -251,8 +263,8 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
 def _steepness(weight: Tensor) -> int:
     """Compute log2, rounded up, of the largest Euclidean norm of one output's weights. weight: (in, out).
 
-    It is computed in integers, since every machine must find the same: 20 bits of each weight, exact for up to 2^22
-    terms.
+    It is computed in integers, since every machine must find the same number: 20 bits of each weight, exact for up to
+    2^22 terms.
     """
     top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
     codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()
@@ -262,6 +274,10 @@ def _steepness(weight: Tensor) -> int:
 
 
 def _numel(op: str, left: Sequence[int], right: Sequence[int], options: dict[str, Any]) -> int:
-    """Number of elements of a product, found by torch on tensors without data."""
+    """Return the number of elements of the product op(x, y), found by torch on tensors without data.
+
+    left, right: the shapes of x and y.
+    options: the op's further arguments, such as stride.
+    """
     a, b = torch.empty(*left, device="meta"), torch.empty(*right, device="meta")
     return int(getattr(torch, op)(a, b, **options).numel())

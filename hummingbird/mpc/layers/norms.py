@@ -88,13 +88,13 @@ _ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
 
 
 class NormSizes(NamedTuple):
-    """The numbers of a norm over rows of one length n. From them the layer computes results as z v 2^-E.
+    """Numbers of bits, and a table, by which a norm over rows of n values computes its results if a range is known.
 
-    z is an input, less its mean, in other units; v is 2^E sqrt(n / S), where S is the sum of z^2 over a row plus the
-    term of eps.
+    The layer computes a result as z v 2^-E. z is an input, less its row's mean, in other units. v is 2^E sqrt(n / S),
+    where S is the sum of z^2 over the row, plus eps in the same units.
     factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
     fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
-    top: P: S is below 0.96 2^P; u is S 2^-P.
+    top: P: S is below 0.96 2^P. The table's argument is u = S 2^-P.
     table: of v = g u^(-1/2), where its gain g is in [1, 2).
     root: D: the table is right for u in [2^-D, 0.96].
     opened: how many bits of v are opened.
@@ -113,15 +113,16 @@ class NormSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The integers of this record and of its table. All parties must have the same."""
+        """The integers of this record and of its table, which must be equal at all parties."""
         *sizes, table, root, opened, cut = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
 
 def range_serves(rows: Rows, length: int, eps: float) -> bool:
-    """Whether `norm_sizes` can be computed for rows of up to `length` values: a table exists, and all fits the ring.
+    """Return whether `norm_sizes` finds numbers for rows of up to `length` values: a table, and room in the ring.
 
-    rows: the range in which variance + eps of every row lies. eps: the number that the norm adds to the variance.
+    rows: the range in which variance + eps of every row lies.
+    eps: the number that the norm adds to the variance.
     """
     low, high = math.log2(rows.least), math.log2(rows.most)
     ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
@@ -133,7 +134,7 @@ def range_serves(rows: Rows, length: int, eps: float) -> bool:
 
 @functools.lru_cache(1024)
 def norm_sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """Compute the numbers of a norm (`NormSizes`) over rows of `length` values in a known range.
+    """Compute the numbers of bits and the table of a norm over rows of `length` values in a known range (`NormSizes`).
 
     center: whether the mean is subtracted.
     rows: the range in which variance + eps of every row lies; `range_serves` must hold for it.
@@ -165,22 +166,26 @@ def norm_sizes(length: int, center: bool, rows: Rows) -> NormSizes:
 
 
 def bits_needed(found: NormSizes, scale: int) -> int:
-    """How many low bits of the shares of a norm's inputs must be right. scale: bits of fraction of the inputs."""
+    """Return how many low bits of the shares of a norm's inputs must be right.
+
+    found: the norm's numbers.
+    scale: bits of fraction of the inputs.
+    """
     return found.value + max(0, scale + found.spread - found.fraction)
 
 
 def normed_in_range(
     n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64
 ) -> Tensor:
-    """Normalize the rows of x, (..., length), to mean square 1, with fewer rounds than `normed`; return the rows.
+    """Normalize the rows of x, (..., length), to mean square 1, in the few rounds that a known range allows.
 
+    Returns the rows. On shares they have 16 + FRACTION_IN_RANGE bits of fraction.
     n: the kind of numbers, such as shares.
     eps: added to the mean square before the root.
     center: whether the mean is subtracted first.
     rows: the range in which variance + eps of every row lies.
     exact: an exact comparison of the net's protocol.
-    read: how many low bits of the result's shares later layers read.
-    On shares the result has 16 + FRACTION_IN_RANGE bits of fraction, and `read` right low bits.
+    read: how many low bits of the result's shares later layers read, and are made right.
     """
     length = x.shape[-1]
     found = norm_sizes(length, center, rows)
@@ -218,17 +223,19 @@ _ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
 class Thresholds(NamedTuple):
-    """Thresholds with which a norm compares the sum of a row's squares: T_j = least * 4^j, for j from 1 to `steps`."""
+    """The numbers T_j = least * 4^j, j = 1, ..., `steps`, with which a norm compares the sum of a row's squares."""
 
     least: float
     steps: int
 
 
 def places(length: int, eps: float) -> Thresholds:
-    """Choose the thresholds with which a norm over rows of `length` values compares a row's sum of squares.
+    """Choose and return the thresholds with which a norm compares a row's sum of squares.
 
-    eps: the number that the norm adds to the mean square. `Thresholds.least` is at most length * max(eps, 2^-20), so a
-        sum can be smaller only in a row with variance + eps below 2^-20.
+    length: how many values a row has.
+    eps: the number that the norm adds to the mean square.
+    The `least` of the thresholds is at most length * max(eps, 2^-20). So a sum can be smaller only in a row with
+    variance + eps below 2^-20.
     Raises InputError if no thresholds fit.
     """
     count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
@@ -239,7 +246,10 @@ def places(length: int, eps: float) -> Thresholds:
 
 @functools.cache
 def root(length: int) -> splines.Fit:
-    """Fit the spline of sqrt(length / u) for u in [1/4, 1], with relative error 2^-14. Left of 1/4 it is constant."""
+    """Fit a spline to sqrt(length / u) for u in [1/4, 1], with relative error 2^-14, and return it.
+
+    length: how many values a row has. For u below 1/4 the spline is constant.
+    """
     u = torch.linspace(-math.log(4.0), 0.0, 4001, dtype=torch.float64).exp()
     top = math.sqrt(length)
 
@@ -251,7 +261,7 @@ def root(length: int) -> splines.Fit:
 
 @functools.cache
 def looked_up() -> PolynomialTable:
-    """The table of u^(-1/2) on [1/4, 1], with pieces of relative error 2^-15.
+    """Return the table of u^(-1/2) for u in [1/4, 1], with pieces of relative error 2^-15.
 
     For smaller u its results are smaller than u^(-1/2), and below 2^3.
     """
@@ -267,8 +277,8 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     eps: added to the mean square before the root.
     center: whether the mean is subtracted first.
     exact: an exact comparison of the net's protocol.
-    read: how many low bits of the result's shares later layers read.
-    On shares the result has 16 + FRACTION bits of fraction, and `read` right low bits.
+    read: how many low bits of the result's shares later layers read, and are made right.
+    On shares the result has 16 + FRACTION bits of fraction.
     """
     length = x.shape[-1]
     centered = x - n.apply(DividedBy(length), x.sum(-1, keepdim=True)) if center else x
@@ -292,8 +302,9 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
     n: the kind of numbers, such as shares.
     u: with 32 + TOP bits of fraction on shares.
-    exact: an exact comparison of the net's protocol, used for the look-up. A protocol without tables evaluates a
-        spline instead, with the comparison of `n`.
+    length: how many values a row has.
+    exact: an exact comparison of the net's protocol, used for the look-up. A protocol without tables evaluates a spline
+        instead, with the comparison of `n`.
     """
     if not exact.looks_up:
         # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
@@ -306,16 +317,15 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 
 
 class Norm(Layer):
-    """Layer that normalizes rows to mean 0 and mean square 1.
+    """Layer that normalizes rows to mean square 1, and maybe to mean 0, as layer, group and instance norms do.
 
-    attrs: the attributes of the op "norm" (graph/ops/norms.py).
-    rows: the range of variance + eps of every row (`BitConfig.rows`), or None.
-
-    It takes three rounds if there is a range, `range_serves` holds for it, and the protocol has tables: every value is
-    opened once, and each row takes a look-up and an opening. Otherwise it takes eight rounds, and those of a
-    comparison: every value is opened once, for its square and its product, and each row takes an opening for its mean,
-    2 J comparisons, where J is about 20, and a look-up. Without tables this is seven rounds instead of eight, and 56
-    more comparisons for each row.
+    attrs: the attributes of the graph's op "norm": sizes, eps, and whether the mean is subtracted.
+    rows: the range in which variance + eps of every row lies (`BitConfig.rows`), or None.
+    The layer takes three rounds if there is a range, `range_serves` holds for it, and the protocol has tables: every
+    value is opened once, and each row takes a look-up and an opening.
+    Otherwise it takes eight rounds, and those of a comparison. Every value is opened once, for its square and its
+    product. Each row takes an opening for its mean, 2 J comparisons, where J is about 20, and a look-up. Without tables
+    there are seven rounds instead of eight, and 56 more comparisons for each row.
     Raises InputError for rows of more than 2^20 values.
     """
 
@@ -388,7 +398,7 @@ class Norm(Layer):
 
     @property
     def _sizes(self) -> NormSizes | None:
-        """Compute the numbers of the norm for a known range of variance + eps; None if the layer uses no range.
+        """The numbers of this norm for a known range of variance + eps; None if the layer uses no range.
 
         If the rows' length is not known yet, the numbers are those of the longest rows.
         """

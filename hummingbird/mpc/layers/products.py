@@ -25,14 +25,14 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Multiply(Layer):
-    """The product of two private tensors (broadcasting), in one round.
+    """Layer for the elementwise product of two private tensors (broadcasting), in one round.
 
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If not, both operands are
         opened in as many bits as later layers read of the result.
     With `rounds`, an operand with a known bound is called small. It is opened in the integer bits that its bound takes,
     and in at most 16 bits of fraction, without those that are zero in every share; its higher bits need not be right.
     An operand that is not small is opened in as many bits as later layers read of the result, and the result has as
-    many valid bits as this operand. If both operands are small, the result has 64 valid bits.
+    many right bits as this operand. If both operands are small, the result is right in all 64 bits.
     """
 
     def __init__(self, rounds: bool) -> None:
@@ -63,10 +63,10 @@ class Multiply(Layer):
         ]
 
     def _right(self, read: int) -> int:
-        """Return how many low bits of the result's shares are right. read: how many of them later layers ask for.
+        """Return how many low bits of the product's shares are right: `read`, or fewer after an operand is rounded.
 
-        This is `read`, or fewer where rounding an operand leaves fewer right bits. A reader that shifts the result to
-        the left may ask for more bits than there are, as it counts them after the shift.
+        read: how many low bits later layers ask for. A layer that shifts the product to the left may ask for more bits
+            than there are.
         """
         cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
         return max(2, min(read, 64 - max(cut, default=0)))
@@ -128,9 +128,9 @@ class Multiply(Layer):
 
 
 class Square(Layer):
-    """x * x, by a dealt random number and its square.
+    """Layer for x * x, by a dealt random number and its square.
 
-    1 round; each element costs as many bits as later layers read of the result.
+    It takes 1 round, and for each element as many bits as later layers read of the result.
     """
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -150,16 +150,18 @@ class Square(Layer):
 
 
 class MatMul(Layer):
-    """torch.matmul of two private values. 1 round; each element costs the bits that later layers read of the result.
+    """Layer for torch.matmul of two private values, in 1 round.
 
+    An element of an operand costs as many bits as later layers read of the result.
     rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). If so, operands of any scale
-        are cut to 16 bits of fraction as they are opened. Next to a softmax of rows in a known range (`beside`) some
-        operands are cut further:
-        - If the first operand is the result of such a softmax, its weights keep 16 bits of fraction, and the values
-          that they average keep 12 to 16, as many as fit the ring. The values' rounding errors, N/2 units each, are
-          averaged, too.
-        - If only such softmaxes, which round their input to 2^-12, read the product, both operands keep 12 bits of
-          fraction. Their rounding errors, N/2 units for each element, average out over the sum.
+        are cut to 16 bits of fraction as they are opened. Some are cut further, beside a softmax whose rows have a
+        known range (`beside`).
+
+    - If the first operand is the result of such a softmax, its weights keep 16 bits of fraction, and the values
+      that they average keep 12 to 16, as many as fit the ring. The values' rounding errors, N/2 units each for N
+      parties, are averaged, too.
+    - If only such softmaxes, which round their input to 2^-12, read the product, both operands keep 12 bits of
+      fraction. Their rounding errors, N/2 units for each element, average out over the sum.
     """
 
     averages = False  # set by the planner: whether the first operand's rows are weights from such a softmax
@@ -172,7 +174,7 @@ class MatMul(Layer):
             self.input_limit = MAX_SCALE
 
     def beside(self, before: bool, behind: bool) -> None:
-        """Set which neighbors of the product are softmaxes of rows in a known range.
+        """Tell the layer which steps beside it are softmaxes whose rows have a known range.
 
         before: whether the first operand is the result of such a softmax along its last dimension.
         behind: whether only such softmaxes read the product.
@@ -217,11 +219,14 @@ class MatMul(Layer):
         return self.fractions if self.rounds else ()
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both operands of the product as stacks of matrices. x, y: the layer's inputs."""
+        """Return both operands of the product as stacks of matrices: the layer's inputs x and y, if not overridden."""
         return x, y
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
-        """Arrange the stack of products as the layer's result. x, y: shapes of the layer's inputs."""
+        """Return the stack of products in the shape of the layer's result: unchanged, if not overridden.
+
+        x, y: shapes of the layer's inputs.
+        """
         return out
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -242,8 +247,10 @@ class MatMul(Layer):
 
 
 class Einsum(MatMul):
-    """torch.einsum of two private values, which have every index at most once, as one product of stacks of matrices.
+    """Layer for torch.einsum of two private values, computed as one product of stacks of matrices.
 
+    equation: an index may stand at most once in each operand.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`).
     Stacks of shapes (b, m, k) and (b, k, n) give (b, m, n). Here b stands for all indices that both operands and the
     result have; m and n for those of one operand and the result; k for those of both operands that are summed. An index
     of one operand alone is summed first, locally.
@@ -267,9 +274,9 @@ class Einsum(MatMul):
         return left, self._stacked(y, self.right, self.summed, self.columns)
 
     def _sizes(self, x: Sequence[int], y: Sequence[int]) -> dict[str, int]:
-        """Find the size of every index of the einsum, from the operands' shapes.
+        """Return the size of every index of the einsum, by index.
 
-        If one operand has size 1 for an index, the other operand's size counts.
+        x, y: the operands' shapes. If one operand has size 1 for an index, the other operand's size counts.
         """
         given = dict(zip(self.left, x, strict=True)), dict(zip(self.right, y, strict=True))
         return {i: max(one.get(i, 0) for one in given) for i in self.left + self.right}
@@ -297,7 +304,10 @@ _FEWEST = 12  # the fewest bits of fraction of operands
 
 
 class RootScale(Layer):
-    """x times 1 / sqrt(d), where d is the length of its last dimension. The factor has 20 bits of fraction."""
+    """Layer for x / sqrt(d), where d is the length of the last dimension of x, as for the logits of attention.
+
+    The factor 1 / sqrt(d) has 20 bits of fraction, which the result has in addition. Sends nothing.
+    """
 
     input_limit = 24
     fraction = 20
@@ -315,7 +325,10 @@ class RootScale(Layer):
 
 
 class Causal(Layer):
-    """Causal mask of attention: subtracts 2^12 from each logit whose key comes after its query. Nothing is sent."""
+    """Layer for the causal mask of attention: it subtracts 2^12 from each logit whose key comes after its query.
+
+    Nothing is sent. The last two dimensions are queries and keys.
+    """
 
     input_limit = MAX_SCALE - SCALE  # 2^12 at this scale is 2^44 in the ring
 

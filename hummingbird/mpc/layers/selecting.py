@@ -31,7 +31,7 @@ from hummingbird.ring import SCALE
 
 
 class Abs(Comparing):
-    """|x|: the price of a ReLU."""
+    """Layer for |x|, at the price of a ReLU."""
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, z = n.compare(x)
@@ -39,7 +39,7 @@ class Abs(Comparing):
 
 
 class Bounded(Comparing):
-    """max(x, c) for a public number c, or min(x, c) with sign=-1: the price of a ReLU."""
+    """Layer for max(x, c) for a public number c, or min(x, c) with sign=-1, at the price of a ReLU. value: c."""
 
     def __init__(self, value: float, sign: int, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -58,7 +58,10 @@ class Bounded(Comparing):
 
 
 class _OfTwo(Comparing):
-    """Base of layers that compare two private tensors of scale 2^16 (broadcasting), or one with a public number."""
+    """Base of layers that compare two private tensors of scale 2^16 (broadcasting), or one with a public number.
+
+    Such a layer needs a window with bits.
+    """
 
     input_limit = SCALE
     arguments = 2
@@ -88,7 +91,7 @@ class _OfTwo(Comparing):
 
 
 class Larger(_OfTwo):
-    """max(x, y) of two private tensors, or min(x, y) with sign=-1: the price of a ReLU of the result's shape."""
+    """Layer for max(x, y) of two private tensors, or min(x, y) with sign=-1. It costs a ReLU of the result's shape."""
 
     def __init__(self, sign: int, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -110,9 +113,10 @@ class Larger(_OfTwo):
 
 
 class Greater(_OfTwo):
-    """[x > y] for private y, or for a public number y: 1 or 0, with scale 2^16. Two comparisons in the rounds of one.
+    """Layer for [x > y], that is 1 where x > y and 0 elsewhere, with scale 2^16.
 
-    value: the public number; None for a private y.
+    It takes two comparisons for each element, in the rounds of one.
+    value: a public number y; None if y is private.
     turned: compute [y > x].
     strict: whether the result for equal values is 0; otherwise it is 1.
     Only the upper bound k of the window is used: the comparison is exact in all lower bits.
@@ -165,7 +169,7 @@ class Greater(_OfTwo):
 class _MaxPooling(Comparing):
     """Base of the pooling layers that select maxima, for values of scale 2^16.
 
-    Results are some of the inputs, and have as many valid bits.
+    Results are some of the inputs; as many low bits of their shares are right as of the inputs' shares.
     """
 
     input_limit = SCALE
@@ -185,8 +189,9 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """torch's max pooling along one dimension after the other, with fewer comparisons than over all dimensions at once.
+    """Layer for torch's max pooling.
 
+    It takes maxima along one spatial dimension after the other, with fewer comparisons than over whole pooling windows.
     kernel, stride, padding, dilation: one number for each spatial dimension.
     """
 
@@ -204,9 +209,9 @@ class MaxPool(_MaxPooling):
         self.ceil_mode = ceil_mode
 
     def places(self, size: int, d: int) -> Tensor:
-        """Return where the elements of each window lie along spatial dimension d: indices, int64 (kernel, out).
+        """Return where the elements of each pooling window lie along spatial dimension d: indices, int64 (kernel, out).
 
-        size: the length of the dimension. See graph/ops/pools.py.
+        size: the length of the dimension.
         """
         kernel, stride, padding, dilation = self.kernel[d], self.stride[d], self.padding[d], self.dilation[d]
         return places(size, kernel, stride, padding, dilation, self.ceil_mode)
@@ -234,7 +239,7 @@ class MaxPool(_MaxPooling):
         return self.reduced(x, n.maximum)
 
     def dropped(self, x: Tensor) -> Tensor:
-        """The first element of every window."""
+        """Return the first element of every pooling window: the layer's result if its window has no bits."""
         return self.reduced(x, lambda taps: taps[0])
 
     def label(self) -> str:
@@ -242,9 +247,10 @@ class MaxPool(_MaxPooling):
 
 
 class AdaptiveMaxPool(MaxPool):
-    """torch's adaptive max pooling: maximum over `output_size` windows for each dimension.
+    """Layer for torch's adaptive max pooling: the maximum over each of several windows along each dimension.
 
-    Where windows differ in length, a shorter one repeats an element.
+    Where windows differ in length, a shorter one repeats its last element.
+    output_size: number of windows for each spatial dimension; None: as many as the input has elements there.
     """
 
     def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:

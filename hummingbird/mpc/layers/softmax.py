@@ -24,16 +24,16 @@ from hummingbird.ring import SCALE, exponent_of
 
 
 class Softmax(Comparing):
-    """exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product. The relative error is below 2^-7.
+    """Layer for exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product. Relative error below 2^-7.
 
     exp and 1/x are tables if the protocol has tables (softmax_tables.py), otherwise splines. They are chosen for the
     length of `dim`: the sum of exp errs by less than 2^-9 of the sum, which is at least 1, and 1/sum has the relative
     error 2^-9. Raises InputError for more than 2^17 values along `dim`.
 
     told: a range of the rows that the layer cannot use, for its printed form.
-    causal: whether keys after their query are hidden.
+    causal: whether the layer hides each key that comes after its query.
     hidden: a bool tensor that broadcasts to x, true where a value is hidden; None for no mask.
-    A second input, public in each call, may hide further values (mpc/plan/rewritten.py). Hidden values cost the same.
+    The layer's second input, a public mask of the call, may hide further values. Hidden values cost as much as others.
     """
 
     input_limit = SCALE
@@ -65,14 +65,15 @@ class Softmax(Comparing):
     def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
         """Combine all masks: return a tensor that is true where a value counts; None if all values do.
 
-        In the result `dim` is moved to the front. mask: the second input, a mask of this call, if there is one.
+        x: the layer's input. In the result `dim` is moved to the front.
+        mask: the attention mask of this call, if there is one; at most one entry.
         """
         places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
         return None if places is None else places.movedim(self.dim, 0)
 
     @property
     def _clamping(self) -> Comparison:
-        """Make the comparison that clamps x - max to the range of the table of exp.
+        """The comparison that clamps x - max to the range of the table of exp.
 
         The ends of this range are at most 14 away from 0.
         """
@@ -99,7 +100,7 @@ class Softmax(Comparing):
         return super().label() + ("" if self.told is None else f", no table for rows in {self.told}")
 
     def tables(self, length: int) -> Tables | None:
-        """The tables for rows of `length` values; None if splines replace them."""
+        """Return the tables of exp and 1/x for rows of `length` values; None if splines replace them."""
         if not self.comparison.looks_up or self.comparison.window.q:
             return None  # with a rounded maximum the sum may be below 1
         return softmax_tables.tables(length, self._missed(length), self.opens_sum)
@@ -127,7 +128,11 @@ class Softmax(Comparing):
         return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
 
     def _below(self, n: Arithmetic, x: Tensor, shown: Tensor | None = None) -> Tensor:
-        """x - max, with `dim` moved to the front."""
+        """Return x - max, where max is the maximum along `dim`; in the result `dim` is moved to the front.
+
+        n: the kind of numbers.
+        shown: true where a value counts, with `dim` at the front; None if all do.
+        """
         values = n.precise(x, SCALE).movedim(self.dim, 0)
         if len(values) > splines.LONGEST:
             raise InputError(f"softmax over {len(values)} places", hint=f"at most {splines.LONGEST}")
@@ -135,12 +140,17 @@ class Softmax(Comparing):
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
-        """Return a bound of the error of the maximum of `length` values: `undecided` for each level of the tree."""
+        """Return by how much the computed maximum of `length` values may be too small.
+
+        At each level of the tree of maxima, a comparison may take a positive difference for a negative one, up to
+        `Comparison.undecided`.
+        """
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
-        """Compute exp(x - max) by the table `found.exp`, with `found.bits` right bits.
+        """Compute exp(x - max) by the table `found.exp`, with `found.bits` right bits, and return it.
 
+        n: the kind of numbers.
         below: x - max. Values beyond the table's range are clamped first.
         """
         missed = self._missed(len(below))
@@ -156,22 +166,22 @@ def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
 
 
 def _top(length: int, undecided: float) -> int:
-    """Compute how many bits hold a sum of `length` values of exp at scale 2^32, if a spline computes exp.
+    """Return how many bits hold a sum of `length` values of exp at scale 2^32, if a spline computes exp.
 
-    Each value is at most 1 + 2^-9, and more after undecided comparisons.
-    undecided: each level of the tree may find the row's maximum too small by this number, and the spline, with slopes
-        up to 1, may err by it.
+    Each value is at most 1 + 2^-9, and more if comparisons take small positive values for negative ones.
+    undecided: up to which number a comparison may do so. Each level of the tree of maxima may find the row's maximum
+        too small by this number, and the spline, with slopes up to 1, may err by it.
     """
     missed = undecided * ((length - 1).bit_length() + 1)
     return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
 
 
 class LogSoftmax(Softmax):
-    """x - max - log(S) along `dim`, with S = sum of exp(x - max): a maximum tree, exp and a spline.
+    """Layer for x - max - log(S) along `dim`, where S is the sum of exp(x - max): a maximum tree, exp and a spline.
 
-    The error is below 2^-7. S >= 1 errs by 2^-9 S + 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of
-    the logarithm by 2^-11. Without comparisons the layer is the identity, as Softmax is. Raises InputError for more
-    than 2^17 values.
+    The error is below 2^-7. S >= 1 errs by 2^-9 S + 2^-9 as in `Softmax`, hence its logarithm by 2^-8, and the spline
+    of the logarithm by 2^-11. Without bits to compare the layer is the identity. Raises InputError for more than 2^17
+    values.
     """
 
     fraction = 0
@@ -204,7 +214,7 @@ class LogSoftmax(Softmax):
 
 
 class Argmax(Comparing):
-    """The index of the maximum along `dim`, the first one of equal maxima, as a value of scale 2^16: index 3 is 3.0.
+    """Layer for the index of the first maximum along `dim`, as a value of scale 2^16: index 3 is 3.0.
 
     With n values and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and have x's order. A maximum
     tree finds the largest, M; relu(v_i - M + 1) is 1 at its index and 0 elsewhere. Only the upper bound k of the window
@@ -230,10 +240,11 @@ class Argmax(Comparing):
         return 64  # for simplicity: the widened window may need fewer
 
     def _widened(self, bits: int) -> Comparison:
-        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's values x_i.
+        """Make the comparison of the integers v_i = 2^c x_i + n - 1 - i with each other, for the layer's n values x_i.
 
-        bits: c. The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits higher than that of the
-            x_i, if there are valid bits for that: by c for the factor 2^c, and by one for differences.
+        bits: c.
+        The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits above that of the layer's
+        window, as far as the shares have right bits: c for the factor 2^c, and one for differences.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)
@@ -253,8 +264,9 @@ class Argmax(Comparing):
 
 
 def filled(values: Tensor, places: Tensor | None) -> Tensor:
-    """Replace each hidden value of a row by the first shown value of this row; a row lies along dimension 0.
+    """Replace each hidden value of a row by the first shown value of this row, and return the values.
 
+    values: rows lie along dimension 0.
     places: true where a value is shown; None if all are.
     """
     if places is None:

@@ -61,11 +61,12 @@ _SLACK = 2.0**-6  # of y: room for the parties' rounding of the range and of its
 
 
 class SoftmaxSizes(NamedTuple):
-    """The numbers of a softmax over rows of one length n, from which a result is computed as E v 2^(turn - spread).
+    """Numbers of bits, and two tables, by which a softmax over rows of n values in a known range computes its results.
 
+    A result is E v 2^(turn - spread): E is an exponential, v belongs to its row's sum.
     spread: a, where 2^a is the least power of two that is n or more.
     turn: t: E is e^(x - mean) (2^a / n) 2^-t.
-    middle: the middle of the range of (x - mean) n / 2^a, the argument of E's table before this number is subtracted.
+    middle: the middle of the range of (x - mean) n / 2^a. The argument of E's table is this number less `middle`.
     exp: the table of E.
     reciprocal: the table of v, the reciprocal of the row's mean of e^(x - mean).
     below: the number that is subtracted from the argument of `reciprocal`.
@@ -85,13 +86,13 @@ class SoftmaxSizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The integers of this record and of its tables. All parties must have the same."""
+        """The integers of this record and of its tables, which must be equal at all parties."""
         tables = [(at.k, at.fraction, at.w, at.degree, at.scale, at.gain, at.stretch) for at in self[3:5]]
         return (self.spread, self.turn, *tables[0], *tables[1], self.bits, self.value, self.factor)
 
 
 def _ends(rows: Rows) -> tuple[float, float]:
-    """Return the lower and the upper bound of a value less its row's mean for which the table of exp is made.
+    """Return the lowest and the highest difference of a value from its row's mean that the table of exp serves.
 
     They are the bounds of `rows`, unless the middle of these is too low for the table: then the upper bound is raised.
     """
@@ -120,7 +121,7 @@ def most_bits(rows: Rows) -> int:
 
 
 def fine(rows: Rows) -> int:
-    """Compute how many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean).
+    """Return how many bits of fraction v has, the reciprocal of a row's mean of e^(x - mean). rows: the rows' range.
 
     They are enough for the smallest v, that of a row whose mean of e^(x - mean) is `most_sum`.
     """
@@ -128,7 +129,7 @@ def fine(rows: Rows) -> int:
 
 
 def serves(rows: Rows) -> bool:
-    """Whether a softmax over rows of every length up to `LONGEST` in this range has tables that fit the ring."""
+    """Return whether a softmax over rows of every length up to `LONGEST` in this range has tables that fit the ring."""
     least, most = _ends(rows)
     if (most - least) / 2 > _WIDEST:
         return False
@@ -137,7 +138,11 @@ def serves(rows: Rows) -> bool:
 
 @functools.lru_cache(1024)
 def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
-    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values; None if a table does not fit."""
+    """Compute the numbers of bits and the tables of a softmax over rows of `length` values (`SoftmaxSizes`).
+
+    rows: the rows' range.
+    Returns None if a table does not fit.
+    """
     spread = (length - 1).bit_length()
     stretch = round(2.0**spread / length * GAIN)
     least, most = (end * length / 2.0**spread for end in _ends(rows))
@@ -163,8 +168,9 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:
-    """Compute the numbers of a softmax (`SoftmaxSizes`) over rows of `length` values. `serves` must hold for the rows.
+    """Compute the numbers of bits and the tables of a softmax over rows of `length` values (`SoftmaxSizes`).
 
+    rows: the rows' range; `serves` must hold for it.
     Raises InputError for rows of more than `LONGEST` values.
     """
     if not 0 < length <= LONGEST:
@@ -175,11 +181,11 @@ def numbers(length: int, rows: Rows) -> SoftmaxSizes:
 
 
 class SoftmaxInRange(Comparing):
-    """exp(x) / sum along `dim` for rows in a known range.
+    """Layer for exp(x) / sum along `dim`, without a maximum, for rows in a known range: three rounds.
 
+    The rounds are a look-up and an opening of every value, and a look-up and an opening for each row.
     rows: the range of a row's values minus their mean (`BitConfig.rows`).
-    Three rounds: a look-up and an opening of every value, and a look-up and an opening for each row. Raises InputError
-    for rows of more than `LONGEST` values.
+    Raises InputError for rows of more than `LONGEST` values.
     """
 
     input_limit = MAX_SCALE - _SPREAD
@@ -192,7 +198,7 @@ class SoftmaxInRange(Comparing):
         self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
 
     def left_to_reader(self) -> None:
-        """Make the layer return numbers in proportion to e^x; the layer that reads them divides by their sum.
+        """Make this softmax return numbers in proportion to e^x; the layer that reads them divides by their sum.
 
         For rows of n values these numbers are e^(x - mean) 2^a / n, right in `SoftmaxSizes.value` bits, where 2^a is
         the least power of two that is n or more (mpc/layers/weighted_mean.py).
@@ -216,10 +222,11 @@ class SoftmaxInRange(Comparing):
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
     def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
-        """Look up E = e^(x - mean) (2^a / L) 2^-t for each row x along the last dimension.
+        """Look up E = e^(x - mean) (2^a / L) 2^-t for each value x, in rows along the last dimension; return E.
 
         mean: the mean of the row. L: the row's length. 2^a: the least power of two that is L or more. t: `found.turn`.
-        The result has as many bits of fraction as the results of the table of E, and at least 16.
+        n: the kind of numbers.
+        found: the numbers for rows of this length. The result has `found.exp.scale` bits of fraction, and at least 16.
         """
         length = x.shape[-1]
         y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
@@ -229,10 +236,12 @@ class SoftmaxInRange(Comparing):
         return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
 
     def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
-        """Look up E and v of every row x along the last dimension; a row's softmax is proportional to E v.
+        """Look up numbers E and v for the rows of x along the last dimension; a row's softmax is proportional to E v.
 
-        E is proportional to e^x within a row, and v to the reciprocal of the row's sum of E. Returns E, v, and how many
-        low bits of E's fraction are zero.
+        E is proportional to e^x within a row, and v to the reciprocal of the row's sum of E. Returns E, v with size 1
+        in the last dimension, and how many of E's lowest bits of fraction are zero.
+        n: the kind of numbers.
+        found: the numbers for rows of this length.
         """
         exp = self.exponentials(n, x, found)
         scale = max(SCALE, found.exp.scale)

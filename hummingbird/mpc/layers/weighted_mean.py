@@ -49,7 +49,7 @@ _RESULT = SCALE + 2  # bits of fraction of a result
 
 
 class WeightedMeanWidths(NamedTuple):
-    """Numbers of bits in a weighted mean of values y with weights E.
+    """How many bits the operands of a weighted mean of values y with weights E have when they are opened.
 
     value: how many bits of y are opened.
     mean: how many bits are opened of M, the sum of E y times a power of two.
@@ -70,13 +70,19 @@ class WeightedMeanWidths(NamedTuple):
 
 
 def widths(rows: Rows, bound: int, spread: int) -> WeightedMeanWidths:
-    """Compute the numbers of bits in a `WeightedMean`, for values |y| < 2^bound and rows of up to 2^spread values."""
+    """Return how many bits a `WeightedMean` opens, for values |y| < 2^bound and rows of up to 2^spread values.
+
+    rows: the range of the softmax's rows.
+    """
     larger = math.ceil(math.log2(most_sum(rows) * (1 + 2.0**-7)))
     return WeightedMeanWidths(FRACTION + held(bound), _MEAN + larger + held(bound), 2 * FRACTION + spread - _MEAN)
 
 
 def serves(rows: Rows, bound: int) -> bool:
-    """Whether the openings of a `WeightedMean` fit the ring, for rows of any length and values |y| < 2^bound."""
+    """Return whether the openings of a `WeightedMean` fit the ring, for rows of any length and values |y| < 2^bound.
+
+    rows: the range of the softmax's rows.
+    """
     found = widths(rows, bound, _SPREAD)
     factor = numbers(1 << _SPREAD, rows).factor
     return max(found.sums, found.value) <= 64 and most_bits(rows) <= found.sums and found.mean + factor <= 61
@@ -88,8 +94,8 @@ class WeightedMean(Layer):
     A mean is the sum of E y divided by the sum of E. The layer computes it as M w. M is 2^-a times the sum of E y, and
     w is 2^a over the sum of E, where 2^a is the least power of two that is the length j or more.
     rows: the range of the softmax's rows.
-    Cost: 2 rounds. y is opened in its bound's bits plus 15; E in the bits of e^most; M in 17 bits more than the bounds
-        of y and of the mean of e^c (`most_sum`) have together.
+    It takes 2 rounds. y is opened in its bound's bits plus 15; E in the bits that its largest value takes; M in 17 bits
+    more than the bounds of y and of the rows' mean of exponentials (`most_sum`) have together.
     """
 
     input_limit = MAX_SCALE
@@ -143,8 +149,8 @@ class WeightedMean(Layer):
     def _product(self, found: SoftmaxSizes, sizes: WeightedMeanWidths) -> tuple[int, int]:
         """Return how many low bits of the product M w are right, and how many bits of fraction are cut off it.
 
-        M and w are those of `WeightedMean`: M is a sum of weighted values times a power of two, w the factor that makes
-        it a mean.
+        M is a sum of weighted values times a power of two, w the factor that makes it a mean (`WeightedMean`).
+        found, sizes: the softmax's numbers and this layer's, for rows of one length.
         """
         cut = _MEAN + found.reciprocal.scale - _RESULT
         return max(self.read, sizes.mean - cut, found.factor - cut), cut
@@ -178,11 +184,13 @@ class WeightedMean(Layer):
 
     @staticmethod
     def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
-        """Prepare the look-up of a number w for each row of weights: the result of its sums is multiplied by w.
+        """Prepare the look-up of the number w for each row of weights E: the row's weighted sums times w are means.
 
         w is 2^a over the sum of the row's weights, where 2^a is the least power of two that is the row's length or
         more.
         exp: this party's share of the weights, rows along the last dimension; w has the size 1 there.
+        found: the softmax's numbers for rows of this length.
+        Returns the look-up, which sends nothing yet.
         """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)

@@ -48,7 +48,11 @@ _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all p
 
 
 def smooth_layer(name: str, comparison: Comparison) -> Layer:
-    """The layer of a smooth function, as a table or as a spline. name: sigmoid, tanh, silu, gelu-none or gelu-tanh."""
+    """Make the layer of a smooth function, as a table or as a spline, whichever suits the comparison's aim.
+
+    name: sigmoid, tanh, silu, gelu-none or gelu-tanh.
+    comparison: the layer's, with the window and the aim.
+    """
     window, aim = comparison.window, comparison.aim
     if not comparison.looks_up:
         return spline(name, comparison)
@@ -63,11 +67,11 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
 
 
 def _spline_window(name: str, window: BitWindow) -> BitWindow:
-    """Return the window of a spline's comparisons, for values of the given window.
+    """Return the window of a spline's comparisons if its argument x is in the given window.
 
-    name: the spline's function. A spline compares x - t for each of its knots t, so its window has room for these
-        differences: the spline is right for every x of the given window, as a table is. The aim, which chooses between
-        the two, must not change that. The window's lowest bit is at most `FINE`.
+    name: the function's, as for `smooth_layer`.
+    A spline compares x - t for each of its knots t, so the window has room for these differences. Then the spline is
+    right for every x of the given window, as a table is. The window's lowest bit is at most `FINE`.
     """
     curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
@@ -75,9 +79,10 @@ def _spline_window(name: str, window: BitWindow) -> BitWindow:
 
 
 def spline(name: str, comparison: Comparison) -> Layer:
-    """Make the layer of a smooth function as a spline. name: as for `smooth_layer`.
+    """Make the layer of a smooth function as a spline.
 
-    comparison: the layer's.
+    name: sigmoid, tanh, silu, gelu-none or gelu-tanh.
+    comparison: the layer's, which decides on which piece of the spline a value lies.
     """
     if name in ("sigmoid", "tanh"):
         return activations.Smooth(name, smooth.squashing(name), comparison)
@@ -86,10 +91,12 @@ def spline(name: str, comparison: Comparison) -> Layer:
 
 @functools.cache
 def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
-    """Whether a spline costs less than a table, for a function on values of this window.
+    """Return whether a spline costs less than a table, for a smooth function on values within a window.
 
-    The costs are bits of parties, bits of the dealer and rounds, which the aim weighs.
-    name: the function. protocol: "masked" or "gmw".
+    The cost is a weighted sum of the parties' bits, the dealer's bits and rounds; the aim has the weights.
+    name: the function, as for `smooth_layer`.
+    protocol: "masked" or "gmw".
+    window: of the values.
     """
 
     def moved(make: Callable[[str, Comparison], Layer], window: BitWindow) -> float:
@@ -132,8 +139,9 @@ def bare(step: Step) -> Step:
 def builder(
     protocol: str, config: BitConfig, owner: WeightOwner | None, aim: TableChoice = LATENCY
 ) -> Callable[[Step], Built]:
-    """Make the function that builds a step: from a graph step it makes its layer, or a plain function (`Built`).
+    """Make the function that turns a step of a net's graph into its form in the plan: a layer or a plain function.
 
+    It takes a `Step` and returns a `Built`.
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.
     owner: the party with private weights; None for public weights.
@@ -160,7 +168,8 @@ def builder(
 def _bind(step: Step) -> Callable[..., Any]:
     """Return the function that computes a step: the graph's definition of the step's op, with the step's attributes.
 
-    It is for steps on sizes and on tuples of tensors, which need no private layer.
+    It takes the values of the step's inputs. It serves steps that need no private layer: those on sizes and on tuples
+    of tensors, and those that only move values.
     """
     function, attrs = OPS[step.op], step.attrs
     return lambda *values: function(attrs, *values)
@@ -188,7 +197,10 @@ def _linear(step: Step, comparison: Comparison, owner: WeightOwner | None) -> La
 
 
 def _inputs(step: Step) -> dict[str, Any]:
-    """Return the attributes that mpc/plan/columns.py has added to a step with weights, by name, for `Linear`."""
+    """Return the attributes "unscaled" and "fraction" of a step with weights, by name, as far as the step has them.
+
+    mpc/plan/columns.py adds them to steps whose weights are small; `Linear` takes them as arguments.
+    """
     return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 
@@ -280,7 +292,10 @@ def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
 
 
 def _defined(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
-    """Make the layer of a step that only moves values: the graph's own definition of its op, applied to the share."""
+    """Make the layer of a step that only moves values: it applies the graph's definition of the step's op to the share.
+
+    comparison, owner: not used.
+    """
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 
@@ -306,7 +321,7 @@ ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if the configuration has rows for a layer that is no softmax or norm, or a wrong range of rows.
+    """Raise ConfigError if `config.rows` names a layer that is no softmax or norm, or has the wrong range for one.
 
     steps: all steps of the net.
     """

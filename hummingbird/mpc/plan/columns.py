@@ -54,8 +54,9 @@ NOTHING = 11
 def kept(steps: Sequence[Step]) -> list[Step]:
     """Return the steps of a net with public weights, with small columns doubled and their inputs halved as often.
 
-    A step with doubled columns keeps its own weights as attribute "unscaled". The new step before it, which halves, has
-    the same name with the suffix ".columns", and the attribute "halved".
+    A column is the weights that multiply one input channel. A step with doubled columns keeps its own weights as
+    attribute "unscaled". A new step before it halves the inputs; it has the same name with the suffix ".columns", and
+    the attribute "halved".
     """
     raw = measured(steps)
     out: list[Step] = []
@@ -71,10 +72,10 @@ def kept(steps: Sequence[Step]) -> list[Step]:
 
 
 def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
-    """Return all steps of a net with private weights; those that read the net's inputs get the attribute "fraction".
+    """Return all steps of a net with private weights; those whose weights multiply the net's inputs get "fraction".
 
-    It says how many bits of fraction their weights have (`private_bits`). The steps that get it are those of
-    `measured`.
+    This attribute says how many bits of fraction the step's weights have (`private_bits`). A step gets it if its inputs
+    are the net's own, or values as large as these (`measured`).
     """
     reading, bits = measured(steps), private_bits(config)
     return [
@@ -84,11 +85,11 @@ def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
 
 
 def private_bits(config: BitConfig) -> int:
-    """Bits of fraction of private weights that multiply a net's inputs.
+    """Return how many bits of fraction private weights have that multiply a net's inputs.
 
-    20 for inputs up to 2^14, rising to 26 for inputs up to 2^20, the most that the ring has room for. If
-    `config.input_range` is unknown: 26 if all comparisons are exact; 20 if there are windows, which 26 would make
-    more expensive.
+    They are 20 for inputs up to 2^14, rising to 26 for inputs up to 2^20, the most that the ring has room for. If
+    `config.input_range` is unknown, they are 26 if all comparisons are exact. With windows they are 20, since 26 would
+    cost more.
     """
     most, room_left = config.input_range, room(FLOOR) - WEIGHT_SCALE
     if most is None:
@@ -129,8 +130,8 @@ _HINT = (
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
     """Return a problem for every step that reads the net's inputs, if the inputs are too small for their rounding.
 
-    Inputs are too small if their rounding error, 2^-17, exceeds 2^-10 of `config.input_range`. If they are not, the
-    list is empty.
+    Inputs are rounded by up to 2^-17. That is too much if it exceeds 2^-10 of `config.input_range`, the largest input.
+    Otherwise the list is empty.
     """
     most = config.input_range
     if most is None or most * 2.0**-PRECISION >= 2.0 ** -(SCALE + 1):
@@ -141,9 +142,10 @@ def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
 
 def coarse(steps: Sequence[Step]) -> list[str]:
-    """Return a warning for every step whose weights multiply the rounding error of the net's inputs by more than 2^7.
+    """Warn of steps whose weights are so large that they show the rounding of the net's inputs; return a text for each.
 
-    This error is up to 2^-17. Such weights suggest inputs far below 1, but weights alone do not prove it.
+    Inputs are rounded by up to 2^-17. The warning is for weights above 2^7: they suggest inputs far below 1, but do not
+    prove it.
     """
     said = []
     for number in sorted(measured(steps)):
@@ -164,7 +166,7 @@ def coarse(steps: Sequence[Step]) -> list[str]:
 
 
 def measured(steps: Sequence[Step]) -> set[int]:
-    """Find the steps with weights that read the net's inputs, or values as large as these; return the steps' indices.
+    """Find the steps whose weights multiply the net's inputs, or values as large as the inputs; return their indices.
 
     Values are as large as the inputs as long as no weights have multiplied them, and no norm, sigmoid or the like has
     brought them to another range.
@@ -188,9 +190,12 @@ def _has_weights(step: Step) -> bool:
 
 
 def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """Return the largest |weight| of every column: of an input channel, or of a single factor; float64.
+    """Return the largest |weight| of every column, float64 (columns,): the weights that multiply one input channel.
 
-    op: the step's op. weight: in the op's layout. groups: of a convolution.
+    For a product with factors, every factor is a column, and the result has the weight's shape.
+    op: the step's op, such as "linear" or "conv".
+    weight: in torch's layout for this op.
+    groups: of a convolution.
     """
     size = weight.detach().abs().double()
     if op == "linear":
@@ -201,9 +206,11 @@ def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def _doublings(step: Step) -> Tensor | None:
-    """Compute how often the weights of each column are doubled, as they are too small to be rounded: int64, by column.
+    """Compute how often the weights of each column are doubled before rounding; int64, one number for each column.
 
-    Returns None if all columns are large enough, and for weights that encoding refuses.
+    A column is the weights that multiply one input channel; it is doubled if its weights are too small to be rounded.
+    Returns None if no column needs it, and for weights that encoding refuses.
+    step: one with weights.
     """
     largest = largest_of_columns(step.op, step.attrs[WEIGHTS[step.op]], step.attrs.get("groups", 1))
     if not bool(torch.isfinite(largest).all()) or float(largest.max()) < 2.0 ** -(FLOOR + NOTHING):
@@ -249,11 +256,11 @@ def _doubled(step: Step, doublings: Tensor) -> Step:
 
 
 class Halved(Layer):
-    """Layer that divides every column (input channel) of x by a power of two of its own. Sends nothing.
+    """Layer that divides each column of x, an input channel of the next layer, by a power of two. Sends nothing.
 
-    The result has log2 of the largest of these powers as additional bits of fraction.
+    The result has log2 of the largest power as additional bits of fraction, so nothing is rounded.
     scale: for each column, the reciprocal of its power.
-    last: whether columns are along the last dimensions, not along the channels.
+    last: whether columns are along the last dimension; otherwise they are along dimension 1, the channels.
     """
 
     input_limit = 24

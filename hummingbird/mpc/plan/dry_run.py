@@ -59,12 +59,18 @@ class _Silence(Channel):
 
 
 def zeros(request: Request[Any]) -> Material:
-    """Make material for a request in which every share is zero, for a run that only records requests."""
+    """Make the material for a request with zero for every share, and return it.
+
+    It is for runs that only record requests.
+    """
     return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
 
 class Zeros:
-    """A dealer that deals zeros and records the requests."""
+    """A dealer for a run that only records requests: it deals zeros, and keeps the requests in `requests`.
+
+    slice_shape: the shape of the one slice that runs.
+    """
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         self.slice_shape: tuple[int, ...] | None = slice_shape
@@ -91,7 +97,7 @@ class Zeros:
 
 
 def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> DryRun:
-    """The requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
+    """Return the requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
 
     Needs no session, sends nothing, and runs a copy of the net: about the time and memory of one plain run. Raises
     InputError for a net whose private weights are shared already, since its setup is over.
@@ -113,14 +119,18 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
 
 
 class Alone(NamedTuple):
-    """A net that is set up in a session in which all other parties send zeros."""
+    """A net of one party that is set up in a session in which all other parties send zeros; `alone` makes it.
+
+    It serves to find the net's requests to a dealer.
+    """
 
     net: PrivateNet
     session: Session
 
     def run(self, input_shape: Sequence[int], fill: int = 0) -> None:
-        """Run the net on one slice of zeros, so that `Zeros` records its requests.
+        """Run the net on one slice of zeros, so that the session's dealer records the net's requests.
 
+        input_shape: of the private input, with the batch first.
         fill: the value of all elements of public inputs.
         """
         public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(self.net._graph, input_shape)[1:]]
@@ -131,7 +141,8 @@ class Alone(NamedTuple):
 def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[Alone]:
     """Make a context with a copy of the net, set up in a session in which all other parties send zeros (`Alone`).
 
-    rank: this party's, among `parties`. dealer: records the requests that the net makes.
+    parties, rank: the session's number of parties, and this party's rank.
+    dealer: records the requests that the net makes.
     Raises InputError if the net's private weights are shared already.
     """
     if net._set_up_for is not None and "private" in net.facts["weights"]:

@@ -50,7 +50,7 @@ def agree(session: Session, names: Sequence[str], values: Sequence[Tensor]) -> N
 
 
 def agreement_cost(names: Sequence[str], parties: int) -> Cost:
-    """Cost of `agree`: one text with all names, and 64 digits for each."""
+    """Return the cost of comparing public inputs of these names: each party sends one text with a digest for each."""
     return cost.opening(parties, len(json.dumps(dict.fromkeys(names, "0" * 64)).encode()))
 
 
@@ -63,14 +63,13 @@ def _digest(x: Tensor) -> str:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One step of the plan: `layer(*inputs)`, or a plain function of sizes.
+    """One step of a net's plan: it computes `layer(*inputs)`, or a plain function on sizes.
 
-    name: qualified name of the module or operation. op: name of the canonical operation.
+    name, op: qualified name of the module or operation, and the operation's name in the graph.
     inputs: the arguments, with a `Ref` for each earlier step.
     scale: bits of fraction of the result.
-    source: index of the graph step whose result has the same shape.
-    valid: how many low bits of the result's shares are right.
-    grain: how many of its lowest bits are zero in every share.
+    source: index of the graph's step whose result has the same shape.
+    valid, grain: how many of the result's lowest bits are right, and how many are zero, in every party's share.
     """
 
     name: str
@@ -85,7 +84,7 @@ class PlanStep:
 
 
 class PlannedCost(NamedTuple):
-    """The price of a step, as `hummingbird estimate` prints it.
+    """The price of a step of the plan, as `hummingbird estimate` prints it.
 
     window, variant: the window of the step's comparison, and how it decides signs; "" without a comparison.
     elements: the number of elements of the result.
@@ -103,7 +102,7 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One slice of a run: the shared batch x, the part of the batch to compute, its public inputs, and its material."""
+    """One slice of a run: the shared batch x, its images `part` to compute, their public inputs, and their material."""
 
     x: Shared
     part: Slice
@@ -117,8 +116,8 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
     Inside, layers take the session and `Shared` values.
 
     plan: the steps, in the order of the run.
-    graph: the canonical steps on the meta device: shapes only, no weights.
-    facts: what all parties must agree on, by name.
+    graph: the steps of the net's graph on the meta device: shapes only, no weights.
+    facts: what all parties must agree on, a text for each name.
     settings: a text about the conversion, for the printed form.
     input_range: the largest |input| for which the windows were found; None if unknown. An owner of data passes it as
         `cryptensor(x, src, limit=private.input_range)`.
@@ -164,7 +163,6 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
 
         Runs once in a session: `convert_model` calls it if there is a session, otherwise the net's first call does.
-
         session: None for the one that `init` made.
         Raises AgreementError if the parties differ, and InputError if the weights were shared in another session.
         """
@@ -186,29 +184,27 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self._set_up_for = session.run
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
-        """Whether images of a batch of this shape do not depend on each other, so that slices can run by themselves."""
+        """Return whether images of a batch of this shape do not depend on each other, as slices require."""
         shape = tuple(input_shape)
         if shape not in self._rowwise:
             self._rowwise[shape] = rowwise(self._graph, shape)
         return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that `costs` takes, for private inputs of these shapes: (batch, values) if there are
-        several.
-        """
+        """Return the shape that `costs` takes for private inputs of these shapes: (batch, values) for several."""
         return calls.packed_shape(shapes)
 
     @property
     def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """The name of each private input, and its shape for one image; None where any shape is possible."""
+        """The private inputs, as a list of (name, shape for one image); the shape is None if any is possible."""
         return calls.named_inputs(self._graph)
 
     def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
-        """Return the structure of the result for this input shape, and the names and shapes of the result's tensors."""
+        """Return the structure of the result for this input shape, and a list with each tensor's name and shape."""
         return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
-        """Cost of `set_up` for private weights, for any batch: the parties open every masked weight once."""
+        """Return the cost of `set_up` for private weights: the parties open every masked weight once, for any batch."""
         return opening_cost(self._fixed_weights, parties)
 
     @property
@@ -219,7 +215,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return list(found.values())
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
-        """Rounds and bits of every step for this input shape. Raises InputError if the net cannot take the shape."""
+        """Return rounds and bits of every step for this input shape; InputError if the net cannot take the shape."""
         key = (tuple(input_shape), parties)
         if key not in self._costs:
             self._costs[key] = self._price(*key)
@@ -268,9 +264,8 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return out
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
-        """Run the net on CrypTen tensors; return its result. The first call in a session also calls `set_up`.
+        """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.
 
-        Before that, it checks the input.
         inputs, named: the arguments of the original net's forward(). Private tensors are CrypTen tensors
             (`cryptensor`), public ones are plain tensors, as in the example.
         progress: called with a slice's number of images when the slice is done.
@@ -303,7 +298,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         progress: Callable[[int], None] | None = None,
         public: Sequence[Tensor] = (),
     ) -> Shared:
-        """The net's result for a shared batch. A large batch runs in slices, each of which costs what `costs` says.
+        """Run the net on a shared batch; return its result. A large batch runs in slices, each at the price of `costs`.
 
         Several inputs are packed into one tensor here, and so are several results (graph/calls.py). Slices are
         interleaved, two at a time, three on a GPU: one computes while the messages of another travel.
@@ -337,10 +332,10 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         public: Sequence[Tensor] = (),
         ahead: MutableMapping[tuple[int, ...], Supply] | None = None,
     ) -> list[Work]:
-        """Cut a shared batch into slices, returned in the order of the run; the dealer starts to make their material.
+        """Cut a shared batch into slices, and return one `Work` for each; the dealer begins to make their material.
 
-        public: the public inputs, which the parties have compared.
-        ahead: material made in advance, by the slice's shape; a slice takes its material out. The same at all parties.
+        x, public: the batch of private inputs, and the public inputs, which the parties have compared.
+        ahead: material made in advance, by the slice's shape, equal at all parties; a slice takes its material out.
         """
         shape = tuple(x.shape)
         parts = self._slices(session, shape)
@@ -354,9 +349,10 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
 
     def material(self, session: Session, shape: tuple[int, ...], most: int) -> Supply | None:
-        """Reserve the material of a slice of this shape, which the dealer starts to make, and return it as a supply.
+        """Reserve the material of a slice of this shape at the dealer, which begins to make it; return it as a supply.
 
-        Returns None if its shares take more than `most` bytes, or if no such slice has run yet.
+        most: bytes.
+        Returns None if the slice's shares take more, or if no slice of this shape has run yet.
         """
         requests = self._requests.get((shape, session.parties))
         if requests is None or sum(request.share_bytes for request in requests) > most:
@@ -364,14 +360,14 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return session.dealer.reserve(requests)
 
     def run(self, session: Session, work: Work) -> Shared:
-        """The result of one slice. Slices may be interleaved (channel/interleave.py)."""
+        """Run one slice and return its result. Slices may be interleaved (channel/interleave.py)."""
         supplied = session.supplied_by(work.supply)
         out = self._run(supplied, work.part.of(work.x), work.public)
         self._requests[work.part.shape, session.parties] = supplied.requests
         return out
 
     def _check(self, session: Session, x: Shared, progress: object) -> None:
-        """Raise InputError for a batch that the net cannot take, and for wrong `progress` or `images_per_slice`."""
+        """Raise InputError if the net cannot take the batch x, and for wrong `progress` or `images_per_slice`."""
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
         most = self.images_per_slice
@@ -380,7 +376,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Cut a batch into slices of a store's shape, or that fit in memory; one slice if images depend on others."""
+        """Cut a batch of this shape into slices as a store or memory requires; into one if images depend on others."""
         if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
@@ -390,12 +386,12 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
-        """Return the public inputs of a slice: its rows of an input with rows for images; other inputs unchanged."""
+        """Return the public inputs of slice `part`: the rows of its images, and inputs without such rows unchanged."""
         steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
     def _run(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
-        """Run one slice through all layers, and return the net's result."""
+        """Run one slice, x and its public inputs, through all layers of the plan; return the net's result."""
         costs = self.costs(tuple(x.shape), session.parties)
 
         def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
@@ -442,7 +438,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
 @contextlib.contextmanager
 def _located(step: PlanStep) -> Iterator[None]:
-    """Make a context that adds the layer's name to errors that do not name a layer, such as the errors of ring.py."""
+    """Make a context that adds the name of the step's layer to errors that name none, such as the errors of ring.py."""
     try:
         yield
     except HummingbirdError as error:
@@ -466,15 +462,16 @@ def _given(x: Any) -> Shared:
 
 
 def _as_tensors(value: Any) -> Any:
-    """Return a value, or a tuple or list of values, in which a CrypTen tensor replaces each share."""
+    """Return `value` with a CrypTen tensor in place of each `Shared`, also within tuples and lists."""
     if type(value) in (tuple, list):  # not torch.Size
         return type(value)(_as_tensors(part) for part in value)
     return tensors.tensor(value) if isinstance(value, Shared) else value
 
 
 def _from_registered(step: PlanStep, value: Any) -> Shared:
-    """Return the share in a registered module's result; InputError unless it is a CrypTen tensor of the
-    planned scale.
+    """Return the share in `value`, the result of a module that a user has registered as a layer's private form.
+
+    Raises InputError unless `value` is a CrypTen tensor of the planned scale.
     """
     if tensors.is_tensor(value) and (shared := tensors.shared(value)).scale == step.scale:
         return shared
@@ -489,7 +486,7 @@ def _window(layer: nn.Module | None) -> str:
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
-    """Register a layer under its qualified name in `root`, and make the modules that contain it."""
+    """Make `layer` a submodule of `root` under its qualified name, with the modules in between that the name needs."""
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:

@@ -76,8 +76,8 @@ def _masked(step: Step, out: list[Step], count: Counter[int]) -> Step:
 def _hidden_by(add: Step) -> Tensor | None:
     """Find which logits a step hides by adding a constant to them.
 
-    Returns a bool tensor of the constant's shape, true where it puts a logit 2^12 or more below its row's largest.
-    Returns None if the step hides no logit, or adds no constant tensor.
+    Returns a bool tensor of the constant's shape, true where the constant is 2^12 or more below the largest one of its
+    row. Returns None if the step hides no logit, or adds no constant tensor.
     """
     value = add.attrs.get("value")
     if not isinstance(value, Tensor) or value.is_meta or not value.dim():
@@ -93,9 +93,10 @@ def _shown_part(add: Step, places: Tensor) -> Step:
 def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None:
     """Find the attention mask, public in each call, that the step `add` adds to logits; None if it adds none.
 
-    Returns the step that gives the mask, true where a logit is hidden. What is added changes, too: the step of `out`
-    that shares the added values then has 0 at hidden logits, and their values at all others.
-    out: the net's steps. count: how many steps read each step.
+    Returns a reference to the step that gives the mask, true where a logit is hidden. Also replaces, in `out`, the step
+    that shares the values which `add` adds: the new one has 0 at hidden logits, and is unchanged at others.
+    out: the net's steps.
+    count: how many steps read each step.
     """
     if len(add.inputs) == 2 and out[at := add.inputs[1].index].op == "share_public" and count[at] == 1:
         source: Ref = out[at].inputs[0]
@@ -109,9 +110,9 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
 
 
 class Rewritten(NamedTuple):
-    """The steps of a net after all rewrites for private inference.
+    """The steps of a net after all rewrites for private inference, such as max poolings that move before ReLUs.
 
-    passed: for each max pooling, by name, the ReLUs before which it has moved.
+    passed: for each max pooling, by name, the names of the ReLUs before which it has moved.
     """
 
     steps: list[Step]
@@ -119,9 +120,12 @@ class Rewritten(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
-        """Rewrite a net's steps for a protocol: masks of attention, small columns, max poolings and means of norms.
+        """Rewrite a net's steps for a protocol; return a `Rewritten` with the new steps.
 
-        With "gmw" poolings and norms stay as they are: a moved pooling would need a rescaling.
+        Attention masks move into softmaxes, small columns of weights keep their precision, max poolings move before
+        ReLUs, and norms subtract their mean through the weights before them. With "gmw" poolings and norms stay as they
+        are: a moved pooling would need a rescaling.
+        protocol: "masked" or "gmw".
         private: the configuration of the conversion if weights are private, else None.
         """
         steps = hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
@@ -130,7 +134,7 @@ class Rewritten(NamedTuple):
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """Widen the windows of the poolings that were moved before ReLUs, as the new order needs.
+        """Widen the windows of the max poolings that moved before ReLUs, since they now compare values of both signs.
 
         Returns the configuration with these windows.
         """

@@ -43,7 +43,11 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Built:
-    """A graph step as the planner has built it: its layer, or a plain function, and what it requires of its inputs."""
+    """A step of the net's graph as the planner has built it: its layer, or a plain function, and what it requires.
+
+    limit: the highest scale that an input may have, in bits of fraction.
+    whole: whether all 64 bits of its inputs' shares must be right.
+    """
 
     def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
         self.layer, self.function = layer, function
@@ -71,14 +75,19 @@ _NO_TENSOR = frozenset(
 class Planner:
     """Planner of a net's run: it makes the plan's steps from the steps of the net's graph.
 
-    build: returns the layer of a graph step (builders.py).
+    It finds the scale of every value, and inserts a rescaling where a layer cannot take a value's scale.
+    build: takes a step of the graph and returns its `Built`, with its layer.
+    protocol: "masked" or "gmw".
     """
 
     def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
         self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
-        """The plan of a net. Raises ConfigError, which names the layer, if a window or a constant does not fit."""
+        """Make the plan of a net from the steps of its graph, and return the plan's steps.
+
+        Raises ConfigError, which names the layer, if a window or a constant does not fit.
+        """
         self._steps = steps
         self._built = [self.build(step) for step in steps]
         self._introduce()
@@ -101,9 +110,10 @@ class Planner:
             return plan
 
     def _introduce(self) -> None:
-        """Tell every matrix product which of its neighbors are softmaxes of rows in a known range (`MatMul.beside`).
+        """Tell every matrix product which of the steps beside it are softmaxes whose rows have a known range.
 
-        A neighbor is the step that computes the product's first operand, or a step that reads the product.
+        These steps are the one that computes the product's first operand, and those that read the product.
+        `MatMul.beside` takes the answer.
         """
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
@@ -118,10 +128,11 @@ class Planner:
                 layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
     def _join(self) -> None:
-        """Replace the product after a softmax by `WeightedMean`, which divides after the product, where possible.
+        """Replace the product after a softmax by a `WeightedMean`, which divides after the product, where possible.
 
-        It is possible if the softmax's rows are in a known range, the product is its only reader, the values that it
-        averages have a known bound, and all openings fit the ring. The softmax then leaves out its own division.
+        It is possible if four things hold: the softmax's rows are in a known range; the product is the softmax's only
+        reader; the values that it averages have a known bound; and all openings fit the ring. The softmax then leaves
+        out its own division.
         """
         readers = [0] * len(self._steps)
         for step in self._steps:
@@ -142,7 +153,7 @@ class Planner:
                 self._bounds[first] = softmax.bound([])
 
     def _coarsen(self) -> None:
-        """Round the public weights of each linear layer to the bits of fraction that the layers after it need."""
+        """Round the public weights of each linear layer to no more bits of fraction than the layers after it need."""
         needed = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -157,10 +168,7 @@ class Planner:
                 needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
-        """Compute log2 of the largest magnitude that each step's result can have, and return it by step.
-
-        Each number is from 0 to FLOOR.
-        """
+        """Return log2 of the largest magnitude that each step's result can have, by step; from 0 to FLOOR (20)."""
         bounds: list[int] = []
         for step, built in zip(self._steps, self._built, strict=True):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
@@ -173,10 +181,10 @@ class Planner:
         return bounds
 
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
-        """Bound the result of a linear layer that reads a norm over the last dimension.
+        """Return log2 of the largest magnitude of a linear layer's result if it reads a norm over the last dimension.
 
-        step, layer: the step, and the layer made of it. Returns log2 of the result's largest magnitude; FLOOR for any
-            other step.
+        step, layer: the linear layer's step, and the layer made of it.
+        For any other step the result is FLOOR (20): every value of a net is below 2^20.
         """
         norm = self._built[next(refs(step.inputs)).index].layer
         if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
@@ -186,7 +194,10 @@ class Planner:
         return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
-        """Find how many integer bits later layers need of each step's value; return the numbers by step."""
+        """Find how many integer bits of each step's value later layers need; return them by step.
+
+        Integer bits are those above the binary point, with the sign.
+        """
         asked: list[int | None] = [0] * len(self._steps)
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
@@ -223,8 +234,9 @@ class Planner:
     def _form(self, index: int, step: Step, built: Built) -> str:
         """Choose the cheapest form of a step's inputs in which its result keeps the integer bits that later steps need.
 
-        index: of the step. built: its layer. Returns "as it is", "local" (each party rounds its share), "summed" (the
-            layer lifts sums) or "whole" (lifted to 64 bits). Raises ConfigError if no form keeps enough bits.
+        index, step, built: the step's index in the graph, the step, and its layer.
+        Returns "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
+        64 bits). Raises ConfigError if no form keeps enough bits.
         """
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
@@ -258,18 +270,21 @@ class Planner:
         )
 
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
-        """List the forms of a step's inputs that `_form` tries, the cheapest first.
+        """List the forms for a step's inputs from which the planner chooses, the cheapest first: names as in `_form`.
 
-        The form "whole" comes first if other steps have all of the inputs lifted already, so that it costs nothing.
+        The form "whole" comes first if the plan has all of the inputs lifted already, for other steps, so that it costs
+        nothing.
         """
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
         opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
-        """Compute the scale, valid bits and grain of a step's result, if its inputs have this form (see `_form`).
+        """Compute the scale, the number of right low bits, and the grain of a step's result; return these three.
 
-        It sets `given` of the step's layer. Raises ConfigError if the layer's window does not fit.
+        Also sets `given` of the step's layer, which describes the step's inputs.
+        form: of the inputs, as `_form` returns it.
+        Raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
@@ -285,9 +300,10 @@ class Planner:
         return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
     def _in_form(self, index: int, built: Built, form: str) -> Given:
-        """Describe a graph step's value in one of the forms of `_form`: its scale, valid bits, grain and bound.
+        """Describe a value as it is in one of the forms of `_form`: return its scale, valid bits, grain and bound.
 
-        index: of the graph step. built: the layer that reads the value.
+        index: of the graph's step that computes the value.
+        built: the layer that reads it.
         """
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
@@ -308,9 +324,10 @@ class Planner:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
-        """Return where the plan has a graph step's value in this form; append a rescaling to the plan if it has not.
+        """Return a value's place in the plan, in the form that its reader needs; append a rescaling if there is none.
 
-        index: of the graph step. built: the layer that reads the value.
+        index: of the graph's step that computes the value.
+        built: the layer that reads it.
         form: "as it is", "local" (each party rounds its share), "summed" (the layer lifts sums) or "whole" (lifted to
             64 bits).
         Raises `_Narrow` if the value has too few integer bits to be lifted.
@@ -352,9 +369,9 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Set two attributes of each layer in the plan: the `scales` of its inputs, and its `range`.
+    """Set two attributes of each layer in the plan: `scales`, the bits of fraction of its inputs, and `range`.
 
-    range: log2 of the magnitude below which values must stay for the layer to be right.
+    A layer is right for values below 2^range: those that it compares, or its results if it compares none.
     """
     for step in plan:
         if isinstance(step.layer, Layer):
@@ -371,8 +388,8 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
     """Find how many low bits of each step's value later layers read; return the numbers by step.
 
-    Sets `read` of each layer. Sets `ring` of each comparison, the number of low bits in which its result must be right,
-    and `whole`, whether its input's shares are right in all of these.
+    Sets `read` of each layer to this number. Sets `ring` of each comparison, the number of low bits in which its result
+    must be right, and `whole`, whether its input's shares are right in all of these bits.
     """
     later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer computes with it
     later[-1] = 64
@@ -395,7 +412,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
 
 
 def _given(plan: Sequence[PlanStep]) -> list[bool]:
-    """Tell for each step of the plan whether its value is one of the net's inputs, or such values moved and added."""
+    """Find the plan's steps whose value consists of the net's inputs, only moved or added; return a flag by step."""
     found: list[bool] = []
     for step in plan:
         values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]
@@ -404,5 +421,5 @@ def _given(plan: Sequence[PlanStep]) -> list[bool]:
 
 
 def _moves(step: PlanStep) -> bool:
-    """Whether a step only moves and adds values, in all their bits."""
+    """Return whether a step only moves and adds values, in all their bits."""
     return step.layer is None or isinstance(step.layer, Local)

@@ -24,7 +24,7 @@ from hummingbird.mpc.session.session import Session
 
 
 class TripleShares(NamedTuple):
-    """Shares of masks a and b, and of their product c; int32 for at most 32 bits, else int64."""
+    """A party's shares of random masks a and b, and of their product c; int32 for at most 32 bits, else int64."""
 
     a: Tensor
     b: Tensor
@@ -33,9 +33,11 @@ class TripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class DealtProduct(Request[Shares]):
-    """Base of requests for a product c = op(a, b, **kwargs) in Z_2^bits of two masks a and b.
+    """Base of requests for a product c = op(a, b, **kwargs) mod 2^bits of two random masks a and b.
 
-    op: a name of `ring.BILINEAR`. size0, size1: shapes of a and b, as torch's function of this name takes them.
+    size0, size1: shapes of a and b, as torch's function of the name `op` takes them.
+    op: a name of `ring.BILINEAR`, such as "matmul".
+    kwargs: options of a convolution, such as its stride.
     """
 
     size0: tuple[int, ...] = shape()
@@ -58,7 +60,10 @@ class DealtProduct(Request[Shares]):
 
 @dataclass(frozen=True)
 class Triple(DealtProduct[TripleShares]):
-    """Request for uniform a and b, and for c = op(a, b, **kwargs)."""
+    """Request for random masks a and b, uniform mod 2^bits, and for their product c = op(a, b, **kwargs).
+
+    size0, size1: shapes of a and b, as torch's function of the name `op` takes them.
+    """
 
     kind = "additive"
 
@@ -71,7 +76,10 @@ class Triple(DealtProduct[TripleShares]):
 
 
 def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Shape of the product, which torch finds on meta tensors."""
+    """Return the shape of the product op(a, b, **kwargs), which torch finds on meta tensors.
+
+    size0, size1: shapes of a and b.
+    """
     if op == "mul":  # to broadcast on the meta device, torch first imports its compiler: 1.6 s
         return tuple(torch.broadcast_shapes(size0, size1))
     a, b = torch.empty(size0, device="meta"), torch.empty(size1, device="meta")
@@ -79,8 +87,9 @@ def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 
 
 def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> None:
-    """Raise ValueError if a convolution's input, together with its margins, exceeds the limit of elements.
+    """Raise ValueError if a convolution's input, together with its margins, has more elements than a request may have.
 
+    size0, size1: shapes of input and weights. op, kwargs: torch's name of the convolution, and its options.
     A convolution's margins are its padding. Those of a transposed convolution are the difference between the dilated
     kernel's reach and the padding, and its strides put gaps between the input's elements. The size of the result bounds
     none of this: dilation removes what padding adds.
@@ -106,10 +115,11 @@ def _check_margins(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: 
 def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, Any], bits: int = 64) -> Tensor:
     """Compute a share of op(x, y, **options) mod 2^bits, int64, from shares of x and y. The bits above are arbitrary.
 
-    op: a name of `ring.BILINEAR`.
-    x, y: int64, in shapes that torch's `op` takes.
-    With masks a and b, a dealt c = op(a, b), and e = x + a and d = y + b opened, the product is c + op(e, y) - op(a,
-    d). A party uses its shares of c and a; for y it takes minus its share of b, to which party 0 adds d.
+    op: a name of `ring.BILINEAR`, such as "matmul".
+    x, y: this party's shares, int64, in shapes that torch's `op` takes.
+    The dealer deals shares of masks a and b and of c = op(a, b). The parties open e = x + a and d = y + b. The product
+    is c + op(e, y) - op(a, d). A party uses its shares of c and a; for y it takes minus its share of b, to which party
+    0 adds d.
     Cost: `product_price`, `bits` bits per element of x and y, 1 round.
     """
     a, b, c = session.correlation(Triple(tuple(x.shape), tuple(y.shape), op, options, bits=bits))
@@ -119,7 +129,7 @@ def product(session: Session, op: str, x: Tensor, y: Tensor, options: dict[str, 
 
 
 def product_price(left: int, right: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """Price of one `product` (matrix product, convolution, ...): 1 round.
+    """Return the price of `product`, a product such as a matrix product or a convolution: 1 round.
 
     left, right, out: numbers of elements of the operands and of the result.
     bits: the result is mod 2^bits.
@@ -129,7 +139,10 @@ def product_price(left: int, right: int, out: int, parties: int, bits: int = 64)
 
 @dataclass(frozen=True)
 class Times(Operation):
-    """x y, element by element, with broadcasting. Later layers read `bits` low bits of the result's shares."""
+    """Operation that gives the product x y, element by element, with broadcasting.
+
+    bits: how many low bits of the result's shares later layers read.
+    """
 
     bits: int = 64
 
@@ -144,7 +157,7 @@ class Times(Operation):
 
 
 class SquareShares(NamedTuple):
-    """Shares of a mask r and of r^2."""
+    """A party's shares of a random mask r and of r^2."""
 
     r: Tensor
     square: Tensor
@@ -152,7 +165,7 @@ class SquareShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SquarePair(Request[SquareShares]):
-    """Request for a uniform r in Z_2^bits, and for r^2."""
+    """Request for random masks r, uniform mod 2^bits, of this shape, and for r^2; a square uses them."""
 
     kind = "square"
     shape: tuple[int, ...] = shape()
@@ -174,10 +187,10 @@ class SquarePair(Request[SquareShares]):
 
 
 def square(session: Session, x: Tensor, bits: int = 64) -> Tensor:
-    """Share of x * x mod 2^bits from a share of x, int64 of any shape. The bits above are arbitrary.
+    """Compute a share of x * x mod 2^bits from a share of x, int64 of any shape. The bits above are arbitrary.
 
-    With e = x + r opened and r^2 dealt: x^2 = r^2 - 2 e r + e^2. Cost: `square_price`, `bits` bits per element, 1
-    round.
+    A dealer deals a mask r and r^2; with e = x + r opened, x^2 = r^2 - 2 e r + e^2. Cost: `square_price`, `bits` bits
+    per element, 1 round.
     """
     r, squared = session.correlation(SquarePair(tuple(x.shape), bits=bits))
     (e,) = opened(session, bits, (x, r))
@@ -186,13 +199,16 @@ def square(session: Session, x: Tensor, bits: int = 64) -> Tensor:
 
 
 def square_price(n: int, parties: int, bits: int = 64) -> Cost:
-    """Price of `square` of n elements mod 2^bits: 1 round."""
+    """Return the price of `square` on n elements, mod 2^bits: 1 round."""
     return cost.opening(parties, packed(bits * n), 8 * packed(bits * n))
 
 
 @dataclass(frozen=True)
 class ShiftedSquare(Operation):
-    """Operation x (x + shift) for a public number `shift` and x with 16 bits of fraction, for the price of a square."""
+    """Operation that gives x (x + shift), for the price of a square; x has 16 bits of fraction.
+
+    shift: a public real number.
+    """
 
     shift: float
 
@@ -207,7 +223,12 @@ class ShiftedSquare(Operation):
 
 
 class RowShares(NamedTuple):
-    """Shares of masks a and b, of the sum of a^2 over each row, and of a b."""
+    """A party's shares for rows that are squared and multiplied.
+
+    a, b: of masks of the values and of the rows' factors.
+    squares: of the sum of a^2 over each row.
+    products: of a b.
+    """
 
     a: Tensor
     b: Tensor
@@ -217,9 +238,10 @@ class RowShares(NamedTuple):
 
 @dataclass(frozen=True)
 class RowProducts(Request[RowShares]):
-    """Request for a uniform a in Z_2^64 of this shape, a uniform b in Z_2^bits for each row, and numbers made of them.
+    """Request for random masks by which rows of values are squared and multiplied, and for numbers made of the masks.
 
-    These are the sum of a^2 over each row, and the product a b. A row is a vector along the last dimension.
+    The masks are a, uniform mod 2^64, of this shape, and b, uniform mod 2^bits, for each row. Also dealt: the sum of
+    a^2 over each row, and the product a b. A row is a vector along the last dimension.
     """
 
     kind = "rows"
@@ -249,11 +271,11 @@ class RowProducts(Request[RowShares]):
 class OpenedRows:
     """Rows of private values x, opened once behind a mask, to sum each row's squares and to multiply each row.
 
-    x: int64 (..., length).
-    bits: the product of a row with a factor y is mod 2^bits.
-    The opened value is e = x + a, with a mask a. Of a, two things are dealt: s, the sum of a^2 over each row, and c = a
-    b for a mask b of y. The sum of x^2 over a row is then s plus the sum of e^2 - 2 e a; and x y = c + e y - a d, where
-    d = y + b is opened.
+    x: this party's share, int64 (..., length).
+    bits: the product of a row with a factor y is right mod 2^bits.
+    The opened value is e = x + a, with a mask a. Of a, two things are dealt: s, the sum of a^2 over each row, and c,
+    the product of a and a mask b of y. The sum of x^2 over a row is then s plus the sum of e^2 - 2 e a. And the product
+    of x and y is c + e y - a d, where d = y + b is opened.
     Cost: `rows_price`. One round opens x, 64 bits per value; another opens y, `bits` bits per row.
     """
 
@@ -263,22 +285,27 @@ class OpenedRows:
         (self._opened,) = opened(session, 64, (x, self._shares.a))
 
     def squares(self) -> Tensor:
-        """A share of the sum of each row's squares mod 2^64, (..., 1)."""
+        """Return a share of the sum of each opened row's squares mod 2^64, (..., 1). Nothing is sent."""
         e = self._opened
         factor = e - 2 * self._shares.a if self._session.rank == 0 else -2 * self._shares.a
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares
 
     def times(self, y: Tensor) -> Tensor:
-        """A share of x y mod 2^bits from a share of y, (..., 1). The bits above are arbitrary."""
+        """Compute a share of x y mod 2^bits, where x are the opened rows; takes one round.
+
+        y: this party's share of a factor for each row, (..., 1).
+        `bits` is that of the constructor; the result's bits above are arbitrary.
+        """
         a, b, _, c = self._shares
         (d,) = opened(self._session, self._bits, (y, b))
         return c + self._opened * (d - b if self._session.rank == 0 else -b.long()) - a * d
 
 
 def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
-    """Price of an `OpenedRows` with its sums of squares and one product mod 2^bits: 2 rounds.
+    """Return the price of an `OpenedRows` with its sums of squares and one product mod 2^bits: 2 rounds.
 
-    n: number of values in all rows. rows: number of rows.
+    n: number of values in all rows.
+    rows: number of rows.
     """
     opened_once = cost.opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
     return opened_once + cost.opening(parties, packed(bits * rows))
@@ -288,7 +315,8 @@ def rows_price(n: int, rows: int, parties: int, bits: int) -> Cost:
 class SquaredRows(Operation):
     """Operation that gives the sum of each row's squares, and a function that multiplies each row by a number.
 
-    Both take one opening of the rows. A row is a vector along the last dimension, which the sums keep with size 1.
+    The function takes a number for each row, (..., 1), and returns the products. Sum and products take one opening of
+    the rows. A row is a vector along the last dimension, which the sums keep with size 1.
     bits: how many low bits of the products later layers read.
     """
 
@@ -306,9 +334,9 @@ class SquaredRows(Operation):
 
 
 def opened(session: Session, bits: int, *pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Open values behind masks: each value plus its mask, mod 2^bits, int64 of the value's shape.
+    """Open values behind masks: return each value plus its mask, mod 2^bits, int64 in the value's shape.
 
-    pairs: shares of a value and of its mask. Cost: one round, `bits` bits per element.
+    pairs: this party's share of a value, and its share of the mask. Cost: one round, `bits` bits per element.
     """
     mine = [kernels.mask_words(value.reshape(-1), mask.reshape(-1), 0, bits) for value, mask in pairs]
     frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)

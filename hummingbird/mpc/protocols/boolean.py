@@ -39,7 +39,10 @@ class AndShares(NamedTuple):
 
 @dataclass(frozen=True)
 class And(Request[AndShares]):
-    """Request for uniform a and b, and for a & b, each in planes of `count` bits."""
+    """Request for random masks a and b, and for a & b, xor-shared, each in `planes` planes of `count` bits.
+
+    A plane has one bit of each of `count` values, packed into bytes.
+    """
 
     kind = "and"
     planes: int = number()
@@ -61,9 +64,9 @@ class And(Request[AndShares]):
 
 
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
-    """Compute xor shares of x & y from xor shares of x and y, each uint8 (planes, ceil(count/8)).
+    """Compute this party's xor shares of x & y. Cost: 2 bits per element and plane, 1 round.
 
-    Cost: 2 bits per element and plane, 1 round.
+    x, y: its xor shares, uint8 (planes, ceil(count/8)). A plane has one bit of each of `count` values.
     """
     a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
@@ -72,7 +75,10 @@ def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 def and_price(n: int, planes: int, parties: int) -> Cost:
-    """Price of `and_` of planes of n bits: 2 bits per element and plane, 1 round."""
+    """Return the price of `and_` of planes of n bits: 2 bits per element and plane, 1 round.
+
+    A plane has one bit of each of n values.
+    """
     return cost.opening(parties, 2 * planes * packed(n), 8 * planes * packed(n))
 
 
@@ -88,10 +94,11 @@ class AndPairShares(NamedTuple):
 
 @dataclass(frozen=True)
 class AndPair(Request[AndPairShares]):
-    """Request for two ANDs with a common operand p: p & g, and q & (last planes of p). All operands are masks.
+    """Request for random masks p, g and q by which two ANDs with a common operand are computed in one round.
 
-    One level of a carry tree takes two such ANDs. p and g have `planes` planes of `count` bits; q has `second` planes,
-    at most as many.
+    Also dealt: p & g, and q & (the last planes of p). A plane has one bit of each of `count` values, packed into bytes.
+    p and g have `planes` planes; q has `second`, at most as many. A tree that computes carries takes two such ANDs at
+    each level.
     """
 
     kind = "and_pair"
@@ -120,11 +127,11 @@ class AndPair(Request[AndPairShares]):
 
 
 def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute xor shares of x & y, and of z & (the last planes of x, as many as z has), from xor shares of x, y and z.
+    """Compute this party's xor shares of x & y, and of z & (the last planes of x, as many as z has), in one round.
 
-    x, y, z: uint8 (planes, ceil(count/8)), where z may have fewer planes than x and y.
-    count: bits of each plane. Cost: 1 round. x is opened once for both, so it takes 3 bits per element and plane where
-        z has as many planes, 2 where it has none.
+    x, y, z: its xor shares, uint8 (planes, ceil(count/8)), where z may have fewer planes than x and y. A plane has one
+        bit of each of `count` values.
+    x is opened once for both, so it takes 3 bits per element and plane where z has as many planes, 2 where it has none.
     """
     material = session.correlation(AndPair(planes=x.shape[0], second=z.shape[0], count=count))
     u, v, t = open_bits(session, x ^ material.p, y ^ material.g, z ^ material.q)
@@ -137,5 +144,8 @@ def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> t
 
 
 def and_pair_price(n: int, planes: int, second: int, parties: int) -> Cost:
-    """Price of `and_pair` where x and y have `planes` planes of n bits, and z has `second`: 1 round."""
+    """Return the price of `and_pair` where x and y have `planes` planes of n bits, and z has `second` planes: 1 round.
+
+    A plane has one bit of each of n values.
+    """
     return cost.opening(parties, (2 * planes + second) * packed(n), 8 * (planes + second) * packed(n))

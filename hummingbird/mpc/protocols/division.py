@@ -28,9 +28,9 @@ LARGEST = 1 << 28  # bound on the divisors that a dealer takes
 
 @dataclass(frozen=True)
 class Division(Quotients):
-    """Request for a uniform mask a, and for its two quotients a // divisor, rounded down.
+    """Request for `count` uniform masks a, and for two quotients a // divisor of each, rounded down.
 
-    One quotient reads a as an unsigned number, the other as a signed one.
+    One quotient reads a as an unsigned 64-bit number, the other as a signed one.
     """
 
     kind = "divide"
@@ -42,8 +42,10 @@ class Division(Quotients):
 
 
 def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """Divide words, read as unsigned and as signed 64-bit numbers, by the divisor; return both quotients, rounded down.
+    """Divide 64-bit words by the divisor, read as unsigned and then as signed numbers; return both quotients.
 
+    Both are rounded down.
+    words: int64.
     divisor: 1 to 2^28.
     """
     signed = words.div(divisor, rounding_mode="floor")
@@ -53,9 +55,11 @@ def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
 
 
 def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
-    """Compute shares of x // divisor (plus 0 or 1 unit), int64 (n,), from shares of x; |x| < 2^62 - divisor.
+    """Compute this party's share of x // divisor, int64 (n,). The quotient is right, or 1 too large.
 
+    x: this party's share, int64; |x| < 2^62 - divisor.
     divisor: 1 to 2^28, the same at all parties.
+    Cost: `divide_price`, 64 bits per element, 1 round.
     """
     material = session.correlation(Division(x.numel(), divisor))
     offset = OFFSET - OFFSET % divisor
@@ -79,7 +83,7 @@ def divide_price(n: int, parties: int) -> Cost:
 
 @dataclass(frozen=True)
 class DividedBy(Operation):
-    """x, with 16 bits of fraction, divided by a public integer."""
+    """Operation that gives x / divisor for a public integer divisor; x has 16 bits of fraction."""
 
     divisor: int
 

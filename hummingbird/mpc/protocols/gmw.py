@@ -40,10 +40,10 @@ from hummingbird.ring import SCALE
 
 
 class Gmw(Comparison):
-    """Comparison by HummingBird's carry tree on a window of the shares mod 2^64 (protocol="gmw").
+    """Comparison by a carry tree on a window of the shares mod 2^64, as in the HummingBird paper (protocol="gmw").
 
-    The sign is decided first. Then one opening of 64 bits cuts off the fraction beyond scale 2^16, and the lowest q
-    bits of the window (truncation.py). It requires |x| < 2^62.
+    The sign is decided first. Then one opening of 64 bits cuts off the bits of fraction beyond 16, and the lowest q
+    bits of the window (truncation.py). It requires |x| < 2^62 in the ring.
     """
 
     name = "gmw"
@@ -91,12 +91,13 @@ class Gmw(Comparison):
 
 @dataclass(frozen=True)
 class GmwLaw(Law):
-    """The law of "gmw": for r = round(2^16 v) it decides by the sign of d = r - u, reduced mod 2^k to a signed number.
+    """The law of "gmw": it decides by the sign of d = r - u, where r = round(2^16 v) for a real value v.
 
-    u is the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one. The decided bit multiplies r.
-    If the window has a q, it multiplies r + e rounded down to a multiple of 2^q, where e is uniform in [0, 2^q): the
-    low bits of the opening's mask.
-    between: whether the shares have more than 16 bits of fraction, so that they are cut between the integers.
+    d is first reduced mod 2^k to a signed number, for the window [k:m). u is random, the sum of N - 1 uniform numbers
+    in [0, 2^m) for N parties: the low bits of all shares but one. The decided bit multiplies r. If the window drops its
+    lowest q bits, it multiplies r + e rounded down to a multiple of 2^q. Here e is uniform in [0, 2^q): the low bits of
+    the mask by which the value is opened.
+    between: whether the shares have more than 16 bits of fraction. Then r is 1 lower (`lower`), if m > 0.
     """
 
     between: bool = False
@@ -125,26 +126,28 @@ class GmwLaw(Law):
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:
-    """Return (lowest bit, number of bits) that decide for a window, on shares with `extra` bits of fraction above 16.
+    """Return which bits of the shares decide for a window: the lowest one, and how many.
 
-    The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
+    extra: how many bits of fraction above 16 the shares have. The window [64:0) on shares with 16 such bits is [64:16):
+        the dropped bits are below the resolution of the result.
     """
     low = window.low + extra
     return low, min(window.k + extra, 64) - low
 
 
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
-    """Compute shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x, int64 (n,).
+    """Compute this party's shares of relu(z) and of z = x >> shift, int64 (n,) each; z may be one unit too large.
 
-    window: the bits that decide, for z. If it drops its lowest q bits, z is rounded to a multiple of 2^q. Cost:
-        `relu_price`.
+    share: its share of x, int64 (n,).
+    window: the bits that decide, counted in z. If it drops its lowest q bits, z is rounded to a multiple of 2^q.
+    Cost: `relu_price`.
     """
     y, z = select(session, share, drelu(session, share, *cut(window, shift)), shift + window.q)
     return (y << window.q, z << window.q) if window.q else (y, z)
 
 
 def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
-    """Price of `relu` on n values.
+    """Return the price of `relu` on n values.
 
     w: bits of the window; a window without bits costs nothing.
     shift: bits of fraction that `relu` cuts off the shares.
@@ -156,9 +159,10 @@ def relu_price(n: int, w: int, shift: int, parties: int) -> Cost:
 
 @dataclass(frozen=True)
 class PrivateAnd(And):
-    """Request for the masks of the first AND of a two-party sum: a, b and a & b.
+    """Request for masks a and b and for a & b, by which two parties AND bits that one of them knows with the other's.
 
-    Party 0 alone knows a, and party 1 alone knows b; both get shares of a & b.
+    Party 0 alone knows a, and party 1 alone knows b; both get xor shares of a & b. It serves the first step of adding
+    the two parties' shares.
     """
 
     kind = "and_private"
@@ -169,8 +173,9 @@ class PrivateAnd(And):
 
 
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
-    """Compute the xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares of x, int64 (n,).
+    """Compute this party's xor share of the bit [x >= 0], packed: uint8 (ceil(n/8),).
 
+    share: its additive share of x, int64 (n,).
     low, w: the bits of the shares that decide, low to low + w - 1.
     Cost: `drelu_price`. For two parties it is 4 w - 7 - L bits in 1 + L rounds, where L = ceil(log2(w - 1)).
     """
@@ -186,10 +191,11 @@ def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
 
 
 def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
-    """Compute an xor share of the sign of a sum of two addends, each known to one of two parties.
+    """Compute this party's xor share of the sign of a sum of two addends; each of two parties knows one of them.
 
-    planes: this party's addend, w planes of `count` bits, lowest first. For the generate bits, the ANDs of the two
-        addends, each party needs only one mask.
+    planes: this party's addends for `count` sums, uint8 (w, ceil(count/8)): one plane of packed bits for each of w
+        bits, lowest first.
+    For the ANDs of the two addends each party needs only one mask.
     """
     width = planes.shape[0]
     if width == 1:
@@ -216,10 +222,12 @@ def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
 
 
 def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) -> Tensor:
-    """Compute the carry out of a sum from the generate and propagate bits of its positions, lowest first.
+    """Compute an xor share of the carry out of a sum, from the generate and propagate bits of its positions.
 
+    A position generates a carry if both bits are 1, and propagates one if exactly one of them is 1.
+    generate, propagate: this party's xor shares, uint8 (positions, ceil(count/8)), lowest position first.
+    count: how many sums.
     Pairs of positions merge level by level; an odd one waits for the next level. Each level is one round.
-    generate, propagate: xor shares, uint8 (positions, ceil(count/8)).
     """
     while generate.shape[0] > 1:
         pairs = generate.shape[0] // 2
@@ -232,9 +240,11 @@ def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) ->
 
 
 def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Reduce the N parties' addends to two with the same sum mod 2^w, by carry-save adders (3 to 2); return xor shares.
+    """Reduce the N parties' addends to two with the same sum mod 2^w, by carry-save adders; return xor shares of both.
 
-    planes: this party's addend, w planes of `count` bits.
+    A carry-save adder turns three addends into two.
+    planes: this party's addends for `count` sums, uint8 (w, ceil(count/8)): one plane of packed bits for each of w
+        bits.
     """
     zero = torch.zeros_like(planes)
     addends = [planes if party == session.rank else zero for party in range(session.parties)]
@@ -254,11 +264,11 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
 
 
 def drelu_price(n: int, w: int, parties: int) -> Cost:
-    """Price of `drelu`, the sign bit of a sum of N window shares of w bits.
+    """Return the price of `drelu` on n values: the sign of a sum of the parties' shares, each cut to w bits.
 
-    N = 2: the first ANDs take w-1 bits and one round (each operand has one owner), then the tree follows: 4w - 7 - L
-    bits and 1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, with one AND per bit and removed
-    addend.
+    For two parties, the first ANDs take w-1 bits and one round, since each operand has one owner. Then a tree follows:
+    4w - 7 - L bits and 1 + L rounds in all, L = ceil(log2(w-1)). For more parties, carry-save adders come first, with
+    one AND per bit and removed addend.
     """
     if w <= 1:
         return cost.FREE
@@ -277,9 +287,9 @@ def drelu_price(n: int, w: int, parties: int) -> Cost:
 
 
 def carry_price(n: int, leaves: int, parties: int) -> Cost:
-    """Price of the carry out of a sum, computed from `leaves` pairs (generate, propagate): ceil(log2 leaves) rounds.
+    """Return the price of the carries out of n sums of `leaves` bits each: ceil(log2(leaves)) rounds.
 
-    It takes about 3 bits per inner node of the tree, for each of n values.
+    A tree computes them; each of its inner nodes takes about 3 bits for each sum.
     """
     total, left = cost.FREE, leaves
     while left > 1:
@@ -290,5 +300,5 @@ def carry_price(n: int, leaves: int, parties: int) -> Cost:
 
 
 def published_bits(w: int) -> int:
-    """The HummingBird paper's count of bits for one ReLU with a window of w bits, for each of two parties."""
+    """Return the HummingBird paper's count of bits for one ReLU with a window of w bits, for each of two parties."""
     return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129

@@ -39,11 +39,17 @@ class Operation(ABC):
 
     @abstractmethod
     def plain(self, *values: Any, **options: Any) -> Any:
-        """The result for real values of any floating-point type. Meta tensors are allowed, for the shape alone."""
+        """Compute the operation's result for real values of any floating-point type, and return it.
+
+        Meta tensors are allowed, for the shape alone.
+        """
 
     @abstractmethod
     def run(self, session: Session, *shares: Any, **options: Any) -> Any:
-        """This party's share of the result, int64, from its shares of the values."""
+        """Compute this party's share of the operation's result, int64, from its shares of the values.
+
+        The parties exchange messages.
+        """
 
     @abstractmethod
     def price(self, parties: int, *values: Any, **options: Any) -> Cost:
@@ -57,12 +63,13 @@ AT_ONCE = 1 << 23  # comparisons run at a time, about 2 GiB; with tables of 8 bi
 
 @dataclass
 class Comparison(ABC):
-    """A comparison on one window of the shares. The planner sets `valid`, `ring` and `whole`.
+    """A comparison on one window of the shares: it decides which private values count as positive, as for a ReLU.
 
+    The planner sets `valid`, `ring` and `whole`.
     window: the bits that decide.
     valid: how many low bits of the input's shares are right.
     ring: how many low bits of the result later layers need.
-    aim: the aim by which the number of tables is chosen.
+    aim: the aim by which the number of step tables is chosen.
     whole: whether the input's shares are right in all bits of the result; for a ReLU only.
     """
 
@@ -87,24 +94,24 @@ class Comparison(ABC):
     @property
     @abstractmethod
     def reads(self) -> int | None:
-        """How many integer bits of a value, with its sign, the comparison needs.
+        """How many integer bits of a value this comparison needs: bits above the binary point, with the sign.
 
         None: all of them, for a window up to bit 64.
         """
 
     @property
     def reach(self) -> int:
-        """Log2 of the magnitude below which every result of `relu` is, for any input; 64: there is no such bound."""
+        """Log2 of a bound of the magnitude of every result of `relu`, whatever the input is; 64 if there is none."""
         return 64
 
     @property
     def undecided(self) -> float:
-        """The bound below which positive values may be taken for negative ones; 0 for exact comparisons."""
+        """The real number below which positive values may be taken for negative ones; 0 for exact comparisons."""
         return 2.0 ** (self.window.low - SCALE) if self.window.low else 0.0
 
     @property
     def weight_scale(self) -> int:
-        """Return how many bits of fraction weights must have if the comparison reads their results.
+        """How many bits of fraction weights must have if this comparison reads their results.
 
         Rounding may change a weight by 2^-12 of `undecided`; weights never have more bits than for exact comparisons.
         """
@@ -112,12 +119,12 @@ class Comparison(ABC):
 
     @abstractmethod
     def needs(self, scale: int) -> int:
-        """How many low bits of the input's shares must be right, for shares of this scale."""
+        """Return how many low bits of the input's shares must be right, if the input has `scale` bits of fraction."""
 
     def may_be_whole(self, scale: int) -> bool:
-        """Whether bits can be saved because the input's shares are right in all bits that the result has (`ring`).
+        """Return whether the input's shares are right in all bits of the result (`ring`), and dealt bits can be saved.
 
-        scale: bits of fraction of the input. False if they are not right in all of these bits.
+        scale: bits of fraction of the input.
         """
         return False
 
@@ -125,12 +132,12 @@ class Comparison(ABC):
     def range(self, scale: int) -> int:
         """Return log2 of the magnitude below which values are compared rightly. scale: bits of fraction of the values.
 
-        With several parties, the magnitude is lower by 2^(m - 16) for each party but one.
+        For a window [k:m) and several parties, the magnitude is lower by 2^(m - 16) for each party but one.
         """
 
     @abstractmethod
     def check(self, scale: int) -> None:
-        """Raise ConfigError unless the window fits shares of this scale."""
+        """Raise ConfigError unless the window fits shares with `scale` bits of fraction."""
 
     @abstractmethod
     def law(self, scale: int, parties: int) -> Law:
@@ -138,15 +145,26 @@ class Comparison(ABC):
 
     @abstractmethod
     def variant(self, scale: int, parties: int) -> str:
-        """A short text on how the sign is decided, for reports."""
+        """Return a short text on how the sign is decided, for reports, such as "table 8" or "carry tree".
+
+        scale: bits of fraction of the input.
+        """
 
     @abstractmethod
     def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        """Compute the results of `above` for shares of one dimension, and at most AT_ONCE comparisons."""
+        """Compute shares of relu(x - t) for every public knot t, (J, n), and of x less the first knot, (n,).
+
+        Each protocol implements this; `above` calls it for at most AT_ONCE comparisons.
+        share: this party's share of x, (n,), with `scale` bits of fraction.
+        knots: J integers in units of 2^-16.
+        """
 
     @abstractmethod
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        """Price of `_run` on n values and `knots` knots. scale: bits of fraction of the values."""
+        """Return the price of `_run` on n values, each compared with `knots` knots.
+
+        scale: bits of fraction of the values.
+        """
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
         """Make a comparison of the same protocol and with the same aim, but for another window and other shares.
@@ -158,8 +176,9 @@ class Comparison(ABC):
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        """Compute shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
+        """Compute shares of relu(x) and of x itself, with 16 bits of fraction, in the shape of x.
 
+        share: this party's share of x, with `scale` bits of fraction, 16 or more.
         If the window drops its lowest q bits, both are multiples of 2^q in the ring. A window without bits is not
         allowed: its layer calls no comparison. Cost: `cost`.
         """
@@ -167,8 +186,9 @@ class Comparison(ABC):
         return y[0], z
 
     def above(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        """Shares, scale 2^16, of relu(x - t) for every public knot t, (J, *shape), and of x - t_0.
+        """Compute shares, scale 2^16, of relu(x - t) for every public knot t, (J, *shape), and of x less the first one.
 
+        share: this party's share of x, with `scale` bits of fraction.
         knots: J integers, at least one, in units of 2^-16. The comparisons are right if each x - t is in the window.
         Cost: `cost` of J knots; as many rounds as one ReLU.
         """
@@ -180,18 +200,29 @@ class Comparison(ABC):
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
     ) -> tuple[Tensor, Tensor]:
-        """Shares, (J, *shape), of y = relu(x - t), scale 2^fraction, and y^2, scale 2^(2 fraction), for every knot t.
+        """Compute shares, (J, *shape), of y = relu(x - t) and of y^2 for every public knot t.
 
-        knots: J integers in units of 2^-fraction, fraction <= 16. Otherwise as `above`. Cost: `cost_of_squares`.
+        y has the scale 2^fraction, y^2 the scale 2^(2 fraction).
+        share: this party's share of x, with `scale` bits of fraction.
+        knots: J integers in units of 2^-fraction. The comparisons are right if each x - t is in the window.
+        fraction: 16 at most.
+        Cost: `cost_of_squares`.
         """
         raise NotImplementedError(f"{self.name} has no squares")
 
     def cost_of_squares(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> Cost:
-        """Price of `squares` on n elements and `knots` knots."""
+        """Return the price of `squares` on n elements with `knots` knots.
+
+        scale: bits of fraction of the elements.
+        fraction: bits of fraction of the values that are squared.
+        """
         raise NotImplementedError(f"{self.name} has no squares")
 
     def cost(self, n: int, scale: int, parties: int, knots: int = 1) -> Cost:
-        """Price of `above` on n elements and `knots` knots; with one knot, of `relu`."""
+        """Return the price of `above` on n elements with `knots` knots; with one knot, that of `relu`.
+
+        scale: bits of fraction of the elements.
+        """
         if self.drops:
             return cost.FREE
         most = most_at_once(knots)
@@ -201,5 +232,5 @@ class Comparison(ABC):
 
 
 def most_at_once(knots: int) -> int:
-    """Return how many values are compared at a time, if each is compared with `knots` knots: a bound on memory."""
+    """Return how many values are compared at a time, if each is compared with `knots` knots. This bounds the memory."""
     return max(1, AT_ONCE // knots)

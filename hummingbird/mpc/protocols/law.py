@@ -67,10 +67,12 @@ UNIT = 2.0**-SCALE
 class Law(ABC):
     """The plaintext rule by which a comparison with the window [k:m) decides whether a real value v is positive.
 
-    r = round(2^16 v) stands for v in the ring. u is a random number, the sum of `draws` uniform ones in [0, 2^m). A
-    protocol sets d = r + u or d = r - u, and decides by S(d): d reduced mod 2^k into [-2^(k-1), 2^(k-1)). The decided
-    bit multiplies z, which is r, rounded to a multiple of 2^q, q <= m, if d is inside the window.
+    v stands in the ring as r = round(2^16 v). A protocol sets d = r + u or d = r - u, where u is random, the sum of
+    `draws` uniform numbers in [0, 2^m). It decides by S(d), which is d reduced mod 2^k into [-2^(k-1), 2^(k-1)). The
+    decided bit multiplies a number z. If d is inside the window, z is r, rounded to a multiple of 2^q; q <= m.
     parties: how many parties hold shares.
+    q: of the window: how many low bits are rounded away.
+    whole: whether the parties' shares are right in all bits of the result.
     """
 
     k: int
@@ -84,53 +86,57 @@ class Law(ABC):
     @property
     @abstractmethod
     def disturbances(self) -> int:
-        """How many shares, beyond the first two, each add a rounding error of their own to the value.
+        """How many shares, beyond the first two, each add a rounding error of their own to a compared value.
 
-        Each error is a random number, uniform in +-2^(q-1).
+        Each error is random, uniform in +-2^(q-1) ring units.
         """
 
     @property
     @abstractmethod
     def draws(self) -> int:
-        """How many uniform numbers in [0, 2^m) add up to the random number u."""
+        """How many uniform numbers in [0, 2^m) add up to the random number u of a comparison."""
 
     @property
     @abstractmethod
     def cut(self) -> Cut:
-        """The numbers of this law for a kernel that simulates it on real values.
+        """This law's numbers in the form in which a kernel takes them that simulates comparisons of real values.
 
-        The kernel adds a random number to r. For "gmw", which subtracts u, it adds the largest u less u.
+        The kernel adds a random number to r, the ring element. The law of "gmw" subtracts a random u, so its kernel
+        adds the largest u less u.
         """
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The least and the largest real value v for which d stays inside the window for every u, so that S(d) = d."""
+        """The least and the largest real value whose comparison stays in the window, whatever random number it has."""
 
     @abstractmethod
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Decide for each value of r whether it counts as not negative, as the protocol does.
+        """Decide for each ring element r whether it counts as not negative, as the protocol does.
 
         Returns this bit, bool, and the int64 number z for which bit * z is the ReLU of r.
-
-        r: int64, values in the ring. u: int64, random numbers, as `Law` says.
+        r: int64.
+        u: int64, random numbers, each the sum of `draws` uniform ones in [0, 2^m).
         """
 
     @property
     def slack(self) -> int:
-        """The largest random number u that a comparison can have."""
+        """The largest random number u that a comparison can draw."""
         return self.draws * ((1 << self.m) - 1)
 
     @property
     def lower(self) -> int:
-        """How much lower than round(2^16 v) the ring element r of a real value v is.
+        """By how much the ring element r by which a comparison decides is below round(2^16 v), for a real value v.
 
-        It is 1 where shares are cut between the integers, else 0.
+        It is 1 for "gmw" on shares with more than 16 bits of fraction, if m > 0; else it is 0.
         """
         return 0
 
     def holds(self, least: float, most: float) -> bool:
-        """Whether S(d) = d in comparisons of all real values from `least` to `most`, for every random number u."""
+        """Return whether comparisons of all real values from `least` to `most` stay inside the window.
+
+        Only then does no value wrap, whatever random number a comparison draws.
+        """
         low, high = self.range
         return low <= least and most <= high
 
@@ -143,19 +149,23 @@ class Law(ABC):
         return r.clamp(-(2.0**62), 2.0**62).long()
 
     def near(self, knot: float) -> float:
-        """Return the number that the protocol uses in place of a knot, where it compares a value with several knots.
+        """Return the number that the protocol uses in place of a knot, if it compares each value with several knots.
 
-        knot: a real number. If the protocol rounds values to multiples of 2^q before it opens them, such knots are
-        rounded to multiples of 2^q, too.
+        knot: a real number. A protocol that rounds values to multiples of 2^q before it opens them rounds the knots as
+            well; others keep the knot.
         """
         if self.rounds_apart or not self.q:
             return knot
         return math.floor(round(knot / UNIT) / 2**self.q + 0.5) * UNIT * 2**self.q
 
     def rounded(self, z: Tensor, e: Tensor) -> Tensor:
-        """Round z + e down to a multiple of 2^q, int64. For e uniform in [0, 2^q) the result is z on average."""
+        """Round z + e down to a multiple of 2^q, int64, and return it.
+
+        z: int64, values in the ring.
+        e: int64, random; if it is uniform in [0, 2^q), the result is z on average.
+        """
         return z + e >> self.q << self.q
 
     def turns(self, d: Tensor) -> Tensor:
-        """Return what is subtracted from d to reduce it mod 2^k into [-2^(k-1), 2^(k-1)): int64, a multiple of 2^k."""
+        """Return the multiples of 2^k by which d exceeds its residue in [-2^(k-1), 2^(k-1)); int64. d: int64."""
         return torch.zeros_like(d) if self.k == 64 else (d + (1 << (self.k - 1))) >> self.k << self.k

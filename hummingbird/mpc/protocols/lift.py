@@ -34,11 +34,11 @@ from hummingbird.mpc.session.session import Session
 class LiftingShares(NamedTuple):
     """A party's shares for a lift, (count,) each; int32 if they have at most 32 bits, else int64.
 
-    lambda is the mask, the sum mod 2^k of one summand for each party.
+    A mask is called lambda; it is the sum mod 2^k of one summand for each party.
     mask: this party's summand, in the low k bits.
-    carry: its share of the number (sum of all summands - lambda) / 2^k.
-    wrapped: its share of that number plus the top bit of lambda. An opened value tells which of `carry` and `wrapped`
-        is used.
+    carry: its share of how often the sum of all summands passes 2^k, which is (sum of all summands - lambda) / 2^k.
+    wrapped: its share of that number plus the top bit of lambda.
+    An opened value tells whether `carry` or `wrapped` is used.
     """
 
     mask: Tensor
@@ -48,9 +48,9 @@ class LiftingShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Lifting(Request[LiftingShares]):
-    """Request for `count` masks lambda, uniform mod 2^k, for values that are opened in k bits and then lifted.
+    """Request for `count` masks, uniform mod 2^k, for values that are opened in k bits and then lifted to `ring` bits.
 
-    A lift gives shares mod 2^ring; k <= ring <= 64.
+    A lift turns shares mod 2^k into shares mod 2^ring; k <= ring <= 64.
     """
 
     kind = "lift"
@@ -82,10 +82,10 @@ class Lifting(Request[LiftingShares]):
 
 
 def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
-    """Compute shares mod 2^ring of z = x / 2^shift, int64 (n,), from shares of x mod 2^(k + shift).
+    """Compute this party's share mod 2^ring, int64 (n,), of z = x / 2^shift, from its share of x mod 2^(k + shift).
 
-    share: this party's share of x, int64 (n,). |z| < 2^(k-2), and 2 <= k <= ring <= 64.
-    Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
+    share: its share of x, int64 (n,). |z| < 2^(k-2), and 2 <= k <= ring <= 64.
+    With N parties, each of which rounds its own share, z is within N/2 units of x / 2^shift, and right on average.
     Cost: `lift_price`: k bits, 1 round.
     """
     count, first = share.numel(), session.rank == 0
@@ -101,5 +101,8 @@ def lift(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) ->
 
 
 def lift_price(n: int, k: int, ring: int, parties: int) -> Cost:
-    """Price of `lift` on n values: k bits each and 1 round. For each value, two numbers of ring - k bits are dealt."""
+    """Return the price of `lift` on n values: k bits each and 1 round.
+
+    For each value, two numbers of ring - k bits are dealt.
+    """
     return cost.opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))

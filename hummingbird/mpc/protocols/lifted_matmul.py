@@ -38,21 +38,28 @@ from hummingbird.mpc.session.session import Session
 
 
 def batch_of(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the stack of a product of stacks of matrices: all dimensions but the last two, broadcast."""
+    """Return the shape of the stack in a product of stacks of matrices: all dimensions but the last two, broadcast.
+
+    size0, size1: shapes of the two stacks.
+    """
     return tuple(torch.broadcast_shapes(tuple(size0[:-2]), tuple(size1[:-2])))
 
 
 def terms(size0: Sequence[int], size1: Sequence[int]) -> tuple[int, ...]:
-    """The shape of all products that a matrix product adds up: (..., i, j, l)."""
+    """Return the shape of all the single products that a matrix product adds up: (..., i, j, l).
+
+    size0, size1: shapes of the operands, (..., i, j) and (..., j, l).
+    """
     return (*batch_of(size0, size1), *size0[-2:], size1[-1])
 
 
 @dataclass(frozen=True)
 class LiftedMatMul(Request[LiftedShares]):
-    """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
+    """Request for the masks and their products by which two private matrices are multiplied in one round.
 
-    Also dealt: all that the parties need of lambda and mu for the matrix product of two values that these masks hide,
-        mod 2^product (`lifted_product.LiftedShares`).
+    The masks are uniform: mod 2^value of shape size0 for the first matrix, mod 2^factor of shape size1 for the second.
+    Also dealt: what the parties need to know of products of these masks for a matrix product mod 2^product
+    (`lifted_product.LiftedShares`).
     """
 
     kind = "lifted_matmul"
@@ -108,11 +115,11 @@ class LiftedMatMul(Request[LiftedShares]):
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp) -> tuple[Tensor, Tensor]:
-    """Compute a share of the matrix product of z and v mod 2^bits, and the result of a look-up, both in one round.
+    """Compute a share of a matrix product mod 2^bits, and the result of a look-up, both in one round; return both.
 
-    x, y: operands, int64 (..., i, j) and (..., j, l), which say how z is opened in x.k bits and v in y.k bits
-        (`lifted_product.Operand`). Batches are broadcast. |z| < 2^(x.k - 2) unless x.k = bits, and |v| < 2^(y.k - 2)
-        unless y.k = bits.
+    x, y: the matrices, (..., i, j) and (..., j, l), and how they are opened. x is opened in x.k bits, as z = x /
+        2^shift; with N parties, z is right within N/2 units. |z| < 2^(x.k - 2) is required, unless x.k = bits. The same
+        holds for y. The stacks of matrices are broadcast.
     bits: how many low bits of the product's shares are right; the bits above are arbitrary.
     beside: the look-up whose message is sent together with the product's.
     Cost: `price`.
@@ -137,6 +144,10 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
 
 
 def price(request: LiftedMatMul, beside: LookUpPrice, parties: int) -> Cost:
-    """Price of `product` together with the look-up whose message travels with it."""
+    """Return the price of `product` together with the look-up whose message travels with it.
+
+    request: of the product.
+    beside: the look-up's price.
+    """
     sent = packed(math.prod(request.size0) * request.value) + packed(math.prod(request.size1) * request.factor)
     return cost.opening(parties, sent + beside.payload, request.correction_bits + beside.offline_bits)

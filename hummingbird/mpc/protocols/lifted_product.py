@@ -55,12 +55,14 @@ from hummingbird.mpc.session.session import Session
 
 @dataclass(frozen=True, kw_only=True)
 class LiftedShares:
-    """A party's shares for a product of values masked by lambda, of k bits, and factors masked by mu, of K bits.
+    """A party's shares for products of values and factors that are opened behind masks.
 
-    t and s are the top bits of lambda and mu. A mask is the sum of one summand for each party, mod 2^k or 2^K. `mask`
-    and `factor` are summands; each other field is a share of the number that is named here.
+    A value's mask is called lambda and has k bits; a factor's mask is called mu and has K bits. t and s are the top
+    bits of lambda and mu. A mask is the sum of one summand for each party, mod 2^k or 2^K.
     mask, factor: this party's summands of lambda and mu, in the low k and K bits.
-    carry: (sum of all summands of lambda - lambda) / 2^k. wrapped: this number plus t.
+    Each other field is a share of the number that is named here:
+    carry: (sum of all summands of lambda - lambda) / 2^k.
+    wrapped: `carry` plus t.
     factor_carry, factor_wrapped: the same numbers for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
     Fields with a default are None if no bit of them is needed.
@@ -82,9 +84,9 @@ LARGEST_CUT = 40  # bits
 
 
 def check_widths(value: int, factor: int, product: int, cut: int) -> None:
-    """Raise ValueError unless these widths allow a product z v / 2^cut mod 2^product.
+    """Raise ValueError unless a product of two opened numbers, less its lowest `cut` bits, can be found mod 2^product.
 
-    value, factor: the bits in which z and v are opened. cut: how many low bits of the product are cut off.
+    value, factor: in how many bits the two numbers are opened.
     """
     whole = product + cut
     narrow = cut > min(value, factor) or whole - min(value, factor) > 64 or value + factor > 61
@@ -94,10 +96,10 @@ def check_widths(value: int, factor: int, product: int, cut: int) -> None:
 
 @dataclass(frozen=True)
 class LiftedProduct(Request[LiftedShares]):
-    """Request for masks lambda, uniform in Z_2^value, of shape size0, and mu, uniform in Z_2^factor, of shape size1.
+    """Request for the masks and their products by which two private tensors are multiplied in one round.
 
-    Also dealt: the products of lambda and mu mod 2^product, without their lowest `cut` bits, in torch's broadcast
-        shape.
+    The masks are uniform: mod 2^value of shape size0 for the first tensor, mod 2^factor of shape size1 for the second.
+    Also dealt: their products mod 2^product, without the lowest `cut` bits, in torch's broadcast shape.
     """
 
     kind = "lifted_product"
@@ -127,7 +129,10 @@ class LiftedProduct(Request[LiftedShares]):
 
 
 def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fields:
-    """The masks of values (k bits each) and of factors (`factor` bits each)."""
+    """Return the fields "mask" and "factor", for masks of values, k bits each, and of factors, `factor` bits each.
+
+    size0, size1: shapes of the values and of the factors.
+    """
     return {
         "mask": Field("ring", tuple(size0), width=k, apart=True),
         "factor": Field("ring", tuple(size1), width=factor, apart=True),
@@ -137,11 +142,12 @@ def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fi
 def dealt_fields(
     size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bits: int, whole: int, cut: int
 ) -> Fields:
-    """Return the fields, by name, that are dealt for products mod 2^bits, whose lowest `cut` bits are not needed.
+    """Return the fields, by name, that a dealer derives from masks for products mod 2^bits; see `LiftedShares`.
 
     size0, size1: shapes of the values and of the factors, which are broadcast.
     k, factor: bits of the masks of values and of factors.
     whole: how many low bits of the masks of values are needed, if more than `bits`; else 0.
+    cut: how many low bits of the products are not needed.
     """
     left, right, out = tuple(size0), tuple(size1), tuple(torch.broadcast_shapes(size0, size1))
     fields = {
@@ -170,7 +176,11 @@ class MaskValues:
 
 
 def read(summands: list[Tensor], k: int) -> MaskValues:
-    """Compute masks as the dealer does: each is the sum mod 2^k of the low k bits of the parties' summands."""
+    """Compute masks as the dealer does: each is the sum mod 2^k of the low k bits of the parties' summands.
+
+    summands: a tensor of each party.
+    Returns the masks with their carries and top bits.
+    """
     low = (1 << k) - 1 if k < 64 else -1
     total = sum((summand.long() & low for summand in summands[1:]), summands[0].long() & low)
     # The sum is mod 2^64, so its carry is right mod 2^(64 - k); for k = 64 the carry is not used.
@@ -178,9 +188,10 @@ def read(summands: list[Tensor], k: int) -> MaskValues:
 
 
 def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> dict[str, Tensor]:
-    """Compute the values of the fields in `fields`, by name, as the dealer does; they are fields of `dealt_fields`.
+    """Compute, as the dealer does, the values of the fields that `dealt_fields` has named; return them by name.
 
     a, b: the masks of values and of factors.
+    fields: those that are wanted.
     cut: how many low bits of the products of masks are cut off.
     """
     values = {
@@ -197,9 +208,11 @@ def dealt_products(a: MaskValues, b: MaskValues, fields: Fields, cut: int) -> di
 
 
 class Operand(NamedTuple):
-    """A share of x, and how z = x / 2^shift is opened: every party cuts its own share, and a mask of k bits hides z.
+    """An operand of a product, and how it is opened: every party cuts its own share, and a mask hides the rest.
 
-    share: int64 of any shape, right mod 2^(k + shift).
+    share: this party's share of x, int64 of any shape, right mod 2^(k + shift).
+    shift: how many bits of fraction are cut off x. The opened number stands for x / 2^shift.
+    k: in how many bits it is opened; the mask has as many.
     """
 
     share: Tensor
@@ -208,10 +221,10 @@ class Operand(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A value opened behind a mask lambda of k bits with top bit t. All parties know this record.
+    """A value opened behind a mask of k bits. All parties know this record.
 
-    word: the opened number. The value is this number less the mask in one of two forms.
-    wraps: 1 if the form to subtract is the signed number lambda - 2^k t, 0 if it is lambda.
+    word: the opened number. The value is this number less the mask, which is read as an unsigned or a signed number.
+    wraps: 1 if the mask is to be read as a signed number of k bits, 0 if as an unsigned one.
     """
 
     word: Tensor
@@ -223,6 +236,7 @@ class Mask(NamedTuple):
 
     low: this party's summand of the mask, in the low k bits.
     carry: its share of how often 2^k is subtracted from the sum of all summands; None if only k bits are needed.
+    k: bits of the mask.
     """
 
     low: Tensor
@@ -231,18 +245,22 @@ class Mask(NamedTuple):
 
     @property
     def share(self) -> Tensor:
-        """The party's share of the mask as one number, low - 2^k carry. It is right in k bits more than `carry` has."""
+        """This party's share of the mask as one number, low - 2^k carry.
+
+        It is right in k bits more than `carry` has, or in k bits without `carry`.
+        """
         return self.low if self.carry is None else self.low - (self.carry << self.k)
 
 
 def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -> Tensor:
-    """Compute a share of z v / 2^cut mod 2^bits, in torch's broadcast shape: one round. The bits above are arbitrary.
+    """Compute a share of z v / 2^cut mod 2^bits for small private values z and v, in one round.
 
-    x, y: operands, which say how z is opened in x.k bits and v in y.k bits. |z| < 2^(x.k - 2), unless x.k has its
-        largest value, bits + cut; the same holds for v and y.k.
-    Every party rounds its own shares of x and y, so z and v are within N/2 units of x / 2^shift and y / 2^shift, and
-    exact if the shares are multiples of 2^shift. The product of z and v is exact for cut = 0, else within (N + 1)/2
-    units. Cost: `price`.
+    x, y: the operands, and how they are opened. x is opened in x.k bits, as z = x / 2^shift. With N parties, each of
+        which rounds its own share, z is right within N/2 units, and exactly if the shares are multiples of 2^shift. |z|
+        < 2^(x.k - 2) is required, unless x.k is bits + cut. y is opened as v in the same way.
+    bits, cut: the result has torch's broadcast shape. It is exact for cut = 0, else within (N + 1)/2 units. The bits
+        above `bits` are arbitrary.
+    Cost: `price`.
     """
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
@@ -251,7 +269,7 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """Open operands behind masks, all in one round, and return the openings.
+    """Open operands behind masks, all in one round, and return an `Opening` for each.
 
     pairs: an operand, and this party's summand of its mask.
     """
@@ -261,7 +279,10 @@ def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
 
 
 def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
-    """This party's message of an opening: its share plus its summand of the mask, packed."""
+    """Return this party's message of an opening: its share of the operand plus its summand of the mask, in packed bits.
+
+    mask: the summand.
+    """
     share, shift, k = operand
     flat = share.reshape(-1)
     moved = flat + (1 << (k - 2 + shift)) if session.rank == 0 else flat
@@ -269,19 +290,22 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
 
 
 def seen(parts: Sequence[Tensor], operand: Operand) -> Opening:
-    """Compute an operand's opening from all parties' messages. parts: a message of each party, from `masked`."""
+    """Compute what all parties see of an operand once its messages are there: its `Opening`.
+
+    parts: the message of each party, from `masked`.
+    """
     share, _, k = operand
     words = kernels.open_words(list(parts), share.numel(), k).view(share.shape)
     return Opening(words - (1 << (k - 2)), 1 - ((words >> (k - 1)) & 1))
 
 
 def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wraps: Tensor, k: int) -> Mask:
-    """Return this party's share of the mask to subtract from an opened value.
+    """Return this party's share of the mask that is to be subtracted from an opened value.
 
     summand: this party's summand of the mask, whose low k bits count.
-    carry, wrapped: its shares of how often 2^k is subtracted from the sum of all summands, for the two forms of a mask
-        (`Opening.wraps`); None if only k bits are needed.
-    wraps: 1 where `wrapped` applies, 0 where `carry` does.
+    carry, wrapped: its shares of how often 2^k is subtracted from the sum of all summands, if the mask is read as an
+        unsigned number or as a signed one; None if only k bits are needed.
+    wraps: 1 where `wrapped` applies, 0 where `carry` does (`Opening.wraps`).
     """
     low = summand.long() & ((1 << k) - 1 if k < 64 else -1)
     if carry is None or wrapped is None:
@@ -292,7 +316,7 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
 def multiplied(
     shares: LiftedShares, left: Opening, mask: Mask, right: Opening, factor: int, first: bool, cut: int = 0
 ) -> Tensor:
-    """Compute a share of z v / 2^cut, where z and v have been opened behind masks; return it.
+    """Compute this party's share of z v / 2^cut, where z and v have been opened behind masks; return it.
 
     shares: this party's shares that were dealt for the product.
     left, right: the openings of z and of v.
@@ -318,7 +342,7 @@ def multiplied(
 
 
 def price(left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int, cut: int = 0) -> Cost:
-    """Price of `product`, 1 round.
+    """Return the price of `product`: 1 round.
 
     left, right, out: numbers of values, factors and results.
     value, factor: bits in which values and factors are opened.
@@ -330,9 +354,10 @@ def price(left: int, right: int, out: int, value: int, factor: int, bits: int, p
 
 
 def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
-    """Bytes that are dealt for the masks of factors, and for products with them.
+    """Return how many bytes are dealt for the masks of factors, and for the products of masks.
 
-    right, out: how many factors and products there are. value, factor: bits of the masks of values and of factors.
+    right, out: how many factors and products there are.
+    value, factor: bits of the masks of values and of factors.
     bits, cut: the products are needed mod 2^bits, without their lowest `cut` bits.
     """
     of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
@@ -341,7 +366,7 @@ def dealt_bytes(right: int, out: int, value: int, factor: int, bits: int, cut: i
 
 @dataclass(frozen=True)
 class LiftedTimes(Operation):
-    """Operation x y, element by element, for two private values that are known to be small, with broadcasting.
+    """Operation that gives x y, element by element with broadcasting, for private values that are known to be small.
 
     shift: how many bits of fraction are cut off x before.
     value, factor: bits in which x and y are opened, two more than their magnitudes have.

@@ -60,17 +60,19 @@ from hummingbird.ring import SCALE
 
 
 class MaskedShares(NamedTuple):
-    """A party's shares for a masked opening. choice, wrap, product and carry are additive, (count,).
+    """A party's shares for masked openings of `count` values, by which their signs are decided.
 
-    The mask is lambda, the sum mod 2^k of a summand of each party. r_b and r_s are random bits that hide two bits: the
-    ReLU's bit b, and s, which with the top bit of the opened value tells whether the sum of value and mask wraps.
+    A value's mask is called lambda; it is the sum mod 2^k of a summand of each party. r_b and r_s are random bits. They
+    hide two bits of a comparison: the ReLU's bit b, and s, which with the top bit of the opened value tells whether the
+    sum of value and mask wraps.
     mask: this party's summand of lambda in the low k bits, int32 or int64 (count,).
     choice_bits, wrap_bits: xor shares of r_b and r_s, uint8 (ceil(count/8),).
-    choice, wrap: r_b and r_s as numbers.
-    product: r_b lambda.
+    choice, wrap: additive shares of r_b and r_s as numbers, (count,).
+    product: an additive share of r_b lambda, (count,).
     tables: xor shares of the step tables, lowest bits first, uint8 (ceil(count 2^c / 8),) each, for c bits of the
         window.
-    carry: (sum of the parties' summands - lambda) / 2^k; None if the parties' shares of x are whole.
+    carry: an additive share of (sum of the parties' summands - lambda) / 2^k, (count,); None if the parties' shares of
+        the values are right in all bits of the result.
     """
 
     mask: Words
@@ -85,10 +87,10 @@ class MaskedShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedOpening(Request[MaskedShares]):
-    """Request for `count` masks of k bits, by which the signs of values are decided on a window [k:m).
+    """Request for `count` masks of k bits, and for the tables by which the signs of masked values are decided.
 
-    The window is divided into `tables` parts, and there is a step table for each part of each mask. Results are mod
-    2^ring, k <= ring <= 64.
+    The window [k:m) is divided into `tables` parts, and there is a step table for each part of each mask. Results are
+    mod 2^ring, k <= ring <= 64.
     whole: 1 if the parties' shares of the compared values are right mod 2^ring, so that no carry is dealt; else 0.
     """
 
@@ -106,7 +108,7 @@ class MaskedOpening(Request[MaskedShares]):
 
     @property
     def sizes(self) -> list[int]:
-        """Bits of the window that each table covers, lowest bits first."""
+        """How many bits of the window each step table covers, lowest bits first."""
         return step_tables.chunks(self.k - self.m, self.tables)
 
     @cached_property
@@ -153,12 +155,12 @@ def relu(
     tables: int | None = None,
     whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute shares mod 2^ring of relu(z) and of z = x / 2^shift, int64 (n,) each, from shares of x mod 2^(k + shift).
+    """Compute this party's shares mod 2^ring of relu(z) and of z = x / 2^shift, int64 (n,) each.
 
-    Every party rounds its own share: z is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,), of |z| < 2^(k-1) - 2^m; k <= ring <= 64.
-    tables: how many step tables, of at most 8 bits each, serve the window [k:m); None: as many as take fewest rounds.
+    share: its share of x mod 2^(k + shift), int64 (n,). |z| < 2^(k-1) - 2^m for the window [k:m), and k <= ring <= 64.
+    tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
     whole: whether the shares are of x mod 2^(ring + shift).
+    With N parties, each of which rounds its own share, z is within N/2 units of x / 2^shift, and right on average.
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
     count, tables = share.numel(), tables or step_tables.fewest_rounds(k - m)
@@ -183,7 +185,10 @@ def _compare(
 
     The bits are packed, uint8 (2, ceil(count/8)). The first is the ReLU's bit. The second tells, together with the
     opened word's top bit, whether the sum with the mask wraps. Random bits of the material hide both.
-    frames: the messages of all parties. count: how many values. k, m: the window.
+    material: dealt for this opening.
+    frames: the messages of all parties.
+    count: how many values.
+    k, m: the window [k:m).
     """
     bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
     if not more:
@@ -194,9 +199,12 @@ def _compare(
 
 
 def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, whole: bool = False) -> Cost:
-    """Price of `relu` on n values: k + 2 bits each, in 2 rounds for one table. The arguments are those of `relu`.
+    """Return the price of `relu` on n values: k + 2 bits each, in 2 rounds for one table.
 
-    With `whole` no carry is dealt.
+    k, m: the window [k:m).
+    ring: how many bits the results have.
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
+    whole: whether the shares are right in `ring` bits after the cut; then no carry is dealt.
     """
     price = thresholds.relus_price(n, k, m, ring, parties, tables)
     return replace(price, offline_bits=price.offline_bits - 8 * packed(n * (ring - k))) if whole else price
@@ -204,11 +212,12 @@ def relu_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | No
 
 @dataclass(frozen=True)
 class MaskedLaw(Law):
-    """The law of "masked": for r = round(2^16 v) it decides by d = r + u, reduced mod 2^k to a signed number S(d).
+    """The law of "masked": it decides by d = r + u, where r = round(2^16 v) for a real value v, and u is random.
 
-    The bit is [S(d) >= 2^m], where u is uniform in [0, 2^m). The lowest q bits of u, called e, are what the rounding of
-    two shares adds; its other bits are low bits of the mask. The bit multiplies z = floor(r + e) + S(d) - d, where
-    floor rounds down to a multiple of 2^q, and S(d) - d is 0 inside the window.
+    u is uniform in [0, 2^m), for the window [k:m). The bit is 1 if S(d) >= 2^m, where S(d) is d reduced mod 2^k to a
+    signed number. The lowest q bits of u, called e, are what the rounding of two shares adds; its other bits are low
+    bits of the mask. The bit multiplies z = floor(r + e) + S(d) - d, where floor rounds down to a multiple of 2^q, and
+    S(d) - d is 0 inside the window.
     """
 
     rounds_apart = False
@@ -237,12 +246,12 @@ class MaskedLaw(Law):
 
 
 class Masked(Comparison):
-    """A ReLU by the masked opening of k bits of the shares, which every party has cut (protocol="masked").
+    """Comparison by an opening of k bits of the shares behind a mask (protocol="masked"), for a window [k:m).
 
-    Every party cuts the surplus fraction, f bits, off its own share. This changes the sum of the shares by a rounding
-    error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is needed. A window's
-    lowest q bits are cut in the same way: then k - q bits are opened, and the results are multiplied by 2^q, so that q
-    more of their low bits are right than are dealt.
+    Every party first cuts the bits of fraction beyond 16, f of them, off its own share. This changes the sum of the
+    shares by a rounding error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is
+    needed. A window's lowest q bits are cut in the same way. Then only k - q bits are opened, and the results are
+    multiplied by 2^q, so that q more of their low bits are right than are dealt.
     """
 
     name = "masked"
@@ -252,7 +261,10 @@ class Masked(Comparison):
     gives_squares = True
 
     def k(self, scale: int) -> int:
-        """The upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are valid."""
+        """Return the upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are right.
+
+        scale: bits of fraction of the input.
+        """
         return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
@@ -284,11 +296,17 @@ class Masked(Comparison):
         return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
-        """Return how many bits of the opened value decide its sign: from the window's lowest bit to bit k - 1."""
+        """Return how many bits of the opened value decide its sign: from the window's lowest bit to bit k - 1.
+
+        scale: bits of fraction of the input.
+        """
         return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
-        """Return into how many step tables the aim divides the window, if each value is compared with `knots` knots."""
+        """Return into how many step tables the aim divides the window, if each value is compared with `knots` knots.
+
+        scale: bits of fraction of the input.
+        """
         return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
@@ -298,7 +316,7 @@ class Masked(Comparison):
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
     def _bits(self, scale: int) -> tuple[int, int, int]:
-        """Return how many bits are opened, how many of these lie below the deciding ones, and how many the result has.
+        """Return three numbers of bits: how many are opened, how many of these do not decide, how many the result has.
 
         If the window drops its lowest q bits, all three count without them: the result is multiplied by 2^q in the end.
         scale: bits of fraction of the input.
@@ -340,9 +358,11 @@ class Masked(Comparison):
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
     def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
-        """Return the window's k and m in units of 2^-fraction, and how many step tables serve it.
+        """Return the window's bounds k and m, counted in units of 2^-fraction, and how many step tables serve it.
 
-        The window is at least two bits wide. knots: how many comparisons of each value there are.
+        The window is at least two bits wide.
+        scale: bits of fraction of the input.
+        knots: how many comparisons of each value there are.
         """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)

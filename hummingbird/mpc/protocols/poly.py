@@ -44,11 +44,11 @@ _MOVED_AT_ONCE = 1 << 16  # coefficients of one power that `moved` computes at a
 
 
 class PolynomialShares(NamedTuple):
-    """A party's shares for a look-up.
+    """A party's shares for a look-up of `count` values in a table of polynomials.
 
-    mask: its summand of the mask lambda in the low k bits, int32 or int64 (count,).
-    coefficients: for each power, lowest first, additive shares of the polynomials' coefficients for all 2^w pieces,
-        moved by the mask (`moved`): int32 or int64 (count 2^w,), each mod 2^(width of its power).
+    mask: its summand of each value's mask, in the low k bits, int32 or int64 (count,).
+    coefficients: for each power, lowest first, additive shares of the coefficients of all 2^w pieces, moved by the mask
+        (`moved`): int32 or int64 (count 2^w,), each mod 2^(width of its power).
     """
 
     mask: Words
@@ -57,9 +57,10 @@ class PolynomialShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Polynomial(Request[PolynomialShares]):
-    """Request for `count` masks and, for each of them, the coefficients of a function's table, moved by the mask.
+    """Request for `count` masks and, for each mask, the coefficients of a function's table of polynomials.
 
-    They are those of `poly.moved`. Results are mod 2^bits; the other parameters are those of `PolynomialTable`.
+    The coefficients are moved by the mask as `moved` says, so that an opened value selects a row. Results are mod
+    2^bits; the other parameters are those of `PolynomialTable`.
     """
 
     kind = "poly"
@@ -82,14 +83,14 @@ class Polynomial(Request[PolynomialShares]):
 
     @property
     def table(self) -> PolynomialTable:
-        """The function's table."""
+        """The table of polynomials that this request's parameters describe."""
         return PolynomialTable(
             self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain, self.stretch
         )
 
     @property
     def widths(self) -> list[int]:
-        """Bits of the shares of the coefficients, lowest power first."""
+        """How many bits the shares of the coefficients have, by power, from power 0 on."""
         return self.table.widths(self.bits)
 
     @cached_property
@@ -113,11 +114,11 @@ class Polynomial(Request[PolynomialShares]):
 
 
 def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """Compute the coefficients that the dealer deals: those of the table, moved by the masks. Lowest power first.
+    """Compute the coefficients that the dealer deals: those of the table, moved by the masks.
 
-    For each power they are int64 (n 2^w,). The row for value i and number X, from 0 to 2^w - 1, is used if X is the
-    upper w bits of the opened sum of value and mask. It has the piece X - L mod 2^w, where L is the upper w bits of the
-    mask, as a polynomial in the lower bits of that sum.
+    Returns int64 (n 2^w,) for each power, lowest first: 2^w rows for each of n values. The row of number X is used if X
+    is the upper w bits of the opened sum of value and mask. With L for the upper w bits of the mask, this row is the
+    table's piece X - L mod 2^w, rewritten as a polynomial in the lower bits of that sum.
     lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
     Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^50, the bound of 2^(scale +
     GUARD + degree + the bits of the function's largest value), and is rounded only once, at the end.
@@ -138,10 +139,11 @@ TOGETHER = 2  # requests that one message serves: their shares stay in memory un
 
 
 def evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: int, bits: int) -> Tensor:
-    """Compute shares mod 2^bits of a table's function of x, scale `table.scale`, from shares of x; int64.
+    """Compute this party's share mod 2^bits of f(x), for the function f of a table; int64.
 
-    share: this party's share of x at scale `scale`, of any shape, right mod 2^(table.k + scale - table.fraction). |x|
-        <= table.most.
+    The result has `table.scale` bits of fraction.
+    share: its share of x, with `scale` bits of fraction, of any shape, right mod 2^(table.k + scale - table.fraction).
+        |x| <= table.most.
     Errors: `PolynomialTable.error`.
     Cost: `price`, table.k bits per value and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """
@@ -155,9 +157,11 @@ def _evaluate(session: Session, share: Tensor, table: PolynomialTable, scale: in
 
 
 class LookUp:
-    """A look-up in a table of polynomials, whose opening travels with other messages. Arguments as for `evaluate`.
+    """A look-up of private values in a table of polynomials, whose message can travel with other messages.
 
-    words: this party's part of the message. Once all parties' parts are there, `result` takes them and returns shares.
+    share: this party's share of the values, with `scale` bits of fraction.
+    bits: how many low bits of the results' shares are right.
+    words: this party's part of the message. Once all parties' parts are there, `result` takes them.
     Cost: `LookUpPrice`, for any number of values.
     """
 
@@ -171,7 +175,10 @@ class LookUp:
         self.words = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in pairs]
 
     def result(self, frames: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Shares of the result, in the shape of the values. frames: for each of `words`, the parts of all parties."""
+        """Return this party's share of the looked-up values, in their shape.
+
+        frames: for each tensor of `words`, the parts of all parties.
+        """
         out = []
         for words, count in zip(frames, self._counts, strict=True):
             opened = kernels.open_words(list(words), count, self._table.k)
@@ -180,7 +187,11 @@ class LookUp:
 
 
 class LookUpPrice(NamedTuple):
-    """Price of a `LookUp`: bytes of its message to each other party, and bits that are dealt for it."""
+    """Price of a `LookUp`, whose message travels with others.
+
+    payload: bytes of its message to each other party.
+    offline_bits: bits that are dealt for it.
+    """
 
     payload: int
     offline_bits: int
@@ -195,9 +206,10 @@ class LookUpPrice(NamedTuple):
 
 
 def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable) -> Tensor:
-    """Compute this party's share of the table's results, int64 (n,), from opened values and the dealt coefficients.
+    """Compute this party's share of a table's results, int64 (n,), from opened values and the dealt coefficients.
 
     opened: the values plus their masks mod 2^k, int64 (n,) in 0 .. 2^k - 1, for the table's k.
+    material: this party's, with the coefficients.
     """
     row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
     low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)
@@ -208,7 +220,7 @@ def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable)
 
 
 def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
-    """Price of `evaluate` on n values."""
+    """Return the price of looking up n values in `table` by `evaluate`, with `bits` right bits in the results."""
     most = TOGETHER * (AT_ONCE >> table.w)
     whole, rest = divmod(n, most)
     sizes = [most] * whole + [rest] * (rest > 0 or not whole)
@@ -216,5 +228,8 @@ def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
 
 
 def dealt_bytes(n: int, w: int, widths: Sequence[int]) -> int:
-    """Bytes that are dealt for n values: 2^w coefficients of each power. widths: bits of a coefficient, by power."""
+    """Return how many bytes are dealt for looking up n values: 2^w coefficients of each power.
+
+    widths: bits of a coefficient, by power.
+    """
     return sum(packed((n << w) * width) for width in widths)

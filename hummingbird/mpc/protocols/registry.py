@@ -43,14 +43,17 @@ KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ i
 
 
 def named(protocol: str) -> type[Comparison]:
-    """The comparison of the protocol with this name. Raises ConfigError if there is none."""
+    """Return the class of the comparison that a protocol uses. protocol: "masked" or "gmw"; ConfigError for others."""
     if protocol not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[protocol]
 
 
 def from_json(item: object) -> Request[Any]:
-    """The request that `Request.to_json` wrote; DealerError for an unknown kind or parameters out of bounds."""
+    """Make the request that a dict of JSON values describes, as `Request.to_json` has written it; return it.
+
+    Raises DealerError for an unknown kind, and for parameters that are missing or out of bounds.
+    """
     kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(params, dict):
         raise DealerError("malformed request: a request has a kind and parameters")

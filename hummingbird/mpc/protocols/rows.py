@@ -49,7 +49,7 @@ from hummingbird.mpc.session.session import Session
 
 
 class RowWidths(NamedTuple):
-    """Bits of the values and results of rows.
+    """How many bits the values and results of rows have that are squared and multiplied.
 
     value, factor: bits in which a value and a row's factor are opened.
     sums: how many bits of the sum of a row's squares are read.
@@ -67,10 +67,10 @@ class RowWidths(NamedTuple):
 class LiftedRowShares(LiftedShares):
     """A party's shares for the products of rows with factors, and for the rows' squares.
 
-    lambda is the mask of a value, of k bits, and t its top bit. The other fields are those of
+    lambda is the mask of a value, of k bits, and t its top bit. Fields that are not named here are those of
     `lifted_product.LiftedShares`.
-    squares: the sum of lambda^2 over each row.
-    turned: t (2^(k-1) - lambda), for each value.
+    squares: a share of the sum of lambda^2 over each row.
+    turned: a share of t (2^(k-1) - lambda), for each value.
     """
 
     squares: Tensor
@@ -79,8 +79,9 @@ class LiftedRowShares(LiftedShares):
 
 @dataclass(frozen=True)
 class LiftedRows(Request[LiftedRowShares]):
-    """Request for a mask lambda, uniform in Z_2^value, of each value, and a mask mu, uniform in Z_2^factor, per row.
+    """Request for the masks by which rows of values are squared and multiplied by factors, and for products of these.
 
+    The masks are uniform: mod 2^value for each value, mod 2^factor for each row's factor.
     shape: of the values. A row is a vector along the last dimension. The other parameters are those of `RowWidths`.
     """
 
@@ -129,10 +130,12 @@ class LiftedRows(Request[LiftedRowShares]):
 
 
 class RowOpening:
-    """Rows z = x / 2^shift, opened behind masks in one round, to sum each row's squares and to multiply each row.
+    """Rows of private values, opened behind masks in one round, to sum each row's squares and to multiply each row.
 
-    Every party rounds its own share: z is within N/2 units of x / 2^shift.
-    x: int64 (..., length), right mod 2^(widths.value + shift); |z| < 2^(widths.value - 2).
+    x: this party's share, int64 (..., length), right mod 2^(widths.value + shift).
+    shift: the opened value stands for z = x / 2^shift. With N parties, each of which rounds its own share, z is within
+        N/2 units of it. |z| < 2^(widths.value - 2).
+    widths: numbers of bits.
     Cost: `lifted_rows_price`, which includes a product of each row with a factor.
     """
 
@@ -143,9 +146,9 @@ class RowOpening:
         self._mask = remaining(shares.mask, shares.carry, shares.wrapped, self._opened.wraps, widths.value)
 
     def squares(self) -> Tensor:
-        """Compute a share of the sum of each row's squares mod 2^sums, (..., 1). The bits above are arbitrary.
+        """Return a share of the sum of each opened row's squares mod 2^sums, (..., 1). The bits above are arbitrary.
 
-        sums: of the rows' `RowWidths`.
+        `sums` is that of the rows' `RowWidths`. Nothing is sent.
         """
         e, wraps = self._opened
         mask = self._mask.share
@@ -154,11 +157,11 @@ class RowOpening:
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares + (turned << (self._widths.value + 1))
 
     def times(self, v: Tensor) -> Tensor:
-        """Compute a share of z v / 2^cut mod 2^product from a share of v: one round. The bits above are arbitrary.
+        """Compute a share of z v / 2^cut mod 2^product, where z are the opened rows: one round.
 
-        z are the opened rows; `cut` and `product` are those of their `RowWidths`.
-        v: a factor for each row, (..., 1), right mod 2^factor, |v| < 2^(factor - 2). The result is exact for cut = 0,
-            else within (N + 1)/2 units.
+        `cut` and `product` are those of the rows' `RowWidths`; the result's bits above `product` are arbitrary.
+        v: this party's share of a factor for each row, (..., 1), right mod 2^factor, |v| < 2^(factor - 2).
+        With N parties the result is exact for cut = 0, else within (N + 1)/2 units.
         """
         first, widths = self._session.rank == 0, self._widths
         (factor,) = opened(self._session, (Operand(v, 0, widths.factor), self._shares.factor))
@@ -168,9 +171,11 @@ class RowOpening:
 def lifted_rows_price(
     n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int
 ) -> Cost:
-    """Price of a `RowOpening` with its sums of squares and one product: 2 rounds.
+    """Return the price of a `RowOpening` with its sums of squares and one product: 2 rounds.
 
-    n: number of values in all rows. rows: number of rows. The other numbers are those of `RowWidths`.
+    n: number of values in all rows.
+    rows: number of rows.
+    value, factor, sums, product, cut: numbers of bits, as in `RowWidths`.
     """
     masks = 2 * packed(n * (max(sums, product + cut) - value))
     squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
@@ -180,11 +185,12 @@ def lifted_rows_price(
 
 @dataclass(frozen=True)
 class LiftedSquaredRows(Operation):
-    """Operation as `beaver.SquaredRows`, for rows of x that are known to be small.
+    """Operation that gives the sum of each row's squares, and a function that multiplies each row by a number.
 
-    shift: how many bits of fraction are cut off x before.
-    widths: bits of x and of the rows' factors, and how many bits of the sums and products are read. The shares of x and
-        of the factors may be right in few low bits.
+    It is for values that are known to be small, whose shares may be right in few low bits; `beaver.SquaredRows` serves
+    others. The function takes a number for each row, (..., 1).
+    shift: how many bits of fraction are cut off the values before.
+    widths: bits of the values and of the rows' factors, and how many bits of the sums and products are read.
     """
 
     shift: int

@@ -29,9 +29,9 @@ from hummingbird.mpc.session.session import Session
 def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
     """Compare J opened values with the mask that hides them all; return two bits for each element, as xor shares.
 
-    The first bit is b of masked.py: 1 if the hidden value is 2^m or more, 0 if it is negative, and 0 or 1 in between.
-    The second bit is s: together with the public top bit of the opened value it tells whether the sum of value and mask
-    wraps. The bits are packed: uint8 (2, J, ceil(n/8)).
+    The first bit is that of the ReLU: 1 if the hidden value is 2^m or more, 0 if it is negative, and 0 or 1 in between.
+    The second bit tells, together with the public top bit of the opened value, whether the sum of value and mask wraps.
+    The bits are packed: uint8 (2, J, ceil(n/8)).
     opened: J tensors int64 (n,), mod 2^k.
     tables: xor shares of the step tables of bits m to k - 1 of the mask, lowest bits first.
     Cost: nothing for one table, else ceil(log2(number of tables)) rounds.
@@ -45,7 +45,7 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
 
 
 def price(n: int, count: int, parties: int) -> Cost:
-    """Price of `compare` on n comparisons with `count` tables.
+    """Return the price of `compare` on n comparisons with `count` step tables.
 
     A tree merges the tables' answers. An inner node takes 3 bits, or 6 at the top table, which is looked up twice; the
     root takes 4.
@@ -59,23 +59,29 @@ def price(n: int, count: int, parties: int) -> Cost:
 
 
 def chunks(w: int, tables: int) -> list[int]:
-    """Bits of a window of w bits that each of the tables covers, lowest bits first; the sizes differ by at most one."""
+    """Return how many bits of a window of w bits each of the step tables covers, lowest bits first.
+
+    The numbers differ by at most one. Raises ValueError if one would be above 8.
+    """
     if not 0 < tables <= w or -(-w // tables) > 8:
         raise ValueError(f"{tables} tables of at most 8 bits do not cover a window of {w} bits")
     return [w // tables + (place < w % tables) for place in range(tables)]
 
 
 def dealt_bytes(n: int, w: int, tables: int) -> int:
-    """Bytes that are dealt for the tables of n masks, for a window of w bits that is cut into `tables` chunks."""
+    """Return how many bytes are dealt for the step tables of n masks, for a window of w bits in `tables` parts."""
     return sum(packed(n << size) for size in chunks(w, tables))
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Look up, in each step table, the answers at the table's bits of X, the bits m to k - 1 of an opened value.
+    """Look up in each step table how its bits of the opened values compare with those of the mask; return the answers.
 
-    Returns xor shares for each table, lowest first, uint8 (rows, ceil(n/8)). With v for the table's bits of X and L for
-    those of the mask, a table's two rows are [L < v] and [L <= v]. The top table has four rows: both for v, and both
-    for v with its top bit turned; if it is the only table, just the first and the last.
+    They are xor shares for each table, lowest first, uint8 (rows, ceil(n/8)). With v for the table's bits of the opened
+    value and L for those of the mask, a table's two rows are [L < v] and [L <= v]. The top table has four rows: both
+    for v, and both for v with its top bit turned; if it is the only table, just the first and the last.
+    opened: int64 (n,).
+    tables: xor shares of the step tables, lowest bits first.
+    k, m: the tables cover the bits m to k - 1.
     """
     low, looked = m, []
     for place, (size, table) in enumerate(zip(chunks(k - m, len(tables)), tables, strict=True)):
@@ -89,7 +95,7 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Merge the tables' answers into xor shares of [L < X], and of [L <= X with its top bit turned], for each value.
 
     L and X are the bits of the window of the mask and of the opened value. One level of the tree is one round.
-    looked: the rows that `_look_up` has returned, lowest table first.
+    looked: for each table, lowest first, the rows of answers that `_look_up` has returned.
     """
     if len(looked) == 1:
         return looked[0][0], looked[0][1]
@@ -128,9 +134,9 @@ ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for
 
 @dataclass(frozen=True)
 class TableChoice:
-    """An aim, and the price of a dealer's bit: by both, a comparison chooses its number of step tables.
+    """The aim by which a comparison chooses its number of step tables: fewest rounds or fewest bits.
 
-    name: one of `AIMS`.
+    name: "latency" or "throughput".
     dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
         divided by that of the dealer's.
     """
@@ -140,7 +146,10 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """Read an aim that `str` wrote: "latency", "throughput" or "throughput:28.4"; ConfigError for other texts."""
+        """Read an aim from a text: "latency", "throughput" or "throughput:28.4", where the number is `dealer`.
+
+        Raises ConfigError for other texts.
+        """
         name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
         hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
         if name not in AIMS or (colon and name == "latency"):
@@ -171,8 +180,8 @@ def fewest_rounds(w: int, knots: int = 1) -> int:
     """Choose the number of step tables into which a window of w bits is cut, for the fewest rounds.
 
     If several numbers take equally few rounds, the one with the fewest bits, online and offline, is chosen.
-    knots: how many comparisons of a value the tables serve. The tables have at most `TABLE_BITS` bits per comparison;
-        beyond that, the dealer's bits outweigh a round.
+    knots: with how many knots each value is compared by these tables. The tables have at most `TABLE_BITS` bits per
+        comparison; beyond that, the dealer's bits outweigh a round.
     """
     fitting = [n for n in _splits(w) if sum(1 << size for size in chunks(w, n)) <= TABLE_BITS * knots]
 
@@ -189,7 +198,7 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
     Bits of all parties and of the dealer are added, and each round counts as `ROUND_BITS` bits of each value.
     dealer: the price of a dealer's bit, if a party's bit costs 1.
-    knots: how many comparisons of a value the tables serve.
+    knots: with how many knots each value is compared by these tables.
     """
     n = 1 << 20  # so many values that the headers of frames do not matter
 
@@ -202,5 +211,5 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
 
 def _splits(w: int) -> list[int]:
-    """List the numbers of tables, of at most 8 bits each, into which a window of w bits can be divided."""
+    """List into how many tables, of at most 8 bits each, a window of w bits can be divided."""
     return [n for n in range(1, w + 1) if -(-w // n) <= 8]

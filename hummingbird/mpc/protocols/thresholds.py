@@ -46,10 +46,12 @@ from hummingbird.mpc.session.session import Session
 
 
 class ThresholdShares(NamedTuple):
-    """A party's shares for an opening that is compared with J numbers. (count,) and (J, count) fields are additive.
+    """A party's shares for `count` masked openings whose values are each compared with J public numbers.
 
-    The mask is lambda; r_b and r_s are random bits that hide, for each number, the bits b and s of masked.py.
-    mask: its summand of lambda in the low k bits, int32 or int64 (count,).
+    A value's mask is called lambda; it is the sum mod 2^k of a summand of each party. r_b and r_s are random bits, for
+    each value and number. They hide two bits of a comparison: the ReLU's bit, and one that tells with the top bit of
+    the opened value whether the sum of value and mask wraps. All fields but `mask`, `bits` and `tables` are additive.
+    mask: this party's summand of lambda in the low k bits, int32 or int64 (count,).
     bits: xor shares of r_b and r_s for each number, uint8 (J, 2, ceil(count/8)).
     carry: (sum of the parties' summands - lambda) / 2^k, (count,).
     choice, wrap: r_b and r_s as numbers, (J, count).
@@ -73,7 +75,7 @@ class ThresholdShares(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskedThresholds(Request[ThresholdShares]):
-    """Request for `count` masks by which values are opened in k bits, and compared with `knots` numbers each.
+    """Request for `count` masks by which values are opened in k bits, and compared with `knots` public numbers each.
 
     The window [k:m) is divided into `tables` step tables. Results are mod 2^ring, k <= ring <= 64.
     squares: 1 if squares of the ReLUs are computed, too, which takes k < ring; else 0.
@@ -94,7 +96,7 @@ class MaskedThresholds(Request[ThresholdShares]):
 
     @property
     def sizes(self) -> list[int]:
-        """Bits of the window that each table covers, lowest bits first."""
+        """How many bits of the window each step table covers, lowest bits first."""
         return step_tables.chunks(self.k - self.m, self.tables)
 
     @cached_property
@@ -140,11 +142,13 @@ def relus(
     ring: int = 64,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute shares mod 2^ring of relu(z - t) for every knot t, int64 (J, n), and of z - t_0, int64 (n,).
+    """Compute shares mod 2^ring of relu(z - t) for every public knot t, int64 (J, n), and of z less the first, (n,).
 
     z is x / 2^shift, for the value x that the parties share.
-    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each; t_0 is the first.
-    The other arguments are those of `masked.relu`. Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
+    share: this party's share of x mod 2^(k + shift), int64 (n,).
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m).
+    tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
+    Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
     own = plain(material.mask), plain(material.carry)
@@ -165,10 +169,13 @@ def squares(
     m: int,
     tables: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute shares mod 2^64 of y = relu(z - t) and of y^2 for every knot t, int64 (J, n) each.
+    """Compute shares mod 2^64 of y = relu(z - t) and of y^2 for every public knot t, int64 (J, n) each.
 
-    z is x / 2^shift, for the value x that the parties share. Arguments as for `relus`, with k < 64. Cost:
-    `squares_price`: the bits and rounds of `relus`.
+    z is x / 2^shift, for the value x that the parties share.
+    share: this party's share of x mod 2^(k + shift), int64 (n,).
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m); k < 64.
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
+    Cost: `squares_price`: the bits and rounds of `relus`.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, 64, tables, True)
     first = int(session.rank == 0)
@@ -192,9 +199,11 @@ def squares(
 
 
 def _chosen(c: Tensor, value: Tensor | int, product: Tensor) -> Tensor:
-    """Compute a share of (c xor r) v for public bits c and a secret bit r, and return it.
+    """Return a share of (c xor r) v, for public bits c and a secret bit r.
 
-    value: a share of v. product: a share of r v.
+    c: the bits as 0 or 1.
+    value: a share of v.
+    product: a share of r v.
     """
     return c * value + (1 - 2 * c) * product
 
@@ -210,11 +219,15 @@ def _compared(
     tables: int | None,
     squared: bool,
 ) -> tuple[ThresholdShares, list[Tensor], Tensor]:
-    """Open shares once, and compare the opened values with every knot: two rounds for one table.
+    """Open shares once, and compare the opened values with every knot: two rounds for one step table.
 
-    Returns three things: the material; for each knot the opened values less the knot, mod 2^k, int64 (n,); and the two
-        bits of each comparison, opened behind random bits of the material, uint8 (J, 2, ceil(n/8)).
-    squared: whether the material has masks for squares. The other arguments are those of `relus`.
+    Returns three things: the dealt material; for each of J knots the opened values less the knot, mod 2^k, int64 (n,);
+    and the two bits of each comparison, opened behind random bits of the material, uint8 (J, 2, ceil(n/8)).
+    share: this party's share of the values, int64 (n,); `shift` bits of fraction are cut off it.
+    k, m: the window [k:m).
+    ring: how many bits the results have.
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
+    squared: whether the material has masks for squares.
     """
     count, many = share.numel(), len(knots)
     tables = tables or step_tables.fewest_rounds(k - m, many)
@@ -229,7 +242,13 @@ def _compared(
 
 
 def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
-    """Price of `relus` on n values and J knots: k + 2J bits for each value, in 2 rounds for one table."""
+    """Return the price of `relus` on n values and J knots: k + 2J bits for each value, in 2 rounds for one table.
+
+    k, m: the window [k:m).
+    ring: how many bits the results have.
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
+    knots: J.
+    """
     tables = tables or step_tables.fewest_rounds(k - m, knots)
     words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
     dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
@@ -239,7 +258,12 @@ def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | N
 
 
 def squares_price(n: int, k: int, m: int, parties: int, tables: int | None = None, knots: int = 1) -> Cost:
-    """Price of `squares`: `relus` mod 2^64, and the shares dealt for the squares. The parties send no more."""
+    """Return the price of `squares` on n values: that of `relus` mod 2^64, and the bits dealt for the squares.
+
+    The parties send no more than for `relus`.
+    k, m: the window [k:m).
+    tables: how many step tables serve the window; None: as many as take fewest rounds.
+    """
     words = [64, *(knots * width for width in (64, 64 - k - 1))]
     dealt = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
     return relus_price(n, k, m, 64, parties, tables, knots) + dealt

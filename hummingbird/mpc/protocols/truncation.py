@@ -34,10 +34,13 @@ OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
 
 
 class SelectionShares(NamedTuple):
-    """Shares of a bit r, of a mask and its two quotients, and of r times both quotients.
+    """A party's shares by which private values are shifted, and each is multiplied by a private bit.
 
-    bit: xor shares of r, packed uint8 (1, ceil(count/8)).
-    flag: r as a number. All fields but `bit` are additive, int64 (count,).
+    bit: xor shares of random bits r, packed uint8 (1, ceil(count/8)). All other fields are additive, int64 (count,).
+    mask: of uniform masks.
+    flag: of r as a number.
+    unsigned, signed: of the mask's quotients, for the mask read as an unsigned and as a signed number.
+    flag_unsigned, flag_signed: of r times these quotients.
     """
 
     bit: Tensor
@@ -51,7 +54,7 @@ class SelectionShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection(Request[SelectionShares]):
-    """Request for a uniform mask a, a uniform bit r, the quotients a >> shift, and the products of r with these.
+    """Request for uniform masks a and uniform bits r, for the quotients a >> shift, and for products of r with these.
 
     r is shared by xor, and as a number. There are two quotients, as `shifted` returns them. For shift 0 there is no
     quotient but a itself, and r a is dealt once.
@@ -86,10 +89,11 @@ class Selection(Request[SelectionShares]):
 
 
 def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """Shares of bit * z and of z, both int64 (n,), with z = x >> shift (plus 0 or 1 unit if shift > 0).
+    """Compute this party's shares of bit * z and of z, both int64 (n,), for z = x >> shift.
 
-    x: additive shares int64 (n,), |x| < 2^62.
-    bit: xor shares, packed uint8 (ceil(n/8),).
+    If shift > 0, z is right or one unit too large.
+    x: its additive share, int64 (n,); |x| < 2^62.
+    bit: its xor shares, packed uint8 (ceil(n/8),).
     Cost: `select_price`: 65 n bits, 1 round.
     """
     material = session.correlation(Selection(x.numel(), shift))
@@ -115,7 +119,10 @@ def select_price(n: int, shift: int, parties: int) -> Cost:
 
 
 class QuotientShares(NamedTuple):
-    """Additive shares of a mask and of its two quotients, rounded down; int64 (count,) each."""
+    """A party's additive shares of random masks and of two quotients of each mask, rounded down; int64 (count,) each.
+
+    unsigned, signed: the quotient of the mask read as an unsigned and as a signed 64-bit number.
+    """
 
     mask: Tensor
     unsigned: Tensor
@@ -124,9 +131,10 @@ class QuotientShares(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotients(Request[QuotientShares]):
-    """Base of requests for a uniform mask a, and for its quotients as an unsigned and as a signed 64-bit number.
+    """Base of requests for random masks and two quotients of each: of the mask as an unsigned and as a signed number.
 
-    An opened value, the sum with the mask, tells which of the two quotients a party uses.
+    The masks are uniform 64-bit numbers, `count` of them. The sum of value and mask, which the parties open, tells
+    which of the two quotients a party uses.
     """
 
     count: int = number()
@@ -145,7 +153,7 @@ class Quotients(Request[QuotientShares]):
 
 @dataclass(frozen=True)
 class Truncation(Quotients):
-    """Request for a uniform a, and for a >> shift, filled with zeros and filled with copies of the top bit."""
+    """Request for uniform masks a, and two quotients a >> shift: filled with zeros, and with copies of the top bit."""
 
     kind = "truncate"
     shift: int = number(most=62)
@@ -156,8 +164,9 @@ class Truncation(Quotients):
 
 
 def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
-    """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62.
+    """Compute this party's share of x >> shift, int64 (n,). The shifted value is right, or one unit too large.
 
+    x: its share, int64 (n,); |x| < 2^62.
     Cost: `truncate_price`: 64 n bits, 1 round.
     """
     material = session.correlation(Truncation(x.numel(), shift))
@@ -180,8 +189,9 @@ def shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:
     """Open masked values and masked bits in one round. The opened numbers replace the arguments' contents.
 
-    masked: this party's share of the values plus their masks; party 0 adds `OFFSET` here, so that no value is negative.
-    bits: this party's xor shares of the bits, packed.
+    masked: this party's share of the values plus their masks, int64; party 0 adds `OFFSET` here, so that no value is
+        negative.
+    bits: this party's xor shares of masked bits, packed.
     """
     if session.rank == 0:
         masked += OFFSET

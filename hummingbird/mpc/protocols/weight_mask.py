@@ -34,16 +34,17 @@ from hummingbird.mpc.session.session import Session
 
 
 class FixedMaskShares(NamedTuple):
-    """A share of the mask of a weight."""
+    """A party's share of the mask of a private weight."""
 
     mask: Tensor
 
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Request for a uniform mask b of a weight, by a key.
+    """Request for a uniform mask of a private weight, which serves all products with this weight.
 
-    All requests with one key give the parties the same shares of b.
+    shape: the weight's.
+    key: the weight's number. All requests with one key give the parties equal shares.
     """
 
     kind = "fixed"
@@ -59,7 +60,7 @@ class FixedMask(Request[FixedMaskShares]):
 
 
 class FixedTripleShares(NamedTuple):
-    """Shares of a fresh mask a, and of c = op(a, b), where the parties already have b."""
+    """A party's shares of a fresh mask a, and of c = op(a, b), where the parties already have the weight's mask b."""
 
     a: Tensor
     c: Tensor
@@ -67,9 +68,9 @@ class FixedTripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedTriple(DealtProduct[FixedTripleShares]):
-    """Request for a uniform a, and for c = op(a, b, **kwargs), where b is the mask of the weight.
+    """Request for a uniform mask a of an input, and for c = op(a, b, **kwargs), with the mask b of a private weight.
 
-    The parties have b already, by the `FixedMask` with the same key.
+    key: the weight's number. The parties have b already, by the `FixedMask` with the same key.
     """
 
     kind = "linear"
@@ -85,7 +86,7 @@ class FixedTriple(DealtProduct[FixedTripleShares]):
 
 
 class FixedWeight(nn.Module):
-    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all its products.
+    """One private weight of party `owner`, opened once behind a mask (`open_weights`) for all products with it.
 
     code: int64, the encoded weight at its owner; at other parties any values of that shape.
     """
@@ -102,7 +103,7 @@ class FixedWeight(nn.Module):
         self.register_buffer("difference", None)
 
     def cover(self, session: Session) -> Tensor:
-        """Return this party's summand of the weight minus its mask, to be opened; delete the plain weight."""
+        """Return this party's share of the weight minus its mask, to be opened; delete the plain weight."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(session, self.code, self.shape, self.owner)
@@ -119,9 +120,12 @@ class FixedWeight(nn.Module):
         view: Sequence[int] | None = None,
         bits: int = 64,
     ) -> Tensor:
-        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight, from a share of x, int64.
+        """Compute a share of op(x, W, **options) mod 2^bits, where W is this weight. The bits above are arbitrary.
 
-        view: the shape that W takes in this product. Cost: `product_price`, `bits` bits per element of x, 1 round.
+        op: a name of `ring.BILINEAR`, such as "matmul".
+        x: this party's share, int64.
+        view: the shape that W takes in this product; None: its own.
+        Cost: `product_price`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
@@ -137,15 +141,16 @@ class FixedWeight(nn.Module):
 
 
 def product_price(left: int, out: int, parties: int, bits: int = 64) -> Cost:
-    """Price of a product with an opened weight: 1 round.
+    """Return the price of a product with an opened weight: 1 round.
 
-    left, out: numbers of elements of the input and of the result. bits: the result is mod 2^bits.
+    left, out: numbers of elements of the input and of the result.
+    bits: the result is mod 2^bits.
     """
     return cost.opening(parties, packed(bits * left), 8 * packed(bits * out))
 
 
 def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
-    """Cost of `open_weights`: 64 bits per element, 1 round for all weights together."""
+    """Return the cost of `open_weights`: 64 bits per element, 1 round for all weights together."""
     count = sum(torch.Size(weight.shape).numel() for weight in weights)
     return cost.opening(parties, 8 * count) if weights else cost.FREE
 

@@ -52,19 +52,19 @@ class LanePosition(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name shown in errors."""
+        """The name of this process in errors."""
         return self.name_of(self.rank)
 
     def name_of(self, rank: int) -> str:
-        """The name of another process."""
+        """Return the name, in errors, of the process with this rank under torchrun."""
         return named(rank // self.lanes, rank % self.lanes if self.lanes > 1 else None)
 
 
 def environment(lanes: int | None = None) -> LanePosition:
-    """This process's position by torchrun's variables; without them a single party.
+    """Return this process's position in the run, from torchrun's variables; without them that of a single party.
 
     lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
-    Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE, and EnvironmentProblem for variables
+    Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE. Raises EnvironmentProblem for variables
     that are no numbers, for a RANK that is not below WORLD_SIZE, and if the lanes of a party are on several hosts.
     """
     count = lanes_of(lanes)
@@ -89,7 +89,10 @@ def environment(lanes: int | None = None) -> LanePosition:
 
 
 def lanes_of(lanes: Any = None) -> int:
-    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError unless it is a positive integer."""
+    """Return how many lanes a party has: `lanes`, or if that is None the variable HUMMINGBIRD_LANES, else 1.
+
+    Raises ConfigError unless the number is a positive integer.
+    """
     where, value = "lanes", lanes
     if lanes is None:
         where, value = VARIABLE, os.environ.get(VARIABLE, "1")
@@ -125,9 +128,9 @@ def refuse_other_group(place: LanePosition) -> None:
 
 
 def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
-    """Make the default process group of this party's lanes, with rank = lane: Gloo, and NCCL for CUDA.
+    """Make this party's lanes the default process group of torch.distributed: Gloo, and NCCL for CUDA. rank = lane.
 
-    store: used by these lanes only (shared_port.py).
+    store: torch's store by which these lanes find each other, and which only they use.
     timeout: seconds.
     Messages in the group are not encrypted: the lanes are on one host, and Gloo listens on its loopback interface.
     """
@@ -146,7 +149,10 @@ def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
 
 
 def close_group() -> None:
-    """Destroy the group that `open_group` made: a process that exits while Gloo's threads run sometimes aborts."""
+    """Destroy torch's process group of this party's lanes, if `open_group` made one.
+
+    Otherwise the process sometimes aborts when it exits while Gloo's threads run.
+    """
     global _opened
     if _opened and dist.is_initialized():
         dist.destroy_process_group()
@@ -171,10 +177,12 @@ _numbers = itertools.count()  # numbers of tallies: the same at all lanes, which
 
 
 def part(place: LanePosition, count: int) -> slice:
-    """Choose the images of a request that this lane computes: their indices, as a Python slice.
+    """Choose the images of a request that this lane computes; return their indices as a Python slice.
 
+    place: this lane.
     count: the number of images of all lanes. Each lane takes a part, in the order of lanes. If parts differ in size,
-        the first ones have one image more. Raises InputError unless `count` is an integer >= 0.
+        the first ones have one image more.
+    Raises InputError unless `count` is an integer >= 0.
     """
     if type(count) is not int or count < 0:
         raise InputError(
@@ -188,8 +196,9 @@ def part(place: LanePosition, count: int) -> slice:
 class Tally:
     """Counts the work that each lane of a party has done. All lanes create their tallies in the same order.
 
-    goals: the amount of work of each lane, such as its number of images.
-    failure: see `Gathering`.
+    place: this lane.
+    goals: the amount of work that each lane is to do, such as its number of images.
+    failure: returns why a lane of any party has failed, the first one that did; None if none is known to have failed.
     """
 
     def __init__(self, place: LanePosition, goals: Sequence[int], failure: Callable[[], str | None]) -> None:
@@ -202,9 +211,9 @@ class Tally:
         return sum(self._counts(number))
 
     def wait(self, told: Callable[[int], object] = lambda done: None) -> None:
-        """Wait until every lane has reached its goal.
+        """Wait until every lane has done as much work as its goal.
 
-        told: called with the sum over all lanes at every poll.
+        told: called at every poll with the work done so far, summed over all lanes.
         Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
         """
         before, since, looked = -1, time.monotonic(), time.monotonic()
@@ -253,11 +262,14 @@ class Gathering:
     failure: Callable[[], str | None]
 
     def tally(self, goals: Sequence[int]) -> Tally:
-        """Make a new count of each lane's work. goals: the work of each lane, such as its number of images."""
+        """Make a new `Tally`, which counts the work that each lane does. goals: the work of each lane, by lane."""
         return Tally(self.place, goals, self.failure)
 
     def arrive(self) -> None:
-        """Wait until all lanes of this party call this. Raises PeerError as `Tally.wait`."""
+        """Wait until all lanes of this party have called this method.
+
+        Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
+        """
         here = self.tally([1] * self.place.lanes)
         here.add(1)
         here.wait()
@@ -267,7 +279,7 @@ class Gathering:
 
         what: a name for the text, used once in a session.
         text: lane 0's text; ignored at other lanes.
-        Raises PeerError as `Tally.wait`.
+        Raises PeerError if a lane of any party has failed, or if lane 0 gives no text within `PATIENCE` seconds.
         """
         since = looked = time.monotonic()
         try:
@@ -291,7 +303,7 @@ class Gathering:
     def tensors(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
 
-        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all tensors on the device of its own.
+        tensor: this lane's, of 1 to 8 dimensions. Lane 0 gets all of them on the device of its own tensor.
         Raises InputError for anything else than such a tensor, and PeerError if a lane is lost.
         """
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
@@ -321,9 +333,11 @@ class Gathering:
         return [found.to(tensor.device) for found in out]
 
     def rows(self, rows: Tensor) -> Tensor | None:
-        """Gather the rows of all lanes at lane 0, in the order of lanes; other lanes get None. See `tensors`.
+        """Gather the rows of all lanes of this party at lane 0, as one tensor; other lanes get None.
 
+        The rows are in the order of lanes.
         rows: (N, ...), for N images of this lane; a lane without images passes a tensor without elements.
+        Raises InputError for rows that do not fit together, and PeerError if a lane is lost.
         """
         found = [part for part in self.tensors(rows) if part.numel()]
         if self.place.lane > 0:
@@ -334,7 +348,11 @@ class Gathering:
         return torch.cat(found) if found else rows
 
     def meter(self, meter: Meter) -> Meter | None:
-        """Merge the meters of all lanes at lane 0, by `Meter.over_lanes`; other lanes get None."""
+        """Merge the meters of all lanes of this party: lane 0 gets the merged meter, other lanes get None.
+
+        Counts are sums over the lanes, seconds are those of the slowest lane (`Meter.over_lanes`).
+        meter: this lane's.
+        """
         if self.place.lanes == 1:
             return meter
         text = records.write(LaneMeter(meter.seconds, tuple(meter.rows.values())))
@@ -346,7 +364,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class LaneMeter:
-    """A lane's meter as a record, sent to lane 0."""
+    """A lane's meter as a record, which the lane sends to lane 0: its seconds, and its rows, one for each layer."""
 
     seconds: float = field(records.real())
     rows: tuple[MeterRow, ...] = field(

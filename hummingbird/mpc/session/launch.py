@@ -62,6 +62,8 @@ _ANSWER = 2.0  # seconds for the store to answer
 class LaneNotes:
     """Notes in torchrun's store by which the lanes of a run tell each other why they stop.
 
+    store: the part of torchrun's store that belongs to this run.
+    place: this lane.
     timeout: longest wait for another lane, in seconds.
     """
 
@@ -73,11 +75,11 @@ class LaneNotes:
         self._ask(lambda: self._store.compare_set("failure", "", reason))
 
     def first_failure(self, seconds: float, seen: Callable[[], str] = str) -> str | None:
-        """Return the first line of the reason that the first failed lane has noted.
+        """Return one line that says why the run's first failed lane has failed.
 
-        Returns None if none is noted within `seconds`.
-        seen: returns the text of a failure that this lane sees itself, or "". This lane notes such a text, and returns
-            it.
+        Returns None if no lane notes a failure within `seconds`.
+        seen: returns the text of a failure that this lane sees itself, or "". If there is such a text, this lane notes
+            it, and returns it.
         """
         deadline = time.monotonic() + seconds
         while not self._has("failure"):
@@ -116,7 +118,7 @@ class LaneNotes:
         return bool(self._ask(lambda: self._store.check([key])))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Make a call of the store, and return its answer; None if the store is gone, or does not answer in time.
+        """Make a call of torchrun's store, and return its answer; None if it is gone, or does not answer in 2 s.
 
         question: makes the call. It runs in a thread, since it might wait without limit.
         """
@@ -244,9 +246,10 @@ def init(
 
 
 def _on_card(device: torch.device) -> torch.device:
-    """Choose this process's device: the one given, or for "cuda" a GPU of this host.
+    """Return this process's device with its index: the one given, or for "cuda" without index a GPU of this host.
 
-    The processes of a host take its GPUs in turn.
+    The processes of a host take its GPUs in turn. The GPU becomes torch's current one. Raises EnvironmentProblem if the
+    host has no such GPU.
     """
     if device.type != "cuda":
         return device
@@ -262,9 +265,10 @@ def _on_card(device: torch.device) -> torch.device:
 
 
 def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
-    """Check options of `init`, and return `device` as torch's device. where: the name of the caller in errors.
+    """Check four options of `init`, and return `device` as torch's device. where: the name of the caller in errors.
 
-    Raises ConfigError for an option of a wrong type, or a wrong timeout or device.
+    Raises ConfigError for an option of a wrong type, for a timeout that is no positive number, and for another device
+    than "cpu", "cuda" or "meta".
     """
     if dealer is not None and not isinstance(dealer, str):
         raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
@@ -284,7 +288,7 @@ def check_options(dealer: object, tls: object, timeout: object, device: object, 
 
 
 def name() -> str:
-    """The name of this process, as errors show it."""
+    """Return the name of this process, as errors show it."""
     if _run.here is None:
         try:
             return environment().name
@@ -348,13 +352,13 @@ def reason_of(error: BaseException) -> str:
 
 @dataclass
 class _Run:
-    """State of this process in its current run, or in its last one.
+    """This process's part in its current run, or in its last one.
 
     here: the position at the last `init`.
     notes: the run's `LaneNotes`; None with one lane.
     leaving: true while this party leaves, and after it has left because of an error.
     watching: whether `_watch` has installed its hooks.
-    stop: the handler of SIGTERM.
+    stop: the handler of SIGTERM; None if none is installed.
     """
 
     here: LanePosition | None = None
@@ -368,7 +372,7 @@ _run = _Run()
 
 
 def _watch() -> None:
-    """Install hooks so that this process tells the other parties why it ends: for uncaught errors and for SIGTERM."""
+    """Install hooks so that this process tells the other parties why it ends, on an uncaught error and on SIGTERM."""
     if _run.watching:
         return
     _run.watching = True
@@ -386,9 +390,9 @@ def _watch() -> None:
 
 
 def _why_to_stop() -> PeerError:
-    """Make the error that SIGTERM raises in this process. It names the failure of another party, if one is known.
+    """Make and return the error that SIGTERM raises in this process. It names another party's failure, if one is known.
 
-    Waits up to `_GRACE` seconds for this failure, so `Stop` calls it in a thread.
+    Waits up to `_GRACE` seconds for news of such a failure, so the handler calls this function in a thread.
     """
     notes, why = _run.notes, None
     if notes is not None:

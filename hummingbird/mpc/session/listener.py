@@ -22,7 +22,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Listener:
-    """The address at which a party listens, and the address that it tells other parties.
+    """The address at which a party listens for other parties, and the address that it tells them.
 
     listen: host and port; None: the address of the interface that leads to MASTER_ADDR, and a free port.
     address: host and port that other parties are told; None: the same as `listen`.
@@ -33,9 +33,9 @@ class Listener:
 
     @classmethod
     def of(cls, peer_listen: object, peer_address: object) -> Listener:
-        """Make the listener that these two arguments of `init` describe. Raises ConfigError if one is no address.
+        """Make the listener that the arguments `peer_listen` and `peer_address` of `init` describe, and return it.
 
-        It is raised, too, for a `peer_address` without `peer_listen`.
+        Raises ConfigError if one is no address, and for a `peer_address` without `peer_listen`.
         """
         if peer_address is not None and peer_listen is None:
             what = f"peer_address={peer_address!r} without peer_listen"
@@ -44,7 +44,7 @@ class Listener:
         return cls(_address("peer_listen", peer_listen), _address("peer_address", peer_address))
 
     def open(self, world: int) -> tuple[socket.socket, str]:
-        """Open a listening socket, and return it with the address for other parties.
+        """Open the socket at which this party listens; return it, and the address for other parties as text.
 
         world: number of processes of all parties.
         Raises EnvironmentProblem if the party cannot listen there.
@@ -77,12 +77,16 @@ def _address(name: str, value: object) -> Address | None:
 
 
 def several_hosts(world: int) -> bool:
-    """Whether some of the `world` processes are on other hosts, by torchrun's variables."""
+    """Return whether some of the run's `world` processes are on other hosts, by torchrun's variables."""
     return os.environ.get("LOCAL_WORLD_SIZE", str(world)) != str(world)
 
 
 def own_address(world: int) -> str:
-    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
+    """Return the address of this host's interface that leads to MASTER_ADDR.
+
+    world: number of processes of all parties.
+    Raises EnvironmentProblem if it is a loopback address and some processes are on other hosts.
+    """
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     family, kind, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

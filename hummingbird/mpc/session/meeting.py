@@ -47,9 +47,10 @@ _T = TypeVar("_T")
 class Card:
     """Entry by which one process presents itself to the others when the processes of a run meet.
 
-    address: where the party takes connections; "" but for lane 0.
+    address: HOST:PORT at which the party takes connections; "" but for lane 0.
     lanes: how many lanes a party has, by this process's arguments.
-    corridor: at lane 0, the path of the Unix socket at which it takes the party's other lanes; "" at other lanes.
+    corridor: at lane 0, the path of the Unix socket at which it takes connections of the party's other lanes; "" at
+        other lanes.
     nonce: random, new after every restart.
     """
 
@@ -60,7 +61,7 @@ class Card:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port of `address`. Raises InputError if it has none."""
+        """Host and port of the process's `address`. Raises InputError if it has no address."""
         return split(self.address)
 
 
@@ -69,7 +70,7 @@ class Roll:
     """Record with which rank 0 ends a meeting of a run's processes.
 
     cards: the entries of all processes, by rank.
-    token: secret of this run's processes.
+    token: a random secret that this run's processes share.
     dealer: address of the dealer that rank 0 has started, or "".
     """
 
@@ -80,11 +81,11 @@ class Roll:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Facts that all processes of a run know after they have met, the same for all of them.
+    """Facts that all processes of a run know after they have met; they are equal at all of them.
 
     store: the part of torchrun's store that belongs to this meeting.
-    cards: the processes' entries, by rank.
-    token: secret of this run's processes.
+    cards: the processes' entries, by rank; an entry has the address of its process.
+    token: a random secret that this run's processes share.
     dealer: address of the dealer that rank 0 has started, or "".
     """
 
@@ -95,7 +96,7 @@ class Meeting:
 
 
 class Late(Exception):
-    """Error: some processes did not come to the meeting in time. missing: their ranks."""
+    """Error: some processes did not come to the meeting in time. missing: the ranks of these processes."""
 
     def __init__(self, missing: list[int]) -> None:
         self.missing = missing
@@ -103,14 +104,19 @@ class Late(Exception):
 
 
 def serves_store(rank: int) -> bool:
-    """Whether this process serves the run's store: rank 0 does, unless its launcher does."""
+    """Return whether this process serves torchrun's store, in which the processes of a run meet.
+
+    Rank 0 serves it, unless its launcher does.
+    """
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """Connect anew to torchrun's store. If this process is to serve the store, it serves it at MASTER_ADDR only.
+    """Connect anew to torchrun's store, and return it; if this process is the one that serves it, start it.
 
-    deadline: of time.monotonic, by which the server must listen.
+    The store listens at MASTER_ADDR only.
+    rank, world: this process's rank, and the number of processes of all parties.
+    deadline: a value of time.monotonic, by which the store must listen.
     timeout: seconds for one call of the store.
     Raises RuntimeError, ValueError or OSError if the store cannot be reached, and EnvironmentProblem if this process
     cannot listen.
@@ -128,10 +134,12 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
 
 
 def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
-    """Serve the run's store at MASTER_ADDR, and at no other address of this host.
+    """Serve torchrun's store at MASTER_ADDR, and at no other address of this host; return the store.
 
-    If the program's own process group serves a store there already, that store is joined. Raises EnvironmentProblem if
-    MASTER_ADDR is no address of this host.
+    host, port: MASTER_ADDR and MASTER_PORT.
+    wait: the limit for one call of the store.
+    If the program's own process group serves a store there already, this process connects to that one. Raises
+    EnvironmentProblem if MASTER_ADDR is no address of this host.
     """
     try:
         return serve_store(host, port, wait)
@@ -148,9 +156,13 @@ def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
 
 
 def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> dist.Store:
-    """Connect to the run's store as env:// says. Raises OSError or RuntimeError at the deadline, PeerError by `check`.
+    """Connect to torchrun's store as env:// says, and return it; try again until the deadline.
 
+    host, port: of the store.
+    rank, world: this process's rank, and the number of processes of all parties.
+    deadline: a value of time.monotonic.
     A host that dies or restarts may take connections and not answer them. So an attempt is short, and another follows.
+    Raises OSError or RuntimeError at the deadline, and PeerError when this process is to stop.
     """
 
     def attempt() -> dist.Store:
@@ -170,9 +182,11 @@ def _connect(host: str, port: int, rank: int, world: int, deadline: float) -> di
 def call_store(deadline: float, call: Callable[..., _T], *arguments: Any, port: int = 0) -> _T:
     """Make a call of torchrun's store in a thread of its own, wait for it, and return its result or raise its error.
 
-    deadline: of time.monotonic. Raises TimeoutError at the deadline, and PeerError by `check`, when this process is to
-        stop. The thread is then left behind: it ends with the process, or when the store's host answers.
-    port: of the store, if it is not MASTER_PORT.
+    call, arguments: the function that makes the call, and its arguments.
+    deadline: a value of time.monotonic.
+    port: the store's, if it is not MASTER_PORT.
+    Raises TimeoutError at the deadline, and PeerError when this process is to stop (`rpc.signals.check`). The thread is
+    then left behind: it ends with the process, or when the store's host answers.
     """
     answer = begin_call(partial(call, *arguments), port)
     while not answer.done():
@@ -188,10 +202,10 @@ _calling: weakref.WeakKeyDictionary[threading.Thread, int] = weakref.WeakKeyDict
 
 @atexit.register
 def _end_calls() -> None:
-    """End abandoned calls of the store at the process's end: torch aborts a process that ends as such a call returns.
+    """At the end of the process, end calls of torchrun's store that were given up but still run in their threads.
 
-    A host may never answer a call, so the call's connection is shut down. An attempt to connect then tries again for
-    the rest of `_ANSWER` seconds, thus this repeats.
+    Torch aborts a process that ends while such a call returns. The store's host may never answer, so this function
+    shuts down the calls' connections. It repeats this, since an attempt to connect tries again for some seconds.
     """
     deadline = time.monotonic() + 2 * _ANSWER
     while (ports := {port for thread, port in _calling.items() if thread.is_alive()}) and time.monotonic() < deadline:
@@ -200,7 +214,7 @@ def _end_calls() -> None:
 
 
 def _shut_connections(ports: set[int]) -> None:
-    """Shut down every connection of this process to one of these ports of a peer, whoever opened the connection."""
+    """Shut down every connection of this process whose other end has one of these ports, whoever opened it."""
     for name in os.listdir("/dev/fd"):
         try:
             connection = socket.socket(fileno=int(name))
@@ -218,8 +232,8 @@ def _shut_connections(ports: set[int]) -> None:
 def begin_call(call: Callable[[], _T], port: int = 0) -> Future[_T]:
     """Make a call of torchrun's store in a thread of its own, which ends with the process.
 
-    Returns a future, which will have the call's result or error.
-    port: of the store, if it is not MASTER_PORT.
+    Returns a future for the call's result or error.
+    port: the store's, if it is not MASTER_PORT.
     """
     answer: Future[_T] = Future()
 
@@ -239,7 +253,7 @@ def begin_call(call: Callable[[], _T], port: int = 0) -> Future[_T]:
 
 
 def _listening(host: str, port: int, deadline: float) -> None:
-    """Wait until a server listens at this address. Raises OSError at the deadline."""
+    """Wait until a server listens at this host and port. Raises OSError at the deadline, a value of time.monotonic."""
     while True:
         try:
             socket.create_connection((host, port), timeout=_REACH).close()
@@ -254,9 +268,11 @@ def _listening(host: str, port: int, deadline: float) -> None:
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:
     """Meet all processes of the run: each enters its card into torchrun's store, and rank 0 writes the list of all.
 
-    Returns the meeting, the same at all processes.
+    Returns the `Meeting`, which is equal at all processes.
+    store: torchrun's.
+    rank, world: this process's rank, and the number of processes of all parties.
     card: the entry of this process.
-    deadline: of time.monotonic; at the deadline `Late` is raised.
+    deadline: a value of time.monotonic; at the deadline `Late` is raised.
     dealer: called at rank 0 after the meeting has begun; returns the address of the dealer for all, or "".
     """
     ask = partial(call_store, deadline)

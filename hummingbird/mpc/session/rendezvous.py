@@ -53,7 +53,7 @@ class Sockets(NamedTuple):
     links: dict[int, wire.Link]
 
     def close(self) -> None:
-        """Close all sockets."""
+        """Close all sockets by which this process takes connections."""
         for end in (self.server, *(link for _, link in self.links.values())):
             if end is not None:
                 end.close()
@@ -63,6 +63,8 @@ def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool)
     """Meet all processes of the run in torchrun's store (env://); return a `Meeting` and this process's sockets.
 
     The `Meeting` is what all processes know then, such as all addresses.
+    place: this process's party and lane.
+    listener: where the party takes connections.
     timeout: seconds.
     dealing: whether rank 0 starts a dealer on this host, for all lanes.
     Raises PeerError, AgreementError, DealerError, TrustError and EnvironmentProblem.
@@ -95,7 +97,12 @@ def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool)
 
 
 def _check_own_dealer(address: str, place: LanePosition) -> None:
-    """Raise TrustError unless this user owns the dealer that party 0 has started: another dealer could read the run."""
+    """Raise TrustError unless this user owns the socket of the dealer that party 0 has started.
+
+    Another user's dealer could read the run.
+    address: the dealer's.
+    place: this lane.
+    """
     if not address.startswith("unix:/"):
         what = f"the roll of rank 0 names a dealer at {address!r}, and not one that party 0 has started on this host"
         hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
@@ -116,10 +123,12 @@ def _not_met(error: Exception, place: LanePosition, deadline: float, timeout: fl
 
 
 def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.Store:
-    """Connect to the run's store, in which the processes meet.
+    """Connect to torchrun's store, in which the processes of a run meet; return the store.
 
-    Every meeting makes a new connection, since the store's host may have restarted.
-    deadline: of time.monotonic. timeout: seconds for one call of the store.
+    Each call makes a new connection, since the store's host may have restarted. Only a process that serves the store
+    keeps it for later runs.
+    deadline: a value of time.monotonic.
+    timeout: seconds for one call of the store.
     """
     if _served:
         return _served[0]
@@ -130,9 +139,11 @@ def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.St
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
-    """Connect this lane to the same lane of all parties, and return the channel.
+    """Connect this lane to the same lane of all other parties, and return the channel.
 
+    meeting: has the addresses of all processes.
     ends: this process's sockets, from `meet`.
+    place: this lane.
     timeout: seconds.
     Raises PeerError, AgreementError, and InputError for wrong certificates.
     """
@@ -149,11 +160,11 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
 
 
 def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> None:
-    """Compare the addresses of all parties, and of a dealer that party 0 has started, with all parties: 1 round.
+    """Check in 1 round that all parties have read equal addresses, of parties and of a dealer on this host.
 
-    The messages go over the parties' own channel. So the parties detect entries that somebody else has written into
-    torchrun's store, unless an unencrypted channel is in this somebody's hands as well. Raises AgreementError, which
-    names both sides.
+    meeting: what this process has read in torchrun's store.
+    The messages go over the parties' own channel. So the parties detect addresses that somebody else has written into
+    the store, unless this somebody also controls an unencrypted channel. Raises AgreementError, which names both sides.
     """
     told = {f"the address of {place.name_of(rank)}": card.address for rank, card in enumerate(meeting.cards)}
     hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
@@ -161,10 +172,10 @@ def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> No
 
 
 def beside(session: Session, tls: Tls | None) -> Channel:
-    """Open a second channel between the same parties, authenticated like the first, for other threads; return it.
+    """Open a second channel between the parties of a session, for other threads, and return it.
 
-    It takes 1 round over the first channel. Only lane 0 of each party calls this. Raises PeerError, AgreementError,
-    EnvironmentProblem, and InputError for certificates.
+    It is authenticated as the first one, over which it takes 1 round. Only lane 0 of each party calls this. Raises
+    PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
     """
     channel, place = session.channel, session.place
     server, address = session.listener.open(place.world)
@@ -194,12 +205,19 @@ def _agree_on_lanes(meeting: Meeting, place: LanePosition) -> None:
 
 
 def _start_dealer(place: LanePosition, timeout: float) -> str:
-    """Start a dealer on this host that serves a session of each lane. Returns its address."""
+    """Start a dealer on this host that serves one session for each lane; return the dealer's address.
+
+    timeout: seconds until the dealer must listen.
+    """
     return spawn_local(place.parties, timeout, place.lanes)[0]
 
 
 def check_dealer(place: LanePosition) -> None:
-    """Raise EnvironmentProblem if parties are on several hosts, which a dealer on this host cannot serve."""
+    """Raise EnvironmentProblem if the parties are on several hosts.
+
+    A dealer that party 0 starts serves only its own host.
+    place: has the number of processes.
+    """
     if several_hosts(place.world):
         raise EnvironmentProblem(
             "the parties run on several hosts and no dealer is named",
@@ -208,20 +226,20 @@ def check_dealer(place: LanePosition) -> None:
 
 
 def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
-    """Agree on the seeds from which neighbouring parties draw shares of zero, by X25519. 1 round.
+    """Agree with the other parties, by X25519 in 1 round, on the seeds from which neighbours draw shares of zero.
 
-    Returns "next" and "prev", `size` bytes each, which this party shares with the next and with the previous party, and
-    "local", which it has alone. Two parties share a seed for each direction.
+    Returns three seeds of `size` bytes: "next" and "prev", which this party shares with the next and with the previous
+    party, and "local", which it has alone. Two parties share a seed for each direction.
     """
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
     keys = channel.exchange_text(public.hex())
 
     def shared(peer: int, direction: int) -> bytes:
-        """Derive a seed from the key exchange with another party, and return it.
+        """Derive a seed from the key exchange with party `peer`, and return it.
 
-        peer: the other party.
-        direction: the party that draws with the party after it from this seed; one of the two.
+        direction: selects one of the two seeds that two parties share: the rank of the party that comes before the
+            other one.
         Raises AgreementError if the other party sent no key.
         """
         try:
@@ -242,9 +260,14 @@ def open_store(
     timeout: float,
     device: torch.device | str = "cpu",
 ) -> StoreDealer | KeptStore:
-    """Open this lane's part of a store, or a kept store, in which it waits for a set. Returns the source of material.
+    """Open this lane's part of a store of material, and return it: a `StoreDealer`, or a `KeptStore` for a kept store.
 
-    All parties must have folders of one store. They continue with the highest of their next unused slots. 2 rounds.
+    path: this party's folder, the folder that holds party-RANK, or that of a kept store; {rank} in it stands for the
+        rank. All parties must have folders of one store.
+    timeout: seconds that requests wait for material.
+    device: where the shares are needed.
+    The parties compare their stores, and skip the slots that any party has used: 2 rounds. A kept store instead waits
+    for its first set of slots.
     """
     party, parties, lane, lanes = place
     root = Path(str(path).replace("{rank}", str(party)))
@@ -272,9 +295,13 @@ def join_dealer(
     cipher: str,
     device: torch.device,
 ) -> DealerClient:
-    """Join the session of this lane at the dealer with this address, and return the dealer's client.
+    """Join this lane's session at the dealer with this address, and return the client.
 
-    The session's id is derived from the token of this lane's meeting.
+    channel: to the other parties.
+    meeting: the session's id follows from its token.
+    timeout: seconds within which the dealer must answer.
+    cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
+    device: where the shares are made.
     """
     return DealerClient(
         address,

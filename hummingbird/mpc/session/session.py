@@ -33,30 +33,37 @@ class Supply(Protocol):
     """Interface: the material of one slice of a net's run, in the order of its requests."""
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares for a request, and their cost."""
+        """Return this party's shares for the slice's next request, and their cost."""
 
 
 class Dealer(Protocol):
-    """A party's source of correlated randomness: a dealer's client, a store, or a single party's local dealer."""
+    """Interface: a party's source of correlated randomness, such as a dealer's client, a store, or a local dealer."""
 
     @property
     def slice_shape(self) -> tuple[int, ...] | None:
         """Shape of a slice's input for which a store has material; None if material is dealt for any shape."""
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares for a request outside of a net's slices, and their cost."""
+        """Return this party's shares for a request outside of a net's slices, and their cost."""
 
     def reserve(self, requests: Sequence[Request[Any]] | None) -> Supply:
-        """The material of a net's next slice. requests: None if they are not known yet."""
+        """Return the supply of a net's next slice, which gives out the slice's material.
+
+        requests: those that the slice will make, in order; None if they are not known yet.
+        """
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Record that material hides the secret with this digest; raise DealerError if it hides another one already.
+        """Record that a mask hides the secret with this digest; raise DealerError if it hides another secret already.
 
-        It is for masks that outlive a run: one mask must not hide two secrets. name: what the secret is, in the record.
+        It is for masks that outlive a run: one mask must not hide two secrets. name: of the secret, in the record.
         """
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Raise DealerError unless there is material for a net with these facts, on slices of these shapes."""
+        """Raise DealerError unless there is material for a net with these facts, on slices of these shapes.
+
+        facts: what determines the net's requests, a text for each name.
+        shapes: of the input of each slice.
+        """
 
     def stay(self) -> None:
         """Heartbeat: tell the dealer that this session is still in use. Raises DealerError if the dealer is gone."""
@@ -65,10 +72,11 @@ class Dealer(Protocol):
 
 
 class ZeroSharing:
-    """Source of this party's shares of zero: random numbers whose sum over all parties is 0.
+    """Source of this party's shares of zero: random numbers whose sum over all parties is 0. Nothing is sent.
 
-    A share is the words of the stream shared with the previous party, minus words of the stream shared with the next
-    party. All parties draw the same shapes in the same order. Nothing is sent.
+    previous, following: the random streams that this party shares with the previous party and with the next one.
+    A share is words of the stream `previous` minus words of the stream `following`. All parties must draw equal shapes
+    in equal order.
     """
 
     def __init__(self, previous: Stream, following: Stream) -> None:
@@ -76,11 +84,11 @@ class ZeroSharing:
 
     @classmethod
     def of_zeros(cls) -> ZeroSharing:
-        """Shares that are all zero, for a session without secrets."""
+        """Make a source whose shares are all zero, for a session without secrets."""
         return cls(Stream(bytes(SEED_BYTES)), Stream(bytes(SEED_BYTES)))
 
     def share(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """This party's share of zero, int64."""
+        """Draw and return this party's next share of zero, int64, of this shape."""
         return (self.previous.words(*shape) - self.following.words(*shape)).to(device)
 
 
@@ -116,7 +124,7 @@ class Session:
     run: object = field(default_factory=object)  # identifies the run: `supplied_by` keeps it
 
     def correlation(self, request: Request[Shares]) -> Shares:
-        """This party's shares of one correlation. All parties make the same requests in the same order.
+        """Return this party's shares for a request. All parties make the same requests in the same order.
 
         The meter counts the cost for the current layer. Raises DealerError if the shares do not arrive; if another lane
         has failed before the dealer did, the error names that failure too.
@@ -141,7 +149,7 @@ class Session:
         return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     def supplied_by(self, supply: Supply) -> Session:
-        """Make a session like this one whose material comes from this supply.
+        """Make a session like this one that takes its material from `supply`, and return it.
 
         The new session records the requests that it makes.
         """
@@ -166,19 +174,19 @@ class Session:
 
     @property
     def place(self) -> LanePosition:
-        """The party and the lane of this process."""
+        """The position of this process in the run: its party and its lane."""
         return LanePosition(self.rank, self.parties, self.lane, self.lanes)
 
     @property
     def gathering(self) -> Gathering:
-        """The collective operations among this party's lanes."""
+        """The object by which this lane gathers results from, and waits for, the other lanes of its party."""
         return Gathering(self.place, self.failure)
 
     def part(self, count: int) -> slice:
-        """This lane's part of `count` images: `images[session.part(len(images))]`.
+        """Return the indices of the images that this lane computes, of `count` images, as a Python slice.
 
-        Parts are in the order of lanes. If they differ in size, the first ones have one image more; if there are fewer
-        images than lanes, some are empty.
+        Use it as in `images[session.part(len(images))]`. Parts are in the order of lanes. If they differ in size, the
+        first ones have one image more; if there are fewer images than lanes, some are empty.
         """
         return part(self.place, count)
 
@@ -192,14 +200,16 @@ class Session:
         return self.gathering.rows(rows)
 
     def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
-        """Merge the meters of all lanes of this party at lane 0, and return the sum there; other lanes get None.
+        """Merge the meters of all lanes of this party: lane 0 gets the merged meter, other lanes get None.
 
-        Counts are sums over the lanes, seconds are those of the slowest lane. Every lane calls this, as in `gather`.
+        opened: this lane's meter.
+        Counts are sums over the lanes, seconds are those of the slowest lane. Every lane must call this, and waits for
+        the slowest one.
         """
         return self.gathering.meter(opened)
 
     def close(self) -> None:
-        """Leave the dealer, for which it waits a few seconds at most, and close the channel."""
+        """Leave the dealer, which takes 2 seconds at most, and close the channel to the other parties."""
         # In a thread: gRPC waits without limit for a call that a signal (Ctrl-C, SIGTERM) has interrupted by an
         # exception.
         leaving = threading.Thread(target=self.dealer.close, daemon=True)
@@ -216,13 +226,16 @@ class Session:
 
 
 def begin(session: Session | None) -> None:
-    """Make this session the current one of the process. With None, the process has no session from then on."""
+    """Make this session the process's current one, which `current` returns. With None, it has none any more."""
     interleave.OUTSIDE.session = session
 
 
 @contextlib.contextmanager
 def entered(session: Session) -> Iterator[None]:
-    """Make a context in which `current` returns this session, in this computation only (channel/interleave.py)."""
+    """Make a context in which `current` returns this session.
+
+    Other computations that run interleaved in this process are not affected (channel/interleave.py).
+    """
     here = interleave.computation()
     before, here.session = here.session, session
     try:
@@ -253,11 +266,11 @@ _SAME = "all parties must run the same program with the same arguments and files
 
 
 def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
-    """Compare facts with all parties: 1 round. Raises AgreementError at every party if they differ.
+    """Compare facts with all parties, in 1 round. Raises AgreementError at every party if they differ.
 
     what: the name of the operation in errors.
-    facts: text by name; all parties must have the same.
-    hint: the advice in the error, which names both sides.
+    facts: a text for each name; all parties must have equal ones.
+    hint: the error's advice.
     """
     for peer, text in sorted(channel.exchange_text(text_of(facts)).items()):
         theirs = _facts(text)
@@ -277,7 +290,7 @@ def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME)
 
 
 def text_of(facts: dict[str, str]) -> str:
-    """Write facts as the text that parties exchange, and return it."""
+    """Return facts, a text for each name, as the JSON text that parties exchange."""
     return json.dumps(facts)
 
 
@@ -288,7 +301,7 @@ def _around(text: str, place: int) -> str:
 
 
 def _facts(text: str) -> dict[str, str]:
-    """Read the facts in another party's message, text by name.
+    """Read the facts in another party's message: return a text for each name.
 
     A malformed message gives one fact that no party has, so that the comparison of facts fails.
     """

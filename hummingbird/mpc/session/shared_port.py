@@ -33,7 +33,12 @@ _HOST = "127.0.0.1"
 
 @dataclass
 class SharedPort:
-    """This lane's sockets to the other lanes of its party. At lane 0, `path` is the Unix socket at which it listens."""
+    """The sockets between this lane and the other lanes of its party, which are on one host.
+
+    place: this lane.
+    path: the Unix socket at which lane 0 listens; "" at other lanes.
+    links: a socket for each connected lane, by lane; lanes but 0 have only the one to lane 0.
+    """
 
     place: LanePosition
     path: str = ""  # where lane 0 listens; "" at other lanes
@@ -43,8 +48,9 @@ class SharedPort:
 
     @classmethod
     def open(cls, place: LanePosition) -> SharedPort:
-        """Listen at lane 0 for the other lanes of this party, if there are any. Raises EnvironmentProblem if
-        it cannot.
+        """Make this lane's `SharedPort`. At lane 0 of several, it listens for the other lanes of this party.
+
+        Raises EnvironmentProblem if it cannot listen.
         """
         if place.lane or place.lanes == 1:
             return cls(place)
@@ -57,10 +63,10 @@ class SharedPort:
         return cls(place, path, folder, server)
 
     def join(self, path: str, deadline: float, timeout: float) -> dist.Store:
-        """Connect lane 0 with all other lanes of this party, and return the store of these lanes.
+        """Connect lane 0 with all other lanes of this party; return a torch store that these lanes share.
 
         path: of lane 0's socket.
-        deadline: of time.monotonic.
+        deadline: a value of time.monotonic.
         timeout: seconds for an answer of the store.
         Raises PeerError or OSError if a lane does not connect, and TrustError if another user owns the folder.
         """
@@ -97,7 +103,7 @@ class SharedPort:
             self.links[lane] = link
 
     def shut(self) -> None:
-        """Stop listening."""
+        """Stop listening for other lanes, and remove the folder of the socket; connections stay open."""
         if self._server is not None:
             self._server.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -120,8 +126,9 @@ def _word(link: socket.socket) -> int:
 
 
 def listen(folder: str, name: str) -> tuple[str, socket.socket]:
-    """Listen at a Unix socket in a folder that `tempfile.mkdtemp` has made. Returns the socket's path and the socket.
+    """Listen at a new Unix socket `folder`/`name`. Returns the socket's path and the socket.
 
+    folder: one that `tempfile.mkdtemp` has made.
     Raises EnvironmentProblem if no socket can be opened there.
     """
     path, server = f"{folder}/{name}", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

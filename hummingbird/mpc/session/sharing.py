@@ -35,20 +35,20 @@ class Shared:
 
     @property
     def shape(self) -> torch.Size:
-        """The value's shape, as `Tensor.shape`."""
+        """The private tensor's shape."""
         return self.share.shape
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The value's shape, or its entry `dim`, as `Tensor.size`."""
+        """Return the private tensor's shape, or its size in dimension `dim`, as `Tensor.size` does."""
         return self.share.shape if dim is None else self.share.shape[dim]
 
     def __getitem__(self, index: Any) -> Shared:
-        """A part of the value, as `Tensor.__getitem__`."""
+        """Return the part of the private tensor that `index` selects, as indexing of a torch tensor does."""
         return Shared(self.share[index], self.scale)
 
 
 def share_secret(session: Session, encoded: Tensor | None, shape: Sequence[int], src: int) -> Tensor:
-    """This party's additive share, int64, of ring elements that party `src` has.
+    """Share ring elements that party `src` has; return this party's additive share of them, int64.
 
     encoded: the ring elements at party `src`; ignored at other parties.
     shape: the shape of the ring elements, which all parties know.
