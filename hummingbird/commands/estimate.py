@@ -46,10 +46,10 @@ def add_arguments(
     encrypted: bool = False,
     aim: str = "latency",
 ) -> None:
-    """Add the options from --model to --aim, which `private_net` reads.
+    """Add the options that describe a private net, which `private_net` reads: --model, --input, --bits, --aim, ...
 
     shape_help: help of --input. required: whether there must be a net and inputs. encrypted: whether to add --mode,
-    which `encrypted_net` reads. aim: the default of --aim, for its help.
+    which `encrypted_net` reads. aim: the default of --aim.
     """
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
     given = parser.add_mutually_exclusive_group(required=required)

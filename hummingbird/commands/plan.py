@@ -270,7 +270,10 @@ def _checked(args: argparse.Namespace, run: Run) -> int:
 
 
 def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
-    """Print the tables in `text`, or with `--json -` only the figures; write the figures to the file of --json."""
+    """Print `text`, and with `--json FILE` write `figures` to that file too; with `--json -` print only `figures`.
+
+    figures: numbers and texts in dicts and lists, which are written as JSON. text: the tables.
+    """
     if args.json == "-":
         print(json.dumps(figures, indent=2))
         return

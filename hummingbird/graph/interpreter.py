@@ -64,9 +64,10 @@ class Interpreter(Generic[S]):
                 self._dead[number].append(index)
 
     def start(self, *inputs: Any) -> dict[int, Any]:
-        """Return the dict with which a run begins: it holds the net's private input, then its public ones.
+        """Return the dict of values, by number of the step, with which a run begins.
 
-        Raises InputError for a wrong number of inputs.
+        inputs: the net's private input, then its public ones.
+            Raises InputError for a wrong number of inputs.
         """
         if len(inputs) != len(self._inputs):
             public = sum(self.steps[number].op == "public" for number in self._inputs)

@@ -58,11 +58,10 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 class Facts:
     """The facts of a served table that updates do not change; both servers must have equal ones.
 
-    rows: number of rows. dim: number of values in a record. dtype: torch's name of the values' type, such as "float32".
-    table_id: 32 hexadecimal digits for a table of signed records, else "".
-    parts: number of rows in a record, each with its own signature if records are signed. It is above 1 for the tables
-    of a plan (pir/batching), in which a record holds a row and the rows that are looked up together with it; then `dim`
-    counts the values of all these rows.
+    rows: number of records. dim: number of values in a record. dtype: torch's name of the values' type, such as
+    "float32". table_id: 32 hexadecimal digits for a table of signed records, else "".
+    parts: how many rows a record holds, each with its own signature if records are signed. This is 1, or more for a
+    table of a plan (pir/batching), whose records hold a row and its companions; `dim` counts the values of them all.
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))

@@ -61,7 +61,7 @@ def read(path: str | PathLike[str]) -> ExportedNet:
     return ExportedNet(exported)
 
 
-_SAVED = "torch.export.save(torch.export.export(net, (x,)), FILE) writes one"
+_SAVED = "torch.export.save(torch.export.export(net, (x,)), FILE) of torch 2.8 or later writes one"
 # What torch writes for a size: sympy's symbols and arithmetic. torch hands these texts to Python's eval.
 _NAMES = "Symbol Integer Rational Add Mul Pow Max Min Mod FloorDiv CleanDiv CeilDiv PythonMod IntTrueDiv int_oo"
 _NAMES += " Eq Ne Ge Gt Le Lt positive nonnegative integer real nonzero True False"
@@ -77,6 +77,8 @@ def _check_file(path: str | PathLike[str]) -> str:
     Raises ValueError for a file that may hold code of its own, and for one of another form.
     """
     with zipfile.ZipFile(path) as archive:
+        if "serialized_exported_program.json" in archive.namelist():
+            raise ValueError("it has the form that torch wrote before 2.8, whose tensors are pickled")
         names = entries(archive)
         if "archive_format" not in names or archive.read(names["archive_format"]) != b"pt2":
             raise ValueError("it has no archive_format pt2, as torch 2.8 and later write")
@@ -143,7 +145,8 @@ class ExportedNet(ProgramNet):
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = list(self.program_signature.bind(*args, **kwargs).arguments.items())
-        count = self.program_in_spec.child(0).num_children
+        spec = self.program_in_spec
+        count = len(pytree.tree_unflatten([None] * spec.num_leaves, spec)[0])
         leaves, spec = pytree.tree_flatten((tuple(value for _, value in arguments[:count]), dict(arguments[count:])))
         if spec != self.program_in_spec:
             raise TypeError(f"takes arguments of the form {self.program_in_spec}, got {spec}")

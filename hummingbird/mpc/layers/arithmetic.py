@@ -37,8 +37,8 @@ Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor
 class Arithmetic(ABC):
     """The operations with which layers' formulas compute, for one kind of numbers: real numbers, shares, or prices.
 
-    scale: bits of fraction of the values that are compared. Other values have 16 where nothing else is said.
-    undecided: values from 0 to this bound may be taken for negative ones in comparisons.
+    scale: fraction bits of the values that are compared. Other values have 16 unless a method says otherwise.
+    undecided: a real number; comparisons may take values from 0 up to it for negative ones.
     """
 
     scale: int = SCALE

@@ -48,10 +48,10 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     version: int,
 ) -> Any:
-    """Compute ONNX's Resize by its own formula for the position in the input of every element of the result.
+    """Compute ONNX's Resize: ONNX's formulas give the position in the input from which an element of the result is read.
 
     version: the version of the operator. The other arguments are ONNX's inputs and attributes. Raises InputError for
-    attributes that are not supported, and for a resize of the batch.
+    attributes that are not supported, and if the batch dimension would be resized.
     """
     unlike("antialias", antialias, 0)
     unlike("exclude_outside", exclude_outside, 0)
