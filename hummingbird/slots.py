@@ -121,7 +121,8 @@ def _lines(data: bytes) -> list[bytes]:
 def _after(slot: int, entry: dict[str, object]) -> int:
     """Return the number of the first slot that may be unused, after one more line of a ledger.
 
-    slot: this number before the line. entry: the line, parsed. A line that is unreadable counts as the mark of a slot.
+    slot: this number before the line. entry: the parsed line; {} for an unreadable line, which counts as if it marked
+    slot `slot` as used.
     """
     used = entry.get("used")
     if type(used) is int and used >= 0:

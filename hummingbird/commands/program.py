@@ -75,10 +75,9 @@ def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
 
 
 def machine() -> dict[str, str]:
-    """Return a description of this machine, for rows of figures: its CPU, the versions of torch and this package, the
-    kernels.
+    """Return a dict that describes this machine, to be stored beside measurements.
 
-    The keys are "cpu", "torch", "hummingbird" and "kernels".
+    "cpu": the processor's name. "torch", "hummingbird": versions. "kernels": which kernels are in use.
     """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

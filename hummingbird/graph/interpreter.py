@@ -67,7 +67,7 @@ class Interpreter(Generic[S]):
         """Return the dict of values, by number of the step, with which a run begins.
 
         inputs: the net's private input, then its public ones.
-            Raises InputError for a wrong number of inputs.
+        Raises InputError for a wrong number of inputs.
         """
         if len(inputs) != len(self._inputs):
             public = sum(self.steps[number].op == "public" for number in self._inputs)

@@ -140,8 +140,9 @@ class Parties:
         self._turns = interleave.Interleave()
 
     def run(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Run the private net on a real batch on this device; return the opened result as real numbers, float32.
+        """Run the private net on a batch, on the device of these parties; return the opened result, float32.
 
+        net: what `convert_model` returns. x: float (images, ...).
         Raises InputError for values that are not finite, or beyond the fixed-point range.
         """
         shares = input_shares(ring.encode(x, where="simulate"), self.secret, self.calls, len(self._sessions))

@@ -98,8 +98,8 @@ def relu_prices(protocol: str, parties: int) -> Prices:
 def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
     """Return HummingBird's objective: which fraction of all compared bits the windows of these layers keep.
 
-    A layer counts with all its comparisons per image, of 64 bits each. protocol: the one that decides signs; it has the
-    least width of a window.
+    A layer counts with all its comparisons per image, of 64 bits each. protocol: the one that decides signs; the
+    search takes no window that is narrower than this protocol allows.
     """
     whole = 64 * sum(layer.outputs for layer in layers)
 

@@ -153,7 +153,7 @@ class Public:
         return public
 
     def check(self) -> None:
-        """Raise ValueError unless the parts of the plan fit together, so that a client meets only the stated shapes.
+        """Raise ValueError unless the client's steps can run and have exactly the shapes that this object states.
 
         Runs the client's steps once on tensors without memory (torch's meta device).
         """

@@ -100,9 +100,9 @@ def _ends(rows: Rows) -> tuple[float, float]:
 
 
 def most_sum(rows: Rows) -> float:
-    """Return the largest mean of e^(x - mean) that a row in this range can have: `rows.sum` if it is given.
+    """Return the largest mean of e^(x - mean of x) that a row x in this range can have: `rows.sum` if it is given.
 
-    Otherwise this is the mean of a row that has only the values `least` and `most`, since e^x is convex.
+    Otherwise a row whose values are all `least` or `most` has the largest mean, since e^x is convex.
     """
     if rows.sum is not None:
         return rows.sum

@@ -264,11 +264,11 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
 
 
 def drelu_price(n: int, w: int, parties: int) -> Cost:
-    """Return the price of `drelu` on n values: the sign of a sum of the parties' shares, each cut to w bits.
+    """Return the price of `drelu` on n values: the sign of a sum of the parties' shares of w bits each.
 
-    For two parties, the first ANDs take w-1 bits and one round, since each operand has one owner. Then a tree follows:
-    4w - 7 - L bits and 1 + L rounds in all, L = ceil(log2(w-1)). For more parties, carry-save adders come first, with
-    one AND per bit and removed addend.
+    For two parties a value costs each party 4w - 7 - L bits in 1 + L rounds, with L = ceil(log2(w-1)): the first ANDs
+    take w-1 bits and one round, since each operand has one owner, and a tree takes the rest. For more parties,
+    carry-save adders come first, with one AND per bit and removed addend.
     """
     if w <= 1:
         return cost.FREE

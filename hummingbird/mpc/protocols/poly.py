@@ -198,7 +198,7 @@ class LookUpPrice(NamedTuple):
 
     @classmethod
     def of(cls, n: int, table: PolynomialTable, bits: int, parties: int) -> LookUpPrice:
-        """Return the price of looking up n values in `table`, with `bits` right bits in the shares of the results."""
+        """Return the price of looking up n values in `table`. bits: how many low bits of the results must be valid."""
         most = AT_ONCE >> table.w
         sizes = [most] * (n // most) + [n % most] * (n % most > 0 or not n)
         dealt = (8 * dealt_bytes(size, table.w, table.widths(bits)) for size in sizes)

@@ -48,7 +48,7 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     version: int,
 ) -> Any:
-    """Compute ONNX's Resize: ONNX's formulas give the position in the input from which an element of the result is read.
+    """Compute ONNX's Resize: its formulas give the position in the input from which an element of the result is read.
 
     version: the version of the operator. The other arguments are ONNX's inputs and attributes. Raises InputError for
     attributes that are not supported, and if the batch dimension would be resized.
