@@ -135,8 +135,8 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     primes.
 
     x: ciphertexts, int32 (n, size, L, N), of which only the residues modulo the last prime are read. plain: how many of
-    a ciphertext's `size` components, from the first, are coefficients; the others are NTT values, in x and the result. Returns int32 (n,
-    size, L - 1, N).
+    a ciphertext's `size` components, from the first, are coefficients; the others are NTT values, in x and in the
+    result. Returns int32 (n, size, L - 1, N).
     """
     count = len(ring.primes) - 1
     dropped = x[:, :, count:].contiguous()
