@@ -44,7 +44,12 @@ python_use_unqualified_type_names = True
 
 html_theme = "sphinx_book_theme"
 html_title = f"hummingbird {VERSION}"
-html_theme_options: dict[str, Any] = {"show_toc_level": 2, "show_navbar_depth": 1, "home_page_in_toc": True}
+html_theme_options: dict[str, Any] = {
+    "show_toc_level": 2,
+    "show_navbar_depth": 1,
+    "home_page_in_toc": True,
+    "navbar_persistent": [],  # the left column has the search
+}
 if site := os.environ.get("HUMMINGBIRD_SITE"):  # where it is published, with a folder for each version
     match = os.environ["HUMMINGBIRD_SITE_VERSION"]
     html_theme_options |= {
