@@ -208,7 +208,9 @@ class NotFoundError(PeerError):
 
 
 class DealerError(HummingbirdError):
-    """Raised if the dealer refused a request, died, or did not answer in time.
+    """Raised if the dealer refused a request, died, or did not answer in time, or if a store cannot take its place.
+
+    A store of dealt material cannot if it is missing, used up, or dealt for another net, shape or party, for example.
 
     >>> hummingbird.init(store="nowhere")
     Traceback (most recent call last):

@@ -93,8 +93,9 @@ def _by_request(values: NDArray[T], load: Load) -> NDArray[T]:
 
 
 class Singles(Replay):
-    """Follows requests that are served one at a time: first request 0 of all runs, then request 1 of all runs, and so
-    on.
+    """Follows requests that are served one at a time, in all simulated runs at once: `run` returns the `LoadOutcome`.
+
+    It serves request 0 of every simulated run first, then request 1 of every one, and so on.
     """
 
     def __init__(self, system: System, load: Load, seconds: Draws, need: Ints, start: Start | None = None) -> None:
@@ -167,7 +168,10 @@ class Singles(Replay):
 
 
 class BatchReplay(Replay):
-    """Follows requests that are served in batches: each pass of its loop serves the next batch of every run."""
+    """Follows requests that are served in batches, in all simulated runs at once: `run` returns the `LoadOutcome`.
+
+    Each pass of its loop serves the next batch of every simulated run: it computes when the batch begins and ends.
+    """
 
     def run(self) -> LoadOutcome:
         b, system, due = self.system.batch, self.system, self.load.due

@@ -242,7 +242,8 @@ def _beside(code: Tensor, x: Any) -> Tensor:
 def _free_bits(y: Tensor) -> int:
     """Return how often the public numbers y can be doubled while their largest magnitude stays below 1; at most 30.
 
-    A constant is encoded with so many more bits of fraction. 0 if all of y is 0, or if y is empty or not finite.
+    The result says with how many more bits of fraction a constant is encoded. 0 if all of y is 0, or if y is empty or
+    not finite.
     """
     largest = float(y.abs().max()) if y.numel() else 1.0
     return min(max(0, -math.frexp(largest)[1]), _SMALLEST) if math.isfinite(largest) and largest else 0

@@ -132,8 +132,8 @@ class _Tracer(SymbolTracer):
     def _unpacked(self, value: Any) -> Any:
         """Return forward()'s result `value`, in which a symbol of a tuple becomes a tuple of symbols.
 
-        chunk(), for example, returns a tuple. The example shows how many tensors there are; without an example the
-        result stays as it is.
+        The result of chunk(), for instance, is a tuple. How many tensors it has is known from the value that the symbol
+        has on the example inputs. If the net is traced without example inputs, the result stays as it is.
         """
         if isinstance(value, fx.Proxy):
             known = self.known(value)

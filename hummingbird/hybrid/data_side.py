@@ -167,7 +167,8 @@ class DataSide:
         """Begin a call for one image: send its first message, which names the session and the slot.
 
         link: the connection to the model's side. slot: the slot that the image uses.
-        ticket, input: a proxy gives both: the ticket by which its user is known, and how the user sends its image.
+        ticket, input: given by a proxy only. ticket: that of its user, in hexadecimal digits. input: how the user sends
+        its image to the model's side, "shares" or "switched" (`UserOpening`).
         """
         session = self.store.header.session
         opening = messages.OnlineOpening(

@@ -78,7 +78,8 @@ class OfflineOpening(SessionOpening):
 class OnlineOpening(SessionOpening):
     """The first message of a call for one image: it names the session and the slot to use.
 
-    A proxy also names the ticket of its user, and the kind of input that the user sends.
+    A proxy also names the ticket of its user, and how the user sends its image, "shares" or "switched"
+    (`UserOpening`).
     """
 
     slot: int = field(records.whole())

@@ -115,9 +115,9 @@ def finest(units: Sequence[float]) -> float:
 def power(scale: ValueScale) -> ValueScale:
     """Return a scale whose unit is a power of two, so that a value can be cut.
 
-    If the unit of `scale` is a power of two or can still be chosen so, this is `scale` itself. Otherwise it is a new
-    scale with a finer unit, of which the old unit is nearly an integer multiple. The caller must then multiply the
-    value by this integer.
+    If the unit of `scale` is a power of two, this is `scale` itself. It is, too, if nothing about the unit is fixed
+    yet; from then on only a power of two may be chosen. Otherwise it is a new scale with a finer unit, and the old unit
+    is nearly an integer times the new one. The caller must then multiply the value by that integer.
     """
     if not scale.known and not scale.group.anchored:
         ratio = scale.ratio

@@ -43,7 +43,7 @@ class Service:
 
     model: the plan with its weights.
     folder: holds the stores of all sessions; only this process uses it.
-    disk: bytes that all slots may take, None for no limit. days: a session that is unused for so many days is removed.
+    disk: bytes that all slots may take, None for no limit. days: after how many days without use a session is removed.
     idle: seconds of silence that end a call.
     Raises StoreError for a folder that is in use or cannot be written; ConfigError for weights that encrypted products
     would not hide.

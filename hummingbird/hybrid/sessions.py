@@ -59,7 +59,7 @@ class Sessions:
     """All sessions of a server, in `folder`, which only this process uses; limits their number, age and disk space.
 
     digest: the digest of the plan to which all sessions are bound. disk: bytes that all slots may take; None for no
-    limit. days: a session that is unused for so many days is removed. Raises ConfigError for a limit that is not above
+    limit. days: after how many days without use a session is removed. Raises ConfigError for a limit that is not above
     0.
     """
 

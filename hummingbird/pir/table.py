@@ -96,8 +96,9 @@ class Facts:
 
     @property
     def word_bits(self) -> int:
-        """Number of bits of one value of the table; with the decoder `sum`, servers add records as words of so many
-        bits.
+        """Number of bits of one value of the table.
+
+        With the decoder `sum`, servers add records as words of this size.
         """
         return 8 * DTYPES[self.dtype].itemsize
 

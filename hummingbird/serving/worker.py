@@ -104,7 +104,10 @@ class Batches:
 
     @property
     def _full(self) -> bool:
-        """Whether the queued slices are so full that more requests are likely to wait at party 0."""
+        """Whether the queue is so full that party 0 probably holds more requests, which are not in the queue yet.
+
+        It is if it has several slices, if its only slice is more than half full, or if slices have no largest size.
+        """
         slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 

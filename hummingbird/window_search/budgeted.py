@@ -49,7 +49,7 @@ from hummingbird.window_search.problem import IDENTITY, Group, GroupWindows, nam
 
 
 class Item(NamedTuple):
-    """The price and the loss, 0 or more, of one choice of windows for a group."""
+    """The price and the loss, 0 or more, of one choice of windows for a group of layers."""
 
     price: Fraction
     loss: float
@@ -65,8 +65,8 @@ def least_sums(
     first.
 
     tables: for each group a table of choices, with price and loss. An assignment is a tuple with an index into every
-    table. count: how many to find; there may be fewer. accepts: whether an assignment is allowed. Of assignments with
-    equal sums any may be returned.
+    table. count: how many to find; there may be fewer. accepts: a function that returns whether an assignment is
+    allowed. Of assignments with equal sums any may be returned.
     """
     cheapest = [min(item.price for item in table) for table in tables]
     rest = [*accumulate(reversed(cheapest), initial=Fraction(0))][::-1]
@@ -100,10 +100,11 @@ def least_sums(
 
 
 class _Relaxed:
-    """Computes a lower bound on the sum of losses that some groups must have within a budget.
+    """Computes a lower bound on the sum of losses that some groups of layers must have within a budget.
 
-    tables: the choices of each group. `least(budget)` returns the least sum of losses if each group could mix two of
-    its choices, which no real assignment can undercut. The budget must pay the cheapest choice of every group.
+    tables: the choices of windows of each group. `least(budget)` returns the least sum of losses if each group could
+    mix two of its choices, which no real assignment can undercut. The budget must pay the cheapest choice of every
+    group.
     """
 
     def __init__(self, tables: Sequence[Sequence[Item]]) -> None:
@@ -175,10 +176,11 @@ def holds(score: Score, other: Score) -> bool:
 class Budgeted:
     """One search for the windows with the best score within a budget.
 
-    First it measures how much score each group's windows lose alone. For every assignment of windows to groups it adds
-    up the squares of these losses. The assignments with the smallest sums then run on all images, and the best of them
-    is the result. choices: for each group, the windows that are worth a trial. exact: the score without windows.
-    accepts: whether the net can run windows. The other fields are arguments of `search_bits`.
+    First it measures how much score the windows of each group of layers lose alone; the layers of a `Group` drop the
+    same low bits. For every assignment of windows to groups it adds up the squares of these losses. The assignments
+    with the smallest sums then run on all images, and the best of them is the result. choices: for each group, the
+    windows that are worth a trial. exact: the score without windows. accepts: a function of windows, by layer name,
+    that returns whether the net can run them. The other fields are arguments of `search_bits`.
     """
 
     groups: Sequence[Group]

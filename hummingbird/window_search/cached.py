@@ -41,7 +41,10 @@ Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the
 
 
 class _Kept(NamedTuple):
-    """The values of a batch that are kept before comparing layer number `cut`; all layers before it compare exactly."""
+    """The values of a batch that are kept before one comparing layer; all layers before it compare exactly.
+
+    cut: the number of that layer among the comparing layers, from 0.
+    """
 
     cut: int
     state: FoldedState
@@ -241,8 +244,9 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Return the net's outputs for batch number `number`, by a run from comparing layer number `cut` to the end.
+        """Return the net's outputs for one batch, by a run of the part of the net from one comparing layer to the end.
 
+        number: of the batch. cut: the number of that layer among the comparing layers, from 0.
         layers: the simulated layers, by name. The values before layer `cut` are kept for the next call, as far as
         memory allows; if they are not kept yet, they are computed from the nearest kept values before them.
         """

@@ -44,7 +44,7 @@ def before_flood(norm: int, switched: bool = False) -> Fraction:
     """Bound the noise of an output's coefficient before the server adds the flood, the large noise that hides the
     weights.
 
-    The bound is a Fraction, in units of the coefficients' integers.
+    The bound is a Fraction; 1 is one step of a coefficient mod Q, the product of all four primes.
     norm: the factor by which weights enlarge noise, from `Layout.norms`.
     switched: whether the input was switched to another key; then the bound holds with overwhelming probability.
     """
@@ -88,7 +88,8 @@ def after_dropping(norm: int, k: int, switched: bool = False) -> Fraction:
     """Bound the noise of a coefficient of a reply as it is sent: after the flood, and after division by two of four
     primes.
 
-    The bound is a Fraction, in units of the coefficients' integers. The flood is the noise that hides the weights.
+    The bound is a Fraction; 1 is one step of a coefficient mod the product of the two primes that remain.
+    The flood is the noise that hides the weights.
     norm: the factor from `Layout.norms`. k: bits of a plaintext value.
     switched: whether the input was switched to another key.
     Each division rounds both polynomials, which changes a coefficient of the decrypted one by at most (N + 1) / 2.

@@ -393,8 +393,8 @@ class PlanAttempt(PlanBuilder):
         return back, mask
 
     def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
-        """Choose the noise, the flood, that hides the weights in an answer: the largest that leaves 13 right bits;
-        return a `Mask`.
+        """Choose the noise, the flood, that hides the weights in an answer: the largest with which 13 bits of a typical
+        answer stay right; return a `Mask`.
 
         If that flood hides too little, the answer is first multiplied by a power of two, the mask's `lift`.
         unit: the real number that an integer 1 of the answer stands for. rms: a typical answer, as root mean square.
@@ -471,7 +471,7 @@ def build(
 
 
 def _check_bits(attempt: PlanAttempt) -> None:
-    """Raise ModelError if answers would have fewer than 6 right bits (`LEAST`); the error lists them.
+    """Raise ModelError if fewer than 6 bits (`LEAST`) of an answer's typical value would be right; list such answers.
 
     attempt: one that has made its plan, and so has predicted the bits of a typical value of each answer.
     """

@@ -403,8 +403,7 @@ class ClientBatch:
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
     def _check_errors(self, index: int, value: Tensor, name: str) -> None:
-        """Raise InputError, naming the images, if a step's value could have too few right bits because of encryption
-        errors.
+        """Raise InputError, naming the images, if encryption errors could leave too few bits of a step's value right.
 
         A second run of the client's steps, with errors added, tells how far errors change values (`Shadow`). Nothing is
         checked if there was no such run.

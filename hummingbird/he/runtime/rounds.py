@@ -1,6 +1,7 @@
 """The messages of a turn: tensors up and down, their order in the two streams, and the client's choice of a scale.
 
-A tensor is sent in slices of ciphertexts, `Upload` and `Download`, each with its position in the turn's stream.
+A tensor is sent in slices, `Upload` and `Download`: at most 256 ciphertexts (`SLICE`) each, with their position in the
+turn's stream. These slices are not the slices of a batch that the glossary describes.
 """
 
 from __future__ import annotations
@@ -101,12 +102,13 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """Return the largest |integer| that decrypts correctly, for the ciphertexts of this value before the last
-        divisions.
+        """Return how large |integer| may be, at most, before the server's last divisions, so that the client decrypts
+        it correctly.
 
-        Before the server sends a ciphertext, it may divide it by some primes. The bound is half of the modulus, less
-        what roundings cost. Dividing x by a prime q leaves x/q and a rounding error of at most (1 + N)/2, since the N
-        coefficients of the secret are -1, 0 or 1; that costs q (1 + N)/2.
+        Before the server sends a ciphertext of this value, it may divide it by some primes. The bound is half of the
+        modulus of all primes, less what the roundings of these divisions cost. Dividing x by a prime q leaves x/q and a
+        rounding error of at most (1 + N)/2, since the N coefficients of the secret are -1, 0 or 1; that costs
+        q (1 + N)/2.
         """
         whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
         rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
@@ -162,17 +164,19 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the slices of what the client sends, each as two numbers: first ciphertext, last + 1.
+        """Yield the ranges of ciphertexts of which the client makes one `Upload` each.
 
-        The turn's ciphertexts are numbered from 0.
+        A range is two numbers: its first ciphertext, and its last + 1. The ciphertexts that the client sends in this
+        turn are numbered from 0. A range has at most 256 of them.
         """
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the slices of what the server sends: first ciphertext, last + 1, and the returned value they are part
-        of.
+        """Yield the ranges of ciphertexts of which the server makes one `Download` each, as tuples of three: the first
+        ciphertext, the last + 1, and the returned value that they are part of.
 
-        The turn's ciphertexts are numbered from 0. No slice spans two tiles.
+        The ciphertexts that the server sends in this turn are numbered from 0. A range has at most 256 of them, all
+        from one tile.
         """
         first = 0
         for back in self.returns:
@@ -208,10 +212,10 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A slice of what the client sends in a turn: some of its ciphertexts (component 0, component 1), in their order.
+    """At most 256 of the ciphertexts (component 0, component 1) that the client sends in a turn, in their order.
 
-    turn: number of the turn. first: number of the slice's first ciphertext, counted from the turn's beginning.
-    seed: 16 bytes, new for every slice, from which the server expands all components 1.
+    turn: number of the turn. first: number of the first of these ciphertexts, counted from the turn's beginning.
+    seed: 16 bytes, new for every `Upload`, from which the server expands all components 1.
     body: all components 0, int32 (n, primes, N): NTT values if the net's form is "ntt", else coefficients.
     """
 
@@ -223,9 +227,9 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Download:
-    """A slice of the server's answer in a turn: some of the ciphertexts that the server sends, in their order.
+    """At most 256 of the ciphertexts that the server sends in a turn, in their order.
 
-    turn: number of the turn. first: number of the slice's first ciphertext, counted from the turn's beginning.
+    turn: number of the turn. first: number of the first of these ciphertexts, counted from the turn's beginning.
     body: the ciphertexts, int32 (n, components, primes, N).
     """
 
@@ -235,7 +239,10 @@ class Download:
 
 
 def check_body(body: Any, shape: tuple[int, ...], where: str) -> None:
-    """Raise InputError unless a slice's residues are an int32 tensor of this shape. where: the place for the error."""
+    """Raise InputError unless `body`, that of an `Upload` or a `Download`, is an int32 tensor of this shape.
+
+    where: the place for the error.
+    """
     if not isinstance(body, Tensor) or body.dtype != torch.int32 or tuple(body.shape) != shape:
         got = f"{body.dtype} {tuple(body.shape)}" if isinstance(body, Tensor) else type(body).__name__
         raise InputError(f"expected torch.int32 {shape}, got {got}", where=where, hint="see he/runtime/rounds.py")

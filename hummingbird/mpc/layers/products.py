@@ -31,8 +31,8 @@ class Multiply(Layer):
         opened in as many bits as later layers read of the result.
     With `rounds`, an operand with a known bound is called small. It is opened in the integer bits that its bound takes,
     and in at most 16 bits of fraction, without those that are zero in every share; its higher bits need not be right.
-    An operand that is not small is opened in as many bits as later layers read of the result, and the result has as
-    many right bits as this operand. If both operands are small, the result is right in all 64 bits.
+    An operand that is not small is opened in as many bits as later layers read of the result, and as many low
+    bits of the result are right as of this operand. If both operands are small, the result is right in all 64 bits.
     """
 
     def __init__(self, rounds: bool) -> None:

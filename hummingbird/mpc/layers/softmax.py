@@ -148,7 +148,7 @@ class Softmax(Comparing):
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
-        """Compute exp(x - max) by the table `found.exp`, with `found.bits` right bits, and return it.
+        """Compute exp(x - max) by the table `found.exp`; return it with its lowest `found.bits` bits right.
 
         n: the kind of numbers.
         below: x - max. Values beyond the table's range are clamped first.
@@ -244,7 +244,8 @@ class Argmax(Comparing):
 
         bits: c.
         The window of the new comparison begins at bit 0. Its upper bound is c + 1 bits above that of the layer's
-        window, as far as the shares have right bits: c for the factor 2^c, and one for differences.
+        window: c for the factor 2^c, and one for differences. It is at most the number of low bits that are right in
+        the shares of the v_i, unless the layer's window reaches bit 64.
         """
         known = self.comparison
         valid = min(64, known.valid + bits)

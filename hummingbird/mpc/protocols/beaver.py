@@ -223,9 +223,9 @@ class ShiftedSquare(Operation):
 
 
 class RowShares(NamedTuple):
-    """A party's shares for rows that are squared and multiplied.
+    """A party's shares of what is dealt for a `RowProducts`, for rows x of values and one factor y for each row.
 
-    a, b: of masks of the values and of the rows' factors.
+    a: of the masks of all values in x. b: of the masks of the factors y.
     squares: of the sum of a^2 over each row.
     products: of a b.
     """
@@ -238,10 +238,11 @@ class RowShares(NamedTuple):
 
 @dataclass(frozen=True)
 class RowProducts(Request[RowShares]):
-    """Request for random masks by which rows of values are squared and multiplied, and for numbers made of the masks.
+    """Request for what it takes to compute, for each row x of shared values, the sum of x^2, and x y for one factor y.
 
-    The masks are a, uniform mod 2^64, of this shape, and b, uniform mod 2^bits, for each row. Also dealt: the sum of
-    a^2 over each row, and the product a b. A row is a vector along the last dimension.
+    A row is a vector along the last dimension of `shape`; every row has its own y, a shared number. Dealt are random
+    masks: a for the values, of this shape, uniform mod 2^64, and b for the factors, one number for each row, uniform
+    mod 2^bits. Also dealt: the sum of a^2 over each row, and the product a b.
     """
 
     kind = "rows"

@@ -250,8 +250,8 @@ class Masked(Comparison):
 
     Every party first cuts the bits of fraction beyond 16, f of them, off its own share. This changes the sum of the
     shares by a rounding error and by multiples of 2^(64 - f), which vanish mod 2^k if k <= 64 - f; so no message is
-    needed. A window's lowest q bits are cut in the same way. Then only k - q bits are opened, and the results are
-    multiplied by 2^q, so that q more of their low bits are right than are dealt.
+    needed. A window's lowest q bits are cut in the same way. Then only k - q bits are opened, and for results of
+    R bits numbers of R - q bits are dealt, as the results are multiplied by 2^q at the end.
     """
 
     name = "masked"

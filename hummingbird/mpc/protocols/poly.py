@@ -220,7 +220,10 @@ def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable)
 
 
 def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:
-    """Return the price of looking up n values in `table` by `evaluate`, with `bits` right bits in the results."""
+    """Return the price of looking up n values in `table` by `evaluate`.
+
+    bits: how many low bits of the results must be right.
+    """
     most = TOGETHER * (AT_ONCE >> table.w)
     whole, rest = divmod(n, most)
     sizes = [most] * whole + [rest] * (rest > 0 or not whole)

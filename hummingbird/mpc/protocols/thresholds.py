@@ -247,7 +247,7 @@ def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | N
     k, m: the window [k:m).
     ring: how many bits the results have.
     tables: how many step tables serve the window; None: as many as take fewest rounds.
-    knots: J.
+    knots: J, the number of knots with which each value is compared.
     """
     tables = tables or step_tables.fewest_rounds(k - m, knots)
     words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
@@ -263,6 +263,7 @@ def squares_price(n: int, k: int, m: int, parties: int, tables: int | None = Non
     The parties send no more than for `relus`.
     k, m: the window [k:m).
     tables: how many step tables serve the window; None: as many as take fewest rounds.
+    knots: with how many knots each value is compared; each knot costs a comparison and a square for every value.
     """
     words = [64, *(knots * width for width in (64, 64 - k - 1))]
     dealt = Cost(offline_bits=8 * sum(packed(n * width) for width in words))

@@ -278,10 +278,11 @@ class _Placing:
         self._full = Assignment(plan.full, distinct)
 
     def place(self, number: int) -> bool:
-        """Find a key for wanted row `number`: of the hot table if it holds the row and has a key left, else of the full
-        table.
+        """Find a key for a wanted row: one of the hot table if that holds the row and has a key left, else one of the
+        full table.
 
-        Returns False if there is no key for the row.
+        The hot table is a small second table of the rows most often wanted. number: the row's index in the list
+        `distinct` of wanted rows. Returns whether there is a key for the row.
         """
         hot = self._hot_number.get(number)
         return (hot is not None and self._hot is not None and self._hot.place(hot)) or self._full.place(number)
