@@ -15,12 +15,13 @@ from torch import nn
 import hummingbird
 from hummingbird.errors import EnvironmentProblem
 from scripts.tools import trained_elsewhere as tool
-from scripts.tools.trained_elsewhere import NETS, Trained, compared, folder, notes, part, rows_of, tensors
+from scripts.tools.trained_elsewhere import compared, rows_of, tensors
+from scripts.tools.trained_nets import NETS, Trained, above, brain_waves, folder, notes, part
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/trained-elsewhere.md").read_text()
-LONG = ("hey_mycroft", "onet", "speech_embedding", "text_direction", "text_places", "timer")
-REFUSED = ("hey_jarvis",)
+REFUSED = ("hey_jarvis", "speech_from_samples", "voice")
+SHORT = ("alexa", "pnet", "rnet", "speech", "speech_from_samples")
 
 
 class Signs(nn.Module):
@@ -38,7 +39,7 @@ def test_errors_are_parts_of_the_largest_value_and_decisions_are_counted() -> No
     torch.manual_seed(0)
     x = torch.tensor([[1.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 4, 0], [0, 0, 0, -4]])
     net = Signs().eval()
-    trained = Trained(net, x, tool.above(0, 1))
+    trained = Trained(net, x, above(0, 1))
     first, scores = (result.detach() for result in net(x))
     assert compared(trained, x, [first, scores]) == {"error": 0.0, "decisions": 100.0}
     assert compared(trained, x, [first + 0.5, scores])["error"] == 12.5  # 0.5 of 4
@@ -59,7 +60,7 @@ def alone(fn: Callable[..., Any], *args: object) -> list[Any]:
 def test_rows_come_from_private_runs(launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hummingbird, "launch", launch)
     torch.manual_seed(0)
-    rows = rows_of("signs", Trained(Signs().eval(), torch.randn(40, 4), tool.above(0, 1), "16/64"))
+    rows = rows_of("signs", Trained(Signs().eval(), torch.randn(40, 4), above(0, 1), "16/64"))
     assert [row["windows"] for row in rows] == ["exact", "16/64"]
     for row in rows:
         # x is rounded to 2^-16 by its input, results of layers by a few of these; the largest value is over 1
@@ -69,7 +70,7 @@ def test_rows_come_from_private_runs(launch: Callable[..., Any], monkeypatch: py
 
 def test_a_net_that_does_not_convert_has_a_reason() -> None:
     net = nn.Sequential(nn.Conv1d(4, 4, 1), nn.LocalResponseNorm(2)).eval()
-    (row,) = rows_of("norm", Trained(net, torch.rand(8, 4, 3), tool.above(0)))
+    (row,) = rows_of("norm", Trained(net, torch.rand(8, 4, 3), above(0)))
     assert "LocalResponseNorm" in row["refused"]
 
 
@@ -95,7 +96,14 @@ def test_notes_have_mean_zero_deviation_one_and_their_pitch() -> None:
     assert min(abs(strong - 18.1 * n) for n in range(1, 9)) < 1
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NETS])
+def test_brain_waves_have_spikes_in_the_second_half_but_for_a_quarter() -> None:
+    waves = brain_waves(32)
+    assert waves.shape == (32, 16 * 256)
+    first, second = waves[:, :2048].std(1), waves[:, 2048:].std(1)
+    assert (second[16:] > 2.5 * first[16:]).all() and (second[:8] < 2 * first[:8]).all()  # the noise itself drifts
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in SHORT)) for name in NETS])
 def test_a_net_of_a_package_converts_and_keeps_its_decisions(name: str) -> None:
     try:
         trained = NETS[name]()
@@ -118,6 +126,23 @@ def test_a_net_of_a_package_converts_and_keeps_its_decisions(name: str) -> None:
 def test_the_page_has_every_net() -> None:
     named = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
     assert named == set(NETS)
+
+
+def test_a_net_whose_package_is_missing_is_left_out_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hummingbird, "launch", alone)
+    torch.manual_seed(0)
+    trained = Trained(Signs().eval(), torch.randn(40, 4), above(0, 1), "16/64")
+    nets = {"absent": lambda: folder("not_there"), "signs": lambda: trained}
+    monkeypatch.setattr(tool, "NETS", nets)
+    assert tool.main(["--json", str(tmp_path / "rows.json")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [
+        line for line in PAGE.splitlines() if line.startswith(("| net | input", "|---|---|---|---:"))
+    ]
+    assert [line.split(" | ")[0] for line in printed[2:4]] == ["| `signs`"] * 2
+    assert printed[4].startswith("absent did not run: ") and "not_there is not installed" in printed[4]
 
 
 def test_a_wrong_name_is_an_error_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

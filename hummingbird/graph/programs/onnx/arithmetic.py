@@ -378,7 +378,12 @@ def _product(x: Any, dims: list[int], keep: bool) -> Any:
     return x
 
 
-_reduced("ReduceMean", 18, lambda x, dims, keep: x.mean(dims, keep))
+def _mean(x: Any, dims: list[int], keep: bool) -> Any:
+    """Return the mean; the last dimension is named from the end, since a graph may not know how many there are."""
+    return x.mean([-1] if dims == [rank(x) - 1] else dims, keep)
+
+
+_reduced("ReduceMean", 18, _mean)
 _reduced("ReduceSum", 13, lambda x, dims, keep: x.sum(dims, keep), np.sum)
 _reduced("ReduceMax", 20, _largest, np.max)
 _reduced("ReduceMin", 20, _smallest, np.min)

@@ -1,7 +1,14 @@
-"""Activations that exporters write out, joined in a graph into the one operator that they are.
+"""Layers that exporters write out, joined in a graph into the operators that they are.
 
-x (1 + erf(x / sqrt 2)) / 2   Gelu, whose erf has no private form alone
-x sigmoid(x)                  Swish, in private one table instead of a table and a product
+x (1 + erf(x / sqrt 2)) / 2                              Gelu, whose erf has no private form alone
+x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2        Gelu by tanh: one table instead of a table and four products
+x sigmoid(x)                                             Swish, in private one table instead of a table and a product
+exp(x - max x) / sum exp(x - max x)                      Softmax
+(x - mean x) (1 / sqrt(mean x^2 - (mean x)^2 + eps) w)   a norm: (x - mean x) / sqrt(mean (x - mean x)^2 + eps), times w
+
+The last two are those of JAX, which drops the dimension of a sum, and then reshapes and expands the result to the shape
+of x with 1 in that dimension. That they do so follows from the shapes, by ONNX's shape inference; the one dimension
+that it may leave open, the batch, follows from the number of elements.
 """
 
 from __future__ import annotations
@@ -9,24 +16,32 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 Named = tuple[NodeProto, str]
+Shape = list[int | None]  # None: a size that does not follow from the file
+_LARGEST = 2**31 - 1  # bytes of a model that ONNX infers shapes for
 
 
-def joined(graph: GraphProto, nodes: Sequence[Named]) -> list[Named]:
-    """Replace each GELU and SiLU that an exporter wrote out in several nodes by one node; return the graph's new nodes.
+def joined(graph: GraphProto, nodes: Sequence[Named], version: int) -> list[Named]:
+    """Replace each layer that an exporter wrote out in several nodes by the operators it is; return the new nodes.
 
-    nodes: pairs of a node and its name in the net; the result has the same form. The new node has the name of the last
-    node that it replaces.
+    nodes: pairs of a node and its name in the net; the result has the same form. A new node has the name of the last
+    node that it replaces. version: of the operators, the file's opset.
     """
-    found = _Graph(graph, nodes)
+    found = _Graph(graph, nodes, version)
+    joins = {
+        "Erf": found.gelu,
+        "Tanh": found.tanh_gelu,
+        "Sigmoid": found.silu,
+        "Exp": found.softmax,
+        "Reciprocal": found.norm,
+    }
     for node, _ in nodes:
-        if node.op_type == "Erf":
-            found.gelu(node)
-        elif node.op_type == "Sigmoid":
-            found.silu(node)
+        if node.op_type in joins:
+            joins[node.op_type](node)
     return found.rest()
 
 
@@ -41,12 +56,13 @@ def _read(graph: GraphProto) -> Iterator[str]:
 
 
 class _Graph:
-    """The nodes of an ONNX graph, indexed by the values that they compute and read, to find written-out activations.
+    """The nodes of an ONNX graph, indexed by the values that they compute and read, to find written-out layers.
 
-    instead: name of a node's output -> the node that replaces it.
+    instead: name of a node's output -> the nodes that replace this node.
     """
 
-    def __init__(self, graph: GraphProto, nodes: Sequence[Named]) -> None:
+    def __init__(self, graph: GraphProto, nodes: Sequence[Named], version: int) -> None:
+        self.graph, self.version = graph, version
         self.nodes, self.outputs = list(nodes), {value.name for value in graph.output}
         self.makers = {name: node for node, _ in nodes for name in node.output}
         self.readers: dict[str, list[NodeProto]] = defaultdict(list)
@@ -62,15 +78,36 @@ class _Graph:
             for node, _ in nodes
             if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value"
         }
-        self.instead: dict[str, NodeProto] = {}
+        self.instead: dict[str, list[NodeProto]] = {}
 
-    def number(self, name: str) -> float | None:
-        """Return the constant of one element called `name` as a float; None if there is no floating-point one."""
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of values that follow from the inputs' shapes. What the file says of other values is not read."""
+        if self.graph.ByteSize() > _LARGEST:
+            return {}
+        model = helper.make_model(self.graph, opset_imports=[helper.make_opsetid("", self.version)])
+        model.graph.ClearField("value_info")
+        try:
+            found = shape_inference.infer_shapes(model, data_prop=True).graph
+        except Exception:  # of kinds that onnx does not document: nothing is known then
+            return {}
+        return {
+            value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+            for value in (*found.value_info, *found.input)
+            if (kind := value.type.tensor_type).HasField("shape")
+        }
+
+    def number(self, name: str, beside: str = "") -> float | None:
+        """Return the constant of one element called `name` as a float; None if there is no floating-point one.
+
+        beside: a value. A constant with more dimensions than this value, or than one, is no number.
+        """
         one = self.constants.get(name)
         if one is None or one.data_type not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
             return None
         array = numpy_helper.to_array(one)
-        return float(array.reshape(-1)[0]) if array.size == 1 and array.ndim <= 1 else None  # adds no dimensions
+        fits = array.size == 1 and (array.ndim <= 1 or (beside and array.ndim <= len(self.shapes.get(beside, ()))))
+        return float(array.reshape(-1)[0]) if fits else None
 
     def only_reader(self, name: str, kind: str) -> NodeProto | None:
         """Return the node that reads the value `name`, if it is the only reader and its operator is `kind`; else None.
@@ -101,17 +138,50 @@ class _Graph:
             return node.input[1], first
         return name, 1.0
 
+    def power(self, name: str, x: str) -> tuple[float, int] | None:
+        """Return (c, n) if a value is c x^n, by products and powers."""
+        if name == x:
+            return 1.0, 1
+        if (number := self.number(name, x)) is not None:
+            return number, 0
+        node = self.makers.get(name)
+        if node is None or node.op_type not in ("Mul", "Pow"):
+            return None
+        first = self.power(node.input[0], x)
+        if node.op_type == "Pow":
+            exponent = self.number(node.input[1])
+            second = (
+                (first[0] ** (exponent - 1), first[1] * (int(exponent) - 1)) if exponent in (2, 3) and first else None
+            )
+        else:
+            second = self.power(node.input[1], x)
+        return None if first is None or second is None else (first[0] * second[0], first[1] + second[1])
+
     def gelu(self, erf: NodeProto) -> None:
         x, factor = self.scaled(erf.input[0])
-        plus = self.only_reader(erf.output[0], "Add")
-        if not math.isclose(factor, math.sqrt(0.5), rel_tol=1e-3) or plus is None:
+        if math.isclose(factor, math.sqrt(0.5), rel_tol=1e-3):
+            self.gated(erf, x, helper.make_node("Gelu", [x], [""]))
+
+    def tanh_gelu(self, tanh: NodeProto) -> None:
+        name, factor = self.scaled(tanh.input[0])
+        node = self.makers.get(name)
+        if node is None or node.op_type != "Add" or not math.isclose(factor, math.sqrt(2 / math.pi), rel_tol=1e-3):
             return
-        if self.number(self.other(plus, erf.output[0])) != 1:
+        for x in node.input:
+            cube = self.power(self.other(node, x), x)
+            if cube is not None and cube[1] == 3 and math.isclose(cube[0], 0.044715, rel_tol=1e-3):
+                self.gated(tanh, x, helper.make_node("Gelu", [x], [""], approximate="tanh"))
+                return
+
+    def gated(self, gate: NodeProto, x: str, join: NodeProto) -> None:
+        """Put `join` in place of x (1 + gate) / 2."""
+        plus = self.only_reader(gate.output[0], "Add")
+        if plus is None or self.number(self.other(plus, gate.output[0]), x) != 1:
             return
         value, product, factors = plus.output[0], 1.0, 0
         while (node := self.only_reader(value, "Mul")) is not None:
             name = self.other(node, value)
-            constant = self.number(name)
+            constant = self.number(name, x)
             source, times = (name, 1.0) if constant is not None else self.scaled(name) if name != x else (x, 1.0)
             if constant is None and source != x:
                 return
@@ -119,19 +189,123 @@ class _Graph:
             factors += constant is None
             value = str(node.output[0])
             if factors == 1 and math.isclose(product, 0.5, rel_tol=1e-3):
-                self.instead[value] = helper.make_node("Gelu", [x], [value])
+                join.output[0] = value
+                self.instead[value] = [join]
                 return
 
     def silu(self, sigmoid: NodeProto) -> None:
         x = sigmoid.input[0]
         node = self.only_reader(sigmoid.output[0], "Mul")
         if node is not None and self.other(node, sigmoid.output[0]) == x:
-            self.instead[node.output[0]] = helper.make_node("Swish", [x], [node.output[0]])
+            self.instead[node.output[0]] = [helper.make_node("Swish", [x], [node.output[0]])]
+
+    def reduced(self, name: str, kind: str) -> tuple[str, int] | None:
+        """Return (x, dimension) for a value that a reduction over one dimension computes."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != kind:
+            return None
+        axes = [list(one.ints) for one in node.attribute if one.name == "axes"]
+        if len(node.input) > 1 and node.input[1] in self.constants:
+            axes.append(numpy_helper.to_array(self.constants[node.input[1]]).reshape(-1).tolist())
+        shape = self.shapes.get(node.input[0])
+        fits = shape is not None and len(axes) == 1 and len(axes[0]) == 1
+        return (node.input[0], axes[0][0] % len(shape)) if fits and shape else None
+
+    def mean(self, name: str) -> tuple[str, int] | None:
+        """Return (x, dimension) for a value that is a mean over one dimension, also as a sum times 1 / its size."""
+        if (found := self.reduced(name, "ReduceMean")) is not None:
+            return found
+        total, factor = self.scaled(name)
+        found = self.reduced(total, "ReduceSum")
+        size = found and self.shapes[found[0]][found[1]]
+        return found if size and math.isclose(factor * size, 1, rel_tol=1e-6) else None
+
+    def spread(self, name: str, x: str, axis: int) -> str:
+        """Return the value that is reshaped and expanded to the shape of x with 1 in the dimension `axis`; else ""."""
+        wanted = [1 if dim == axis else size for dim, size in enumerate(self.shapes[x])]
+        if self.shapes.get(name) != wanted or wanted.count(None) > 1:
+            return ""
+        node = self.makers.get(name)
+        while node is not None and node.op_type in ("Reshape", "Expand"):
+            last, inner = node, self.makers.get(node.input[0])
+            again = inner is not None and inner.op_type == "Reshape" and inner.input[1] == node.input[1]
+            if node.op_type == "Expand" and not again:  # an Expand to the shape that its input has changes nothing
+                return ""
+            name, node = last.input[0], inner
+        return name
+
+    def largest_of(self, name: str, number: float) -> str:
+        """Return the operand of a maximum with a number that is no operand; the value itself if it is no maximum."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != "Max" or len(node.input) != 2:
+            return name
+        return next((self.other(node, one) for one in node.input if self.number(one) == number), name)
+
+    def softmax(self, exp: NodeProto) -> None:
+        less, total = self.makers.get(exp.input[0]), None
+        for node in self.readers[exp.output[0]]:
+            total = node if node.op_type == "Div" and node.input[0] == exp.output[0] else total
+        if less is None or less.op_type != "Sub" or total is None:
+            return
+        x = less.input[0]
+        if (shape := self.shapes.get(x)) is None:
+            return
+        axis = len(shape) - 1  # of other dimensions, Softmax had another meaning before opset 13
+        most = self.reduced(self.largest_of(self.spread(less.input[1], x, axis), -math.inf), "ReduceMax")
+        added = self.reduced(self.spread(total.input[1], x, axis), "ReduceSum")
+        if most == (x, axis) and added == (exp.output[0], axis):
+            self.instead[total.output[0]] = [helper.make_node("Softmax", [x], [total.output[0]], axis=axis)]
+
+    def norm(self, inverse: NodeProto) -> None:
+        root = self.makers.get(inverse.input[0])
+        plus = self.makers.get(root.input[0]) if root is not None and root.op_type == "Sqrt" else None
+        scaled = self.only_reader(inverse.output[0], "Mul")
+        product = scaled and self.only_reader(scaled.output[0], "Mul")
+        if plus is None or plus.op_type != "Add" or scaled is None or product is None:
+            return
+        less = self.makers.get(self.other(product, scaled.output[0]))
+        eps = next((one for one in plus.input if self.number(one) is not None), None)
+        if less is None or less.op_type != "Sub" or eps is None or (shape := self.shapes.get(less.input[0])) is None:
+            return
+        x = less.input[0]
+        for axis in range(len(shape)):
+            variance = self.largest_of(self.spread(self.other(plus, eps), x, axis), 0)
+            middle = self.spread(less.input[1], x, axis)
+            if middle and self.mean(middle) == (x, axis) and self.squares_less(variance, middle, x, axis):
+                self.instead[product.output[0]] = self.written(
+                    x, axis - len(shape), eps, self.other(scaled, inverse.output[0]), product.output[0]
+                )
+
+    def squares_less(self, name: str, middle: str, x: str, axis: int) -> bool:
+        """Whether a value is the mean of x^2 over a dimension, less the square of `middle`."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != "Sub" or self.power(node.input[1], middle) != (1.0, 2):
+            return False
+        squares = self.mean(node.input[0])
+        return squares is not None and squares[1] == axis and self.power(squares[0], x) == (1.0, 2)
+
+    def written(self, x: str, axis: int, eps: str, weight: str, result: str) -> list[NodeProto]:
+        """Return a norm over a dimension, as graph/ops/norms.py recognizes it, times a weight."""
+        mean, less, square, variance, sum, root, ratio = (
+            f"{result}/{part}" for part in ("mean", "less", "square", "variance", "sum", "root", "ratio")
+        )
+        return [
+            helper.make_node("ReduceMean", [x], [mean], axes=[axis], keepdims=1),
+            helper.make_node("Sub", [x, mean], [less]),
+            helper.make_node("Mul", [less, less], [square]),
+            helper.make_node("ReduceMean", [square], [variance], axes=[axis], keepdims=1),
+            helper.make_node("Add", [variance, eps], [sum]),
+            helper.make_node("Sqrt", [sum], [root]),
+            helper.make_node("Div", [less, root], [ratio]),
+            helper.make_node("Mul", [ratio, weight], [result]),
+        ]
 
     def rest(self) -> list[Named]:
         """Return the pairs (node, its name in the net) that the graph's results need, after the replacements."""
         replaced = [
-            (self.instead.get(node.output[0], node) if node.output else node, title) for node, title in self.nodes
+            (one, title if one.output[:1] == node.output[:1] else f"{title}.{one.output[0].rpartition('/')[2]}")
+            for node, title in self.nodes
+            for one in (self.instead.get(node.output[0], [node]) if node.output else [node])
         ]
         needed, kept = set(self.outputs), list[Named]()
         for node, title in reversed(replaced):

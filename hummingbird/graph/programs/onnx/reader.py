@@ -204,7 +204,7 @@ class _Reader:
         names = self._arguments(given)
         example, any_batch = self._example(given)
         titles = [self._title(node, number) for number, node in enumerate(self.graph.node)]
-        for node, title in joined(self.graph, list(zip(self.graph.node, titles, strict=True))):
+        for node, title in joined(self.graph, list(zip(self.graph.node, titles, strict=True)), self.version):
             self._add(calls, node, title)
         results = []
         for value in self.graph.output:
