@@ -48,7 +48,10 @@ def test_modules_losses_and_training(parties: int) -> None:
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+TWO = [2, *(pytest.param(parties, marks=pytest.mark.slow) for parties in (1, 3))]
+
+
+@pytest.mark.parametrize("parties", TWO)
 def test_xor_shared_words_and_other_scales(parties: int) -> None:
     assert run("binary", parties) == []
 
@@ -58,7 +61,7 @@ def test_refusals_come_before_anything_is_sent(parties: int) -> None:
     assert run("refusals", parties) == {}
 
 
-@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parties", TWO)
 def test_messages_files_and_random_numbers(parties: int) -> None:
     assert run("communication", parties) == []
 
