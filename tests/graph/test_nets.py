@@ -213,7 +213,7 @@ CNNS = (
 ).split()
 
 
-QUICK = "resnet18 squeezenet1_1 densenet121 googlenet shufflenet_v2_x0_5 mobilenet_v3_small".split()
+QUICK = "squeezenet1_1 densenet121 mobilenet_v3_small".split()  # no norms, norms first, and norms behind convolutions
 
 
 @pytest.mark.parametrize(
