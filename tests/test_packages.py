@@ -92,8 +92,9 @@ print(tuple(private(hummingbird.cryptensor(torch.rand(3, 4))).get_plain_text().s
 AGAIN = """
 import sys
 for name, module in list(sys.modules.items()):
-    if name.split(".")[0] in ("crypten", "hummingbird", *{names!r}) or name.startswith("torch.") and not module.__spec__:
-        del sys.modules[name]  # and the module that the adapter gives to CrypTen in place of torch's
+    given = name.startswith("torch.") and not module.__spec__  # by the adapter to CrypTen, in place of torch's
+    if given or name.split(".")[0] in ("crypten", "hummingbird", *{names!r}):
+        del sys.modules[name]
 """
 
 

@@ -18,6 +18,7 @@ from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.pictures import Measure, by_layer
 from hummingbird.report import Estimate
 from models import get_model
+from tests.support.covering import every
 
 
 @pytest.fixture(scope="module")
@@ -138,12 +139,11 @@ def test_no_text_covers_another(costs: Estimate, counted: meter.Meter) -> None:
         assert all(figure.bbox.contains(x, y) for box in boxes for x, y in box.corners())
 
 
-def test_files_of_every_kind(costs: Estimate) -> None:
-    figure = costs.plot()
-    for kind, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
-        file = io.BytesIO()
-        figure.savefig(file, format=kind)
-        assert file.getvalue().startswith(magic) and kind in pictures.formats()
+@pytest.mark.parametrize(("kind", "magic"), every(3, [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]))
+def test_files_of_every_kind(costs: Estimate, kind: str, magic: bytes) -> None:
+    file = io.BytesIO()
+    costs.plot().savefig(file, format=kind)
+    assert file.getvalue().startswith(magic) and kind in pictures.formats()
 
 
 def test_an_unknown_quantity(costs: Estimate, counted: meter.Meter) -> None:

@@ -92,6 +92,7 @@ def test_what_is_no_file_of_windows_leads_to_one(capsys: pytest.CaptureFixture[s
         main(["find-bits", "--budget", "8/64", "--out", "bits.json", "--help"])
 
 
+@pytest.mark.slow
 def test_estimate_of_a_torchvision_net() -> None:
     pytest.importorskip("torchvision")
     ended = command("estimate", "--model", "torchvision.models:resnet18", "--input", "1x3x64x64", "--rtt", "0.02")

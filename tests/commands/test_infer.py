@@ -53,6 +53,7 @@ def test_infer_under_run_with_its_own_dealer(tmp_path: Path) -> None:
     assert "[21:13)" in printed and "relu1" in printed and "predicted kB" in printed
 
 
+@pytest.mark.slow
 def test_a_net_that_asks_for_shapes_is_traced_on_party_0s_images(tmp_path: Path) -> None:
     """With the weights of party 1, which knows of the images their shape alone."""
     result, words = (

@@ -84,6 +84,7 @@ def test_the_encrypted_commands_run(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (5, 10)
 
 
+@pytest.mark.slow
 def test_the_two_party_example_runs(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
     (snippet,) = blocks(TWO_PARTY, "python")
