@@ -66,6 +66,7 @@ class Read(nn.Module):
         return torch.relu(self.net(x) * self.t.item())
 
 
+@pytest.mark.slow
 def test_windows_fit_a_net_whose_server_reads_its_weights() -> None:
     config = found_for(Read(0).eval(), cut=True)
     make_plan(Read(0).eval(), (4,), config)

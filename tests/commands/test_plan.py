@@ -226,6 +226,11 @@ def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert found["p50"]["low"] <= shown[0] <= shown[1] <= shown[2] <= found["p99"]["high"]
     assert found["limit"] == pytest.approx(2.0) and 0 < found["levels"]["stored"] <= 4
     assert figures(capsys, *words, "--seed", "0") == found != figures(capsys, *words, "--seed", "1")
+
+
+@pytest.mark.slow
+def test_run_in_words_and_by_events(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "60/min", "--requests", "400", "--runs", "3"]
     assert main(["plan", *words, "--prices", "core-hour=1", "--json", str(tmp_path / "run.json")]) == 0
     text = capsys.readouterr().out
     assert "95 % interval" in text and "every phase has its cores and links to itself" in text and "5 an hour" in text

@@ -52,6 +52,7 @@ def of(wanted: Callable[[ServiceCase], object], *quick: str) -> pytest.MarkDecor
 
 
 every = of(lambda case: True, "he-server", "dealer", "deal")  # streams and tokens; certificates alone; no methods
+pages = of(lambda case: True, "he-server")
 called = of(lambda case: case.methods, "he-server", "dealer")
 each_called = of(lambda case: case.methods, "he-server", "pir-server", "gc-server", "gc-proxy", "serve", "dealer")
 with_tokens = of(lambda case: case.tokens, "he-server", "pir-server")
@@ -320,7 +321,7 @@ def test_health_needs_no_name(tokened: Started) -> None:
         telemetry.ask(address, name="other")
 
 
-@every
+@pages
 def test_pages_say_what_it_is(tokened: Started) -> None:
     assert (tokened.page("/livez"), tokened.page("/readyz")) == ((200, "alive\n"), (200, "ready\n"))
     for path in ("/", "/metrics/", "/anything", "/livez/ping"):

@@ -113,8 +113,8 @@ MADE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 HOW: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "scripted": lambda net, x: torch.jit.script(net),
-    "traced": lambda net, x: torch.jit.trace(net, x, strict=False),
     "frozen": lambda net, x: torch.jit.freeze(torch.jit.script(net)),
+    "traced": lambda net, x: torch.jit.trace(net, x, strict=False),
 }
 
 
