@@ -57,7 +57,9 @@ def ci(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     ("tests", "passes", "says"),
     [
         pytest.param((PASSES,), True, "1 passed", marks=pytest.mark.slow),
-        ((PASSES, FLAKY), True, "Mend these next:\n  tests/test_1.py::test_flaky\n"),
+        pytest.param(
+            (PASSES, FLAKY), True, "Mend these next:\n  tests/test_1.py::test_flaky\n", marks=pytest.mark.slow
+        ),
         ((PASSES, FAILS), False, "Once more, alone: 1 that failed."),
         pytest.param((FLAKY, FAILS), False, "Once more, alone: 2 that failed.", marks=pytest.mark.slow),
         # Some tests did not run: nothing is run again.

@@ -30,7 +30,7 @@ def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
 PROTOCOLS = {
     "relu": lambda n, w, parties: gmw.relu_price(n, w, 16, parties),
     "drelu": lambda n, w, parties: gmw.drelu_price(n, w, parties),
-    "maximum": lambda n, w, parties: maximum(n, 9, lambda count: gmw.relu_price(count, w, 0, parties)),
+    "maximum": lambda n, w, parties: maximum(n, 3, lambda count: gmw.relu_price(count, w, 0, parties)),
     "select": lambda n, w, parties: select_price(n, 16, parties),
     "truncate": lambda n, w, parties: truncate_price(n, parties),
     "product": lambda n, w, parties: beaver.product_price(n, n, n, parties),
@@ -100,7 +100,7 @@ def test_carry_save_adders_bring_n_addends_down_to_two(w: int) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_wider_windows_and_more_elements_never_cost_less(name: str, parties: int) -> None:
     price = PROTOCOLS[name]
     for n in (1, 7, 8, 9, 1000):

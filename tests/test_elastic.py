@@ -133,8 +133,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "variables", "expected"),
     [
-        (["--standalone"], {}, True),
         (["--master-port=PORT"], {}, False),
+        pytest.param(["--standalone"], {}, True, marks=slow),  # the one below, too
         pytest.param([], {}, True, marks=slow),
         pytest.param(["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], {}, True, marks=slow),
         pytest.param(["--standalone"], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, True, marks=slow),

@@ -22,21 +22,26 @@ from hummingbird.mpc.plan.builders import MOVES
 from hummingbird.report import CRYPTEN
 from hummingbird.serving.plan import shapes_of
 from models import get_model
+from tests.support.covering import every
 from tests.support.parties import succeed
 
+SLOW = pytest.mark.slow
 NET = get_model("digits", 10)
 SHAPE = (2, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("words", "options"),
-    [
-        ([], {}),
-        (["--bits", "bits.json"], {"bits": "bits.json"}),
-        (["--parties", "3", "--protocol", "gmw"], {"parties": 3, "protocol": "gmw"}),
-        (["--private-weights", "--lanes", "2"], {"weights": 0, "lanes": 2}),
-        (["--bandwidth", "1e6", "--rtt", "0.1"], {"bandwidth": 1e6, "rtt": 0.1}),
-    ],
+    every(
+        2,
+        [
+            (["--bits", "bits.json"], {"bits": "bits.json"}),
+            ([], {}),
+            (["--parties", "3", "--protocol", "gmw"], {"parties": 3, "protocol": "gmw"}),
+            (["--private-weights", "--lanes", "2"], {"weights": 0, "lanes": 2}),
+            (["--bandwidth", "1e6", "--rtt", "0.1"], {"bandwidth": 1e6, "rtt": 0.1}),
+        ],
+    ),
 )
 def test_the_command_prints_it(
     words: list[str],
@@ -158,7 +163,7 @@ class Words(nn.Module):
         return self.relu(out) if twice else out
 
 
-@pytest.mark.parametrize("weights", ["public", 1])
+@pytest.mark.parametrize("weights", every(2, [1, "public"]))
 def test_an_example_gives_the_price_of_token_numbers_masks_and_flags(weights: str | int) -> None:
     net, ids = Words().eval(), torch.arange(10).view(2, 5)
     more = {"x": torch.rand(2, 5, 6), "mask": torch.ones(2, 5, dtype=torch.int64), "twice": True}
@@ -209,10 +214,10 @@ def test_commands_take_an_example(
     assert "cannot import 'talking:nothing'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_sharing_and_opening_take_what_estimate_says(parties: int) -> None:
+@pytest.mark.parametrize(("parties", "nets"), [(2, "two"), *(pytest.param(n, "all", marks=SLOW) for n in (2, 3))])
+def test_sharing_and_opening_take_what_estimate_says(parties: int, nets: str) -> None:
     """For each owner and each receiver, of one input and several, one result and several: tests/jobs/around.py."""
-    succeed(["-m", "tests.jobs.around"], parties)
+    succeed(["-m", "tests.jobs.around", nets], parties)
 
 
 def test_around_the_layers_of_one_party_nothing_is_sent() -> None:

@@ -34,11 +34,8 @@ def run(words: Sequence[str], folder: Path, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's files. It is built from the sdist, which is built from a copy.
-
-    No compiler is used: that the kernels are optional saves minutes.
-    """
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, which is built from a copy."""
     sources, built = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("built")
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
@@ -48,13 +45,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (sources / name / "__init__.py").touch()
     run([sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(built)], sources)
     (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    here = (*FILES, *CSRC, *PACKAGE.rglob("*.json"), PACKAGE / "py.typed")
-    assert {path.relative_to(ROOT).as_posix() for path in here} <= names
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    return sdist
+
+
+@pytest.fixture(scope="module")
+def site(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's files. It is built from the sdist.
+
+    No compiler is used: that the kernels are optional saves minutes.
+    """
+    built = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(built)]
-    run([*pip, str(sdist)], sources, CC="false", CXX="false", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    run([*pip, str(sdist)], built, CC="false", CXX="false", PIP_DISABLE_PIP_VERSION_CHECK="1")
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert {name.partition("/")[0].partition("-")[0] for name in archive.namelist()} == {
@@ -66,10 +68,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built / "site"
 
 
+def test_the_sdist_has_the_sources_and_a_program_of_the_package_s_name(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        (entries,) = (name for name in archive.getnames() if name.endswith(".egg-info/entry_points.txt"))
+        assert (found := archive.extractfile(entries)) is not None
+        assert found.read().decode().split() == ["[console_scripts]", "hummingbird", "=", "hummingbird.__main__:main"]
+    here = (*FILES, *CSRC, *PACKAGE.rglob("*.json"), PACKAGE / "py.typed")
+    assert {path.relative_to(ROOT).as_posix() for path in here} <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert callable(command.main)
+
+
+@pytest.mark.slow
 def test_it_has_a_program_of_its_name(site: Path) -> None:
     (found,) = site.glob("*.dist-info/entry_points.txt")
     assert found.read_text().split() == ["[console_scripts]", "hummingbird", "=", "hummingbird.__main__:main"]
-    assert callable(command.main)
 
 
 def test_the_package_needs_nothing_of_the_checkout() -> None:

@@ -92,6 +92,7 @@ def test_what_is_no_file_of_windows_leads_to_one(capsys: pytest.CaptureFixture[s
         main(["find-bits", "--budget", "8/64", "--out", "bits.json", "--help"])
 
 
+@pytest.mark.slow
 def test_estimate_of_a_torchvision_net() -> None:
     pytest.importorskip("torchvision")
     ended = command("estimate", "--model", "torchvision.models:resnet18", "--input", "1x3x64x64", "--rtt", "0.02")
@@ -290,11 +291,14 @@ def test_help(capsys: pytest.CaptureFixture[str], name: str, words: list[str]) -
         assert all(re.search(rf"^ +{word}\s+[A-Z]", text, re.MULTILINE) for word in words)
 
 
-def test_the_examples_in_the_help_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("net", ["digits", pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_the_examples_in_the_help_are_right(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As they are, and in the quick tier for a smaller net."""
     with pytest.raises(SystemExit):
         main(["estimate", "--help"])
     text = capsys.readouterr().out
     first = next(line.split() for line in text.splitlines() if "models:get_model resnet18" in line)
     assert first[:3] == ["python", "-m", "hummingbird"]
-    assert main(first[3:]) == 0
+    smaller = {"resnet18": "digits", "8x3x32x32": "8x1x8x8"} if net == "digits" else {}
+    assert main([smaller.get(word, word) for word in first[3:]]) == 0
     assert table(capsys.readouterr().out)["total"]

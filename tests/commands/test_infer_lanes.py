@@ -45,6 +45,7 @@ def infer(nursery: Nursery, result: Path, parties: int, lanes: int, images: int,
     return figures
 
 
+@pytest.mark.slow
 def test_lanes_give_the_answers_of_one(nursery: Nursery, dealer: str, tmp_path: Path) -> None:
     """7 rows in slices of 2: one lane has 4 slices; two have 2 each, and each lane shares its input and opens its
     result by itself. One row for two lanes: the second one has nothing to do.
@@ -58,12 +59,13 @@ def test_lanes_give_the_answers_of_one(nursery: Nursery, dealer: str, tmp_path: 
     assert isinstance(lone["seconds_by_lane"], list) and lone["seconds_by_lane"][1] < lone["seconds_by_lane"][0]
 
 
-def test_three_parties_of_two_lanes_from_a_store(nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_parties_of_two_lanes_from_a_store(nursery: Nursery, tmp_path: Path, parties: int) -> None:
     """17 rows in slices of 4: parts of 9 and 8, so 3 and 2 slots."""
-    write_store(tmp_path / "store", 3, 3, protocol="masked", lanes=2)
-    infer(nursery, tmp_path / "result.json", 3, 2, 17, "--store", str(tmp_path / "store"))
+    write_store(tmp_path / "store", 3, parties, protocol="masked", lanes=2)
+    infer(nursery, tmp_path / "result.json", parties, 2, 17, "--store", str(tmp_path / "store"))
     assert SLICE[0] == 4
-    for rank in range(3):
+    for rank in range(parties):
         ledgers = [tmp_path / "store" / f"party-{rank}" / f"lane-{lane}" / "ledger" for lane in range(2)]
         assert [path.read_text().count("used") for path in ledgers] == [3, 2]
 

@@ -90,6 +90,16 @@ def test_a_net_that_asks_for_shapes_is_traced_on_the_images(folder: Path, capsys
         assert main(["find-bits", *net, *out, "--budget", "4/64", "--samples", "12"]) == 0
         found.append(BitConfig.load(f"{number}.json").windows)
     assert found[0] == found[1]
+    counting = ["--model", "my_net:counting", "--weights", "net.pt", "--data", "my_data:images"]
+    assert main(["find-bits", *counting, "--out", "2.json"]) == 1
+    assert "forward() depends on how many images there are" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_net_that_asks_for_shapes_goes_through_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["--model", "my_net:asking", "--weights", "net.pt"]
+    for name in ("0.json", "1.json"):
+        BitConfig(BitWindow(20, 12)).save(name)
     given = [*asking, "--bits", "1.json"]
     assert main(["validate", *given, "--data", "my_data:images", "--json", "v.json"]) == 0
     data = ["--data", "my_data:images", "--validation", "my_data:images", "validation", "--epochs", "1"]
@@ -104,9 +114,6 @@ def test_a_net_that_asks_for_shapes_is_traced_on_the_images(folder: Path, capsys
     assert main(["deal", *asking, "--input", "2x1x6x6", "--images", "2", "--out", "store"]) == 0
     plans = [hybrid.make_plan(net_of_folder(name), (1, 6, 6), BitWindow(20, 12)).plan for name in ("net", "asking")]
     assert [str(step) for step in plans[0].steps[1:]] == [str(step) for step in plans[1].steps[1:]]
-    counting = ["--model", "my_net:counting", "--weights", "net.pt", "--data", "my_data:images"]
-    assert main(["find-bits", *counting, "--out", "2.json"]) == 1
-    assert "forward() depends on how many images there are" in capsys.readouterr().err
 
 
 def test_a_frontier(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

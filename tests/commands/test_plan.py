@@ -16,6 +16,7 @@ from hummingbird.capacity.profile import Measurement, Profile
 from hummingbird.capacity.published import asplos23
 from hummingbird.commands.program import machine
 from models import get_model
+from tests.support.covering import every
 
 PAPER = ["--service", "asplos23/sg", "--net", "tinyimagenet/resnet18", "--up", "500mbit", "--down", "0.5gbit"]
 NET = ["--service", "masked", "--model", "models:get_model", "digits", "10", "--input", "2x1x8x8"]
@@ -225,6 +226,11 @@ def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert found["p50"]["low"] <= shown[0] <= shown[1] <= shown[2] <= found["p99"]["high"]
     assert found["limit"] == pytest.approx(2.0) and 0 < found["levels"]["stored"] <= 4
     assert figures(capsys, *words, "--seed", "0") == found != figures(capsys, *words, "--seed", "1")
+
+
+@pytest.mark.slow
+def test_run_in_words_and_by_events(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "60/min", "--requests", "400", "--runs", "3"]
     assert main(["plan", *words, "--prices", "core-hour=1", "--json", str(tmp_path / "run.json")]) == 0
     text = capsys.readouterr().out
     assert "95 % interval" in text and "every phase has its cores and links to itself" in text and "5 an hour" in text
@@ -234,6 +240,7 @@ def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "events" in figures(capsys, *words, "--engine", "events")["engine"]
 
 
+@pytest.mark.slow
 def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Below the limit, above it, and at an answer: three that differ."""
     service = ["--service", str(tiny(tmp_path)), "--requests", "500"]
@@ -243,8 +250,12 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     figures(capsys, "solve", *service, "--goal", "mean=1s", "--vary", "rate", *answer)
     pictures = {Path(path).read_bytes() for _, path in (below, above, answer)}
     assert len(pictures) == 3 and all(one.startswith(b"\x89PNG") and len(one) > 5000 for one in pictures)
-    assert "names no format" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "x.tea")
-    assert "there is no folder" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "nowhere/x.png")
+
+
+def test_bad_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--plot"]
+    assert "names no format" in refused(capsys, *words, "x.tea")
+    assert "there is no folder" in refused(capsys, *words, "nowhere/x.png")
 
 
 @pytest.mark.slow
@@ -282,10 +293,18 @@ def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
     traced = figures(capsys, *words, "--trace", str(tmp_path / "trace.txt"))
     assert traced["requests"] == 600 and traced["p99"]["value"] == pytest.approx(0.25)
+    words += ["--requests", "2000"]
     assert figures(capsys, *words, "--users", "3", "--think", "5s")["p99"]["value"] < 1
+    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["shares"]["rejected"] > 0.5
+
+
+@pytest.mark.slow
+def test_run_requests_of_hours_in_bursts_and_without_patience(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
     assert figures(capsys, *words, "--hourly", "30/min", "90/min")["rate"] == pytest.approx(1.0)
     assert figures(capsys, *words, "--rate", "1/s", "--burstiness", "inf")["p99"]["value"] == pytest.approx(0.25)
-    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["shares"]["rejected"] > 0.5
     assert figures(capsys, *words, "--rate", "9/s", "--patience", "2s")["shares"]["gave up"] > 0.5
 
 
@@ -297,14 +316,18 @@ def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert [row["overloaded"] for row in rows] == [False, False, True]
     assert rows[0]["latency_mean"]["value"] < rows[1]["latency_mean"]["value"]
     assert (tmp_path / "x.svg").stat().st_size > 1000
-    for name, *values in (
-        ("store", "10B", "1kB"),
-        ("up", "8kbit", "1mbit"),
-        ("rtt", "100ms", "1ms"),
-        ("cores", "1", "4"),
-    ):
-        first, second = figures(capsys, *words, "--vary", name, "--values", *values)
-        assert first["latency_mean"]["value"] > second["latency_mean"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    every(2, [("store", "10B", "1kB"), ("up", "8kbit", "1mbit"), ("rtt", "100ms", "1ms"), ("cores", "1", "4")]),
+)
+def test_sweeps_of_a_machine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, bad: str, good: str
+) -> None:
+    words = ["sweep", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--requests", "400", "--runs", "3"]
+    first, second = figures(capsys, *words, "--vary", name, "--values", bad, good)
+    assert first["latency_mean"]["value"] > second["latency_mean"]["value"]
 
 
 def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -313,6 +336,11 @@ def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert found["p99_seconds"] <= 1.0 and found["value"] < found["limit_requests_per_second"]
     at = figures(capsys, "run", *words[1:3], "--rate", f"{found['value']!r}/s", "--runs", "2", *words[5:])
     assert at["p99"]["value"] == pytest.approx(found["p99_seconds"])
+
+
+@pytest.mark.slow
+def test_solve_for_a_store_and_in_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["solve", "--service", str(tiny(tmp_path)), "--goal", "p99=1s", "--requests", "1000", "--seed", "3"]
     store = figures(capsys, *words, "--vary", "store", "--rate", "1/s")
     assert store["value"] % 10 == 0 and store["next_token_bytes"] == store["value"] + 10
     assert main(["plan", *words, "--vary", "rate"]) == 0

@@ -27,8 +27,8 @@ from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
 
-def run(job: str, parties: int) -> Any:
-    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten_surface", job], parties)
+def run(job: str, parties: int, *words: str) -> Any:
+    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten_surface", job, *words], parties)
     return json.loads(ended[0].out.strip().splitlines()[-1])
 
 
@@ -48,7 +48,10 @@ def test_modules_losses_and_training(parties: int) -> None:
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+TWO = [2, *(pytest.param(parties, marks=pytest.mark.slow) for parties in (1, 3))]
+
+
+@pytest.mark.parametrize("parties", TWO)
 def test_xor_shared_words_and_other_scales(parties: int) -> None:
     assert run("binary", parties) == []
 
@@ -58,9 +61,11 @@ def test_refusals_come_before_anything_is_sent(parties: int) -> None:
     assert run("refusals", parties) == {}
 
 
-@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_messages_files_and_random_numbers(parties: int) -> None:
-    assert run("communication", parties) == []
+@pytest.mark.parametrize(
+    ("parties", "normal"), [(2, ""), *(pytest.param(n, "normal", marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
+def test_messages_files_and_random_numbers(parties: int, normal: str) -> None:
+    assert run("communication", parties, normal) == []
 
 
 def test_crypten_notices_that_parties_share_different_shapes() -> None:

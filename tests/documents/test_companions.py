@@ -84,6 +84,7 @@ def test_the_encrypted_commands_run(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (5, 10)
 
 
+@pytest.mark.slow
 def test_the_two_party_example_runs(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
     (snippet,) = blocks(TWO_PARTY, "python")
@@ -108,9 +109,13 @@ def test_the_two_party_commands_run(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (5, 10)
 
 
-def test_the_lookup_example_and_servers_run(tmp_path: Path) -> None:
+def test_the_lookup_example_runs() -> None:
     for snippet in blocks(LOOKUP, "python"):
         exec(snippet, {})  # noqa: S102 - a snippet of this repository
+
+
+@pytest.mark.slow
+def test_the_lookup_servers_run(tmp_path: Path) -> None:
     rows = torch.rand(3000, 8)
     np.save(tmp_path / "table.npy", rows.numpy())
     servers = [started(line, tmp_path) for line in blocks(LOOKUP, "sh")[0].splitlines()]

@@ -24,7 +24,8 @@ from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.truncation import select_price
 from hummingbird.ring import SCALE
 from models import MODELS, trained
-from scripts.bench.hybrid_nets import SHIPPED
+from scripts.bench.hybrid_nets import SHIPPED, Case
+from tests.support.covering import every
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
 from tests.support.paths import ROOT
 
@@ -175,16 +176,18 @@ def test_the_bytes_of_a_garbled_relu_are_those_of_the_kernels() -> None:
     }
 
 
-def test_the_bytes_behind_a_proxy_and_the_round_trips_are_those_of_the_plans() -> None:
+TITLES = ("Impala's MNIST net", "Impala's CIFAR-10 net", "ResNet-18, CIFAR-10")
+
+
+@pytest.mark.parametrize(("title", "case"), every(3, [*zip(TITLES, SHIPPED, strict=True)]), ids=TITLES)
+def test_the_bytes_behind_a_proxy_and_the_round_trips_are_those_of_the_plans(title: str, case: Case) -> None:
     text = text_of(TWO_PARTY)
-    titles = ("Impala's MNIST net", "Impala's CIFAR-10 net", "ResNet-18, CIFAR-10")
-    for title, case in zip(titles, SHIPPED, strict=True):
-        net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
-        plan = make_plan(net, MODELS[case.model].input_shape, ROOT / "checkpoints" / case.bits).plan
-        for kind in INPUTS:
-            found = prices.user_once(plan, kind), prices.user(plan, kind), prices.proxied(plan, kind)
-            bytes_ = " | ".join(f"{sum(part.values()):,}" for part in found)
-            assert re.search(
-                rf"^\| {f'{title}.*' if kind == 'shares' else ''} ?\| {kind} \| {re.escape(bytes_)} \|$", text, re.M
-            )
-        assert re.search(rf"^\| {title} \| {len(plan.gates) + 1} \|", text, re.M)
+    net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
+    plan = make_plan(net, MODELS[case.model].input_shape, ROOT / "checkpoints" / case.bits).plan
+    for kind in INPUTS:
+        found = prices.user_once(plan, kind), prices.user(plan, kind), prices.proxied(plan, kind)
+        bytes_ = " | ".join(f"{sum(part.values()):,}" for part in found)
+        assert re.search(
+            rf"^\| {f'{title}.*' if kind == 'shares' else ''} ?\| {kind} \| {re.escape(bytes_)} \|$", text, re.M
+        )
+    assert re.search(rf"^\| {title} \| {len(plan.gates) + 1} \|", text, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import shlex
@@ -14,6 +15,7 @@ import pytest
 from hummingbird import errors, init
 from tests.support.pages import FILE, blocks, run, text_of
 from tests.support.paths import ROOT
+from tests.test_floors import FILES, nodes, parsed
 
 TROUBLE, CRYPTEN, CONCRETE, CLOUDS = (
     ROOT / f"docs/{name}.md" for name in ("troubleshooting", "from-crypten", "from-concrete-ml", "two-clouds")
@@ -21,11 +23,12 @@ TROUBLE, CRYPTEN, CONCRETE, CLOUDS = (
 WORDS = 4  # words in a row that a message and the code must share
 
 
+@functools.cache
 def said_by_the_package() -> str:
     """The text of every string of the package, with a space for each value of a format string."""
     found = []
-    for path in sorted((ROOT / "hummingbird").rglob("*.py")):
-        for node in ast.walk(ast.parse(text_of(path))):
+    for path in FILES:
+        for node in nodes(parsed(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 found.append(
                     "".join(str(part.value) if isinstance(part, ast.Constant) else " " for part in node.values)

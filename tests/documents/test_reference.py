@@ -40,6 +40,7 @@ def configuration() -> ModuleType:
 SITE = configuration()
 STARTS_PROCESSES = {f"hummingbird.{name}" for name in ("launch", "serve", "Client", "channel.meter.Meter")}
 STARTS_PROCESSES.add("hummingbird.errors.LaunchError")
+SEARCHES = {"hummingbird.search_bits", "hummingbird.window_search.prepare.Prepared"}  # as hummingbird.prepare does
 
 
 def named(name: str) -> Any:
@@ -87,7 +88,8 @@ def profile() -> str:
 
 @pytest.mark.filterwarnings("ignore:one party")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in STARTS_PROCESSES else ()) for name in SITE.PUBLIC]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in STARTS_PROCESSES | SEARCHES else ()) for name in SITE.PUBLIC],
 )
 def test_every_public_name_has_an_example_that_runs(
     name: str, profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_is_left: None

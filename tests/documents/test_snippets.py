@@ -19,6 +19,7 @@ from hummingbird.version import VERSION
 from models import get_model, load_checkpoint
 from scripts.train.data import load
 from tests.support import parties, python
+from tests.support.covering import every
 from tests.support.pages import DOCUMENTS, FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
@@ -100,7 +101,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=pytest.mark.slow if re.search("bert_base|resnet50|--lanes", line) else [])
+        pytest.param(line, marks=pytest.mark.slow if re.search("bert_base|resnet|--lanes", line) else [])
         for line in shell_lines(
             [path for path in DOCUMENTS if path.name != "programs.md"]
         )  # test_programs.py runs those
@@ -119,7 +120,7 @@ def test_info_and_estimate_lines_run(
 DEAL_LINES = [line for line in shell_lines() if "-m hummingbird deal " in line and "--keep" not in line]
 
 
-@pytest.mark.parametrize("line", DEAL_LINES)
+@pytest.mark.parametrize("line", every(len(DEAL_LINES), DEAL_LINES))
 def test_the_deal_lines_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:

@@ -75,11 +75,8 @@ def test_an_example_is_its_tutorial_as_a_script(path: Path) -> None:
     assert {found.stem for found in EXAMPLES.iterdir()} == {tutorial.stem for tutorial in TUTORIALS}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.name[0] == "3" else pytest.mark.slow) for path in TUTORIALS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     told = run([sys.executable, str(EXAMPLES / f"{path.stem}.py")], tmp_path)
     agreements = [float(number) for number in re.findall(r"in the clear: +([\d.]+)%", told)]

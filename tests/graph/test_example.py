@@ -226,7 +226,11 @@ def test_facts_about_parameters_are_no_values(secret: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "shape"), [(bert_tiny, (1, 32, 128)), (lambda: get_model("vit", 10), (1, 3, 32, 32))], ids=["bert", "vit"]
+    ("net", "shape"),
+    [
+        pytest.param(bert_tiny, (1, 32, 128), id="bert"),
+        pytest.param(lambda: get_model("vit", 10), (1, 3, 32, 32), id="vit", marks=pytest.mark.slow),
+    ],
 )
 def test_an_example_has_the_sizes_that_a_net_asks_for(net: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     """Without one the error says so: `q.shape[-1] ** -0.5` is a number once the sizes are known."""

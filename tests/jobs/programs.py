@@ -206,8 +206,11 @@ def fixed_weights() -> dict[str, Any]:
     return {"errors": errors, "rows": rows, "same": same, "ones": ones, "words": words.numel()}
 
 
-def crypten_functions() -> dict[str, Any]:
-    """CrypTen's own functions on our tensors, communicator and provider: name -> (largest error, bound)."""
+def crypten_functions(smooth: str) -> dict[str, Any]:
+    """CrypTen's own functions on our tensors, communicator and provider: name -> (largest error, bound).
+
+    smooth: "smooth" for its approximations too, "" without.
+    """
     session = launch.init(timeout=HANG)
     parties, unit, results = session.parties, 2.0**-16, {}
     torch.manual_seed(3)
@@ -244,27 +247,29 @@ def crypten_functions() -> dict[str, Any]:
         "div by integers", a.div(torch.tensor([2, 3, 4, 5, 7])), x / torch.tensor([2, 3, 4, 5, 7]), (1 + parties) * unit
     )
     check("sum, mean", a.sum(0).mean(), x.sum(0).mean(), (6 / 2 + 1 + parties) * unit)
-    # (1 + x/2^8)^(2^8): x^2/2^9 of the method; every squaring doubles a relative error that begins at `parties` + 1
-    # units: 2^8 of them, and as many again from the squarings themselves.
-    rounding = 2 * (1 + parties) * 2**8 * unit
-    near = x.clamp(-3, 1.5)
-    error = near.exp() * (near**2 / 2**9 * 1.1 + rounding)
-    check("exp", shared(near).exp(), near.exp(), float(error.max()))
-    # Newton's 3 steps from 3/4 on [1, 2] leave (1/2)^8 of 1/d; exp's error comes in with a slope of at most 1, at |x|.
-    smooth = 2.0**-8 + float((torch.exp(-x.abs()) * (x**2 / 2**9 * 1.1 + rounding)).max()) + 20 * unit
-    check("sigmoid", a.sigmoid(), x.sigmoid(), smooth)
-    half = shared(x / 2)
-    check("tanh", half.tanh(), (x / 2).tanh(), 2 * smooth)
-    # exp errs relatively by 1.1 d^2/2^9 + rounding at distance d below the maximum: numerator and sum. Newton's ten
-    # steps for 1/sum leave rounding only: one truncation each, well below 2^-9.
-    d = x.max(1, keepdim=True)[0] - x
-    weighted = x.softmax(1) * (d**2 / 2**9 * 1.1 + rounding)
-    check(
-        "softmax",
-        a.softmax(1),
-        x.softmax(1),
-        float((weighted + x.softmax(1) * weighted.sum(1, keepdim=True)).max()) + 2.0**-9,
-    )
+    if smooth:
+        # (1 + x/2^8)^(2^8): x^2/2^9 of the method; every squaring doubles a relative error that begins at `parties` + 1
+        # units: 2^8 of them, and as many again from the squarings themselves.
+        rounding = 2 * (1 + parties) * 2**8 * unit
+        near = x.clamp(-3, 1.5)
+        error = near.exp() * (near**2 / 2**9 * 1.1 + rounding)
+        check("exp", shared(near).exp(), near.exp(), float(error.max()))
+        # Newton's 3 steps from 3/4 on [1, 2] leave (1/2)^8 of 1/d; exp's error comes in with a slope of at most 1,
+        # at |x|.
+        bound = 2.0**-8 + float((torch.exp(-x.abs()) * (x**2 / 2**9 * 1.1 + rounding)).max()) + 20 * unit
+        check("sigmoid", a.sigmoid(), x.sigmoid(), bound)
+        half = shared(x / 2)
+        check("tanh", half.tanh(), (x / 2).tanh(), 2 * bound)
+        # exp errs relatively by 1.1 d^2/2^9 + rounding at distance d below the maximum: numerator and sum. Newton's ten
+        # steps for 1/sum leave rounding only: one truncation each, well below 2^-9.
+        d = x.max(1, keepdim=True)[0] - x
+        weighted = x.softmax(1) * (d**2 / 2**9 * 1.1 + rounding)
+        check(
+            "softmax",
+            a.softmax(1),
+            x.softmax(1),
+            float((weighted + x.softmax(1) * weighted.sum(1, keepdim=True)).max()) + 2.0**-9,
+        )
 
     # Prices.
     for name, function, price in (

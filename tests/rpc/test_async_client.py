@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 
@@ -11,6 +10,7 @@ import pytest
 
 from hummingbird.errors import InputError
 from hummingbird.rpc import async_client
+from tests.support import python
 from tests.support.patience import HANG
 
 
@@ -70,7 +70,7 @@ try:
 except KeyboardInterrupt:
     print(ended.wait(60))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+    done = python.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
 
 
@@ -85,5 +85,5 @@ async_client.run(asyncio.sleep(0))
 if child:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+    done = python.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)

@@ -1,7 +1,8 @@
 """The contract of every service: what callers and operators may rely on, whichever program it is.
 
 Each service runs as its program (tests/support/contract.py), once behind certificates and once behind tokens, for all
-clauses; for the last ones, in which it ends, once more. A service that comes to the package joins `CASES`.
+clauses; for the last ones, in which it ends, once more. A service that comes to the package joins `CASES`. All services
+have one server (hummingbird/rpc): in the quick tier garbage goes to each, the other clauses to those that differ most.
 """
 
 from __future__ import annotations
@@ -41,11 +42,20 @@ from tests.support.patience import HANG, until
 from tests.test_floors import FILES, last_name, nodes, parsed
 
 Code = grpc.StatusCode
-WITH_METHODS = [case for case in CASES if case.methods]
-WITH_TOKENS = [case for case in CASES if case.tokens]
-every = pytest.mark.parametrize("case", CASES, indirect=True, ids=str, scope="module")
-called = pytest.mark.parametrize("case", WITH_METHODS, indirect=True, ids=str, scope="module")
-with_tokens = pytest.mark.parametrize("case", WITH_TOKENS, indirect=True, ids=str, scope="module")
+
+
+def of(wanted: Callable[[ServiceCase], object], *quick: str) -> pytest.MarkDecorator:
+    """For all services that are wanted; those that are not named are slow."""
+    slow = pytest.mark.slow
+    cases = [pytest.param(case, marks=() if str(case) in quick else slow) for case in CASES if wanted(case)]
+    return pytest.mark.parametrize("case", cases, indirect=True, ids=str, scope="module")
+
+
+every = of(lambda case: True, "he-server", "dealer", "deal")  # streams and tokens; certificates alone; no methods
+pages = of(lambda case: True, "he-server")
+called = of(lambda case: case.methods, "he-server", "dealer")
+each_called = of(lambda case: case.methods, "he-server", "pir-server", "gc-server", "gc-proxy", "serve", "dealer")
+with_tokens = of(lambda case: case.tokens, "he-server", "pir-server")
 
 
 def programs(source: str) -> list[str]:
@@ -311,7 +321,7 @@ def test_health_needs_no_name(tokened: Started) -> None:
         telemetry.ask(address, name="other")
 
 
-@every
+@pages
 def test_pages_say_what_it_is(tokened: Started) -> None:
     assert (tokened.page("/livez"), tokened.page("/readyz")) == ((200, "alive\n"), (200, "ready\n"))
     for path in ("/", "/metrics/", "/anything", "/livez/ping"):
@@ -367,7 +377,7 @@ def clean(channel: grpc.Channel, method: str, *messages: bytes) -> bool:
     return False
 
 
-@called
+@each_called
 def test_garbage_is_refused_in_words_and_it_goes_on(tokened: Started) -> None:
     case, (caller, *_) = tokened.case, tokened.callers
     generator, good = random.Random(random.random()), tokened.message(caller, seconds=2.0)

@@ -103,10 +103,10 @@ def indented(code: str, spaces: int) -> str:
     return code.strip().replace("\n", "\n" + " " * spaces)
 
 
-@pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("busy", BUSY)
 def test_it_strikes_where_it_does_no_harm(busy: str, times: int) -> None:
-    ended = run(LOOP.replace("BUSY", indented(BUSY[busy], 12)), str(times // 20 if busy == "uses a queue" else times))
+    ended = run(LOOP.replace("BUSY", indented(BUSY[busy], 12)), str(times // 10 if busy == "uses a queue" else times))
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -359,6 +359,7 @@ def test_a_client_of_several_loops_and_none(groups: list[Group]) -> None:
             client(X, progress=lambda count: client(X))
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_no_client_ends_in_silence(groups: list[Group]) -> None:
     program = f"""
 import asyncio, torch

@@ -91,6 +91,7 @@ def test_ask_takes_a_file_for_each_input_and_writes_the_results_by_name(service:
 LARGE = ("--model", "tests.support.serving_nets:twice", "--input", "1x512x512")
 
 
+@pytest.mark.slow
 def test_a_request_may_take_megabytes_and_more_than_one_goes_in_several() -> None:
     with Service(*LARGE) as service, service.client() as client:
         known = client.service

@@ -30,6 +30,7 @@ from hummingbird.graph.programs.torchscript import ScriptedNet, read
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
+from tests.support.covering import covering
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
@@ -112,8 +113,8 @@ MADE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 HOW: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "scripted": lambda net, x: torch.jit.script(net),
-    "traced": lambda net, x: torch.jit.trace(net, x, strict=False),
     "frozen": lambda net, x: torch.jit.freeze(torch.jit.script(net)),
+    "traced": lambda net, x: torch.jit.trace(net, x, strict=False),
 }
 
 
@@ -156,14 +157,13 @@ def agrees(module: Any, x: Tensor) -> ScriptedNet:
     return net
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", MADE)
+@covering("name, how", MADE, HOW)
 def test_programs_and_their_steps_compute_what_the_module_computes(name: str, how: str) -> None:
     net, x = made(name)
     agrees(HOW[how](net, x), x)
 
 
-@pytest.mark.parametrize("how", ["scripted", "traced"])
+@pytest.mark.parametrize("how", ["traced", pytest.param("scripted", marks=pytest.mark.slow)])
 def test_layers_and_weights_have_the_names_of_the_net(how: str) -> None:
     net, x = made("net")
     program = ScriptedNet(HOW[how](net, x))
@@ -261,8 +261,7 @@ def test_nets_of_torchvision(name: str, how: str) -> None:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+@covering("how, suffix", HOW, [".pt", ".pth"])
 def test_files_are_read(tmp_path: Path, how: str, suffix: str) -> None:
     net, x = made("net")
     module, path = HOW[how](net, x), tmp_path / f"net{suffix}"
