@@ -70,11 +70,16 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
     >>> print(problem)
     1: Softplus is not in the vocabulary  [hint: no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish]
     """
+    return examined(net, example)[1]
+
+
+def examined(net: nn.Module, example: Any = None) -> tuple[list[Step], list[Problem]]:
+    """Trace a net; return its steps, and all reasons why it cannot be converted. A net without a trace has no steps."""
     try:
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     except ModelError as refused:
-        return refused.problems
-    return _problems(steps, None, BitConfig())
+        return [], refused.problems
+    return steps, _problems(steps, None, BitConfig())
 
 
 def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -> list[Problem]:

@@ -373,6 +373,11 @@ class RandomnessCheck(TorchDispatchMode):
         super().__init__()
         self.drawn = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep PyTorch from wrapping `__torch_dispatch__` for torch.compile, which it would load: 2 s of a core."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, kwargs or {}):
             self.drawn = self.drawn or func.__name__.partition(".")[0]

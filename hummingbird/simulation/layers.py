@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import convert, graph
+from hummingbird import convert
 from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph import OPS
@@ -206,9 +206,10 @@ def check_protocol(protocol: str, parties: int) -> None:
 
 def traced(net: nn.Module, example: Any = None) -> list[Step]:
     """Trace a net that can be converted; returns its steps. Raises ModelError, with all problems, for any other net."""
-    if problems := convert.validate_model(net, example):
+    steps, problems = convert.examined(net, example)
+    if problems:
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
+    return steps
 
 
 class Windows:

@@ -51,7 +51,7 @@ def seconds_of(service: Service, load: Load, factors: Draws) -> Draws:
     return Draws(of(service.request, factors.request) * load.sizes(), refill, session)
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_it_agrees_with_the_recurrence_where_nothing_is_shared(count: int) -> None:
     replicas = 0
     for seed in range(1000, 1000 + count):
@@ -64,7 +64,7 @@ def test_it_agrees_with_the_recurrence_where_nothing_is_shared(count: int) -> No
     assert replicas > count // 5
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
 def test_batches_agree_with_the_recurrence(count: int) -> None:
     """Full ones, those that waited long enough, and those that a slot waited for."""
     sizes = set()
@@ -78,9 +78,10 @@ def test_batches_agree_with_the_recurrence(count: int) -> None:
     assert sizes >= {1, 2, 3, 4, 5}
 
 
-def test_places_that_are_freed_out_of_order_agree_with_simpy() -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(30, marks=pytest.mark.slow)])
+def test_places_that_are_freed_out_of_order_agree_with_simpy(count: int) -> None:
     """The recurrence refuses these."""
-    for seed in range(30):
+    for seed in range(count):
         system, load, factors = random_case(seed, plain=True)
         system = replace(system, kept=True, slots=3)
         service = wide(system)

@@ -195,14 +195,19 @@ def test_times_scale() -> None:
         near(got.left, 7.3 * wanted.left)
 
 
-def test_requests_that_all_wait_leave_at_the_closed_limit() -> None:
+@pytest.mark.parametrize(
+    ("slots", "workers", "places", "online", "refill"),
+    every(3, [(1, 3, 2, 0.5, 2.0), (2, 1, 4, 3.0, 1.0), (2, 3, 9, 0.1, 2.0)]),
+)
+def test_requests_that_all_wait_leave_at_the_closed_limit(
+    slots: int, workers: int, places: int, online: float, refill: float
+) -> None:
     """min(c / T_on, min(r, K) / T_off), for constant times the largest circuit mean."""
-    for slots, workers, places, online, refill in [(2, 1, 4, 3.0, 1.0), (1, 3, 2, 0.5, 2.0), (2, 3, 9, 0.1, 2.0)]:
-        load = Load(due=np.zeros((1, 4000)))
-        system = System(slots=slots, workers=workers, tokens=places)
-        left = recurrence.simulate(system, load, Draws(np.full((1, 1), online), np.full((1, 1), refill))).left[0]
-        limit = min(slots / online, min(workers, places) / refill)
-        assert 2000 / (left[-1] - left[1999]) == pytest.approx(limit, rel=1e-3)
+    load = Load(due=np.zeros((1, 4000)))
+    system = System(slots=slots, workers=workers, tokens=places)
+    left = recurrence.simulate(system, load, Draws(np.full((1, 1), online), np.full((1, 1), refill))).left[0]
+    limit = min(slots / online, min(workers, places) / refill)
+    assert 2000 / (left[-1] - left[1999]) == pytest.approx(limit, rel=1e-3)
 
 
 def test_what_it_cannot_do_exactly_is_refused() -> None:

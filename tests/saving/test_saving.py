@@ -42,8 +42,8 @@ def saved(folder: Path, weights: str | int = "public", bits: BitConfig | None = 
 @pytest.mark.parametrize(
     ("weights", "protocol"),
     [
-        ("public", "masked"),
         (1, "gmw"),
+        pytest.param("public", "masked", marks=pytest.mark.slow),
         pytest.param("public", "gmw", marks=pytest.mark.slow),
         pytest.param(1, "masked", marks=pytest.mark.slow),
     ],

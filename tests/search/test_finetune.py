@@ -22,6 +22,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.simulation.layers import traced
 from models import get_model, load_checkpoint
 from scripts.train.data import load
+from search import finetune as program
 from search.finetune import main
 from tests.support.covering import every
 from tests.support.interrupts import interrupt
@@ -35,6 +36,12 @@ HURTS = BitWindow(18, 14)  # |x| reaches 4.6, and the window ends at 2
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 training images: two steps an epoch."""
+    monkeypatch.setattr(program, "load", lambda *given: tuple(part[:256] for part in load(*given)))
 
 
 @pytest.fixture
@@ -87,6 +94,7 @@ def test_accuracy_with_windows_rises(tmp_path: Path, bits: Path, capsys: pytest.
     assert str(tmp_path) not in said["command"] and "--epochs 3" in said["command"]
 
 
+@pytest.mark.usefixtures("few")
 def test_the_seed_repeats_and_clamping_changes_the_weights(tmp_path: Path, bits: Path) -> None:
     outs = {name: tmp_path / f"{name}.pt" for name in ("first", "again", "other", "clamped")}
     for name, more in (("first", []), ("again", []), ("other", ["--seed", "1"]), ("clamped", ["--clamp"])):
@@ -97,6 +105,7 @@ def test_the_seed_repeats_and_clamping_changes_the_weights(tmp_path: Path, bits:
     assert BitConfig.load(windows_beside(outs["clamped"])).provenance["finetuning"]["clamp"] is True
 
 
+@pytest.mark.slow
 def test_a_net_of_three_parties_and_gmw(tmp_path: Path, bits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(bits, tmp_path / "net.pt", "--epochs", "1", "--protocol", "gmw", "--parties", "3")) == 0
     (_, before), (_, after) = rows(capsys.readouterr().out)
@@ -131,13 +140,14 @@ def accuracies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield said
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("said", "patience", "ran", "best"),
     [
         ([0.5, 0.6, 0.55, 0.6, 0.9], 2, 3, 1),  # an equal is no better: the last two epochs were none
         ([0.5, 0.6, 0.55, 0.7, 0.6, 0.6], 2, 5, 3),  # counted anew from a better one
         ([0.5, 0.4, 0.9], 1, 1, 0),  # nothing gained: the net as it was given
-        ([0.5, 0.4, 0.4, 0.4, 0.4, 0.9], 9, 5, 5),  # the last one
+        pytest.param([0.5, 0.4, 0.4, 0.4, 0.4, 0.9], 9, 5, 5, marks=pytest.mark.slow),  # the last one
     ],
 )
 def test_the_best_epoch_is_kept_and_patience_ends(
@@ -182,6 +192,7 @@ def test_ctrl_c_saves_the_best_epoch_so_far(
         assert BitConfig.load(windows_beside(out)).provenance["finetuning"]["epochs"] == kept
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("at", [1, 2])
 def test_weights_and_windows_are_together_or_not_there(
     at: int, accuracies: list[float], tmp_path: Path, bits: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

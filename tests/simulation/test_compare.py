@@ -22,6 +22,7 @@ from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare, _disturbed, _inner
 from tests.mpc.protocols.test_gmw import every_sharing, published_sign, signs
 from tests.mpc.protocols.test_masked import masks, opened_sum
+from tests.support.covering import every
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -116,7 +117,7 @@ def test_whole_shares_of_values_outside_the_window(
         assert set(found) == set(wanted)
 
 
-@pytest.mark.parametrize(("bits", "parties"), [(6, 2), (7, 2), (4, 3), (5, 3)])
+@pytest.mark.parametrize(("bits", "parties"), every(2, [(6, 2), (7, 2), (4, 3), (5, 3)]))
 def test_gmw_is_the_definition_for_every_sharing(bits: int, parties: int) -> None:
     """For every value, the same number of sharings as of u decide for each bit; and sharing by sharing."""
     x, shares = every_sharing(bits, parties)

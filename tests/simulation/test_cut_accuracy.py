@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from hummingbird.bits import BitConfig, BitWindow
@@ -16,6 +17,7 @@ from tests.support.paths import ROOT
 IMAGES = 24
 
 
+@pytest.mark.slow
 def test_without_the_constant_of_the_cut_a_resnet_loses_its_answers() -> None:
     """Measured on 1,000 images with 8 bits: plain 93.1 %, the cut 92.5 %, without 2^m - 1 17.9 %."""
     images, labels = (part[:IMAGES] for part in load("cifar10", "test", data_folder("cifar10")))

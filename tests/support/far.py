@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +27,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 import hummingbird
 from hummingbird import ring
@@ -56,15 +57,20 @@ class _Far(Tensor):
 
 
 class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep PyTorch from wrapping every call for torch.compile."""
+        return False
+
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
-        tensors = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
-        some_far = any(isinstance(x, _Far) for x in tensors)
+        given = kwargs or {}
+        seen: list[Tensor] = []
+        near_args, near_given = _near(args, seen), {key: _near(value, seen) for key, value in given.items()}
+        some_far = any(isinstance(x, _Far) for x in seen)
         device, name = given.get("device"), operation.overloadpacket.__name__
         # A CPU tensor of one element counts as a number, on a GPU too.
-        if name not in _COPIES and some_far and any(x.dim() and not isinstance(x, _Far) for x in tensors):
+        if name not in _COPIES and some_far and any(x.dim() and not isinstance(x, _Far) for x in seen):
             raise RuntimeError(f"{operation} of tensors here and on the far device")
-        near_args, near_given = tree_map(lambda x: x.near if isinstance(x, _Far) else x, (args, given))
         if device is not None:
             near_given["device"] = "cpu"
         out = operation(*near_args, **near_given)
@@ -72,8 +78,22 @@ class _Mode(TorchDispatchMode):
             return args[0]
         if torch.device(device).type != DEVICE if device is not None else not some_far:
             return out
-        out = tree_map(lambda x: _Far(x) if isinstance(x, Tensor) else x, out)
-        return return_and_correct_aliasing(operation, args, given, out)
+        out = tree_map(lambda x: _Far(x) if isinstance(x, Tensor) else x, out) if type(out) is not Tensor else _Far(out)
+        return return_and_correct_aliasing(operation, args, given, out) if _aliases(operation) else out
+
+
+def _near(value: Any, seen: list[Tensor]) -> Any:
+    """An argument of an operation with the tensors of the CPU that stand behind it; notes all tensors in `seen`."""
+    if isinstance(value, Tensor):
+        seen.append(value)
+        return value.near if isinstance(value, _Far) else value
+    return type(value)(_near(part, seen) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+@cache
+def _aliases(operation: Any) -> bool:
+    """Whether a result of an operation of ATen may share memory with an argument."""
+    return any(argument.alias_info is not None for argument in operation._schema.arguments)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def test_it_accepts_what_the_converter_accepts(protocol: str) -> None:
     ).eval()
     searched, seen = SearchedNet(net, (4,), protocol), set()
     none = BitWindow(0, 0)
-    for k in (20, 30, 46, 47, 48, 49, 60):
+    for k in (20, 46, 47, 48, 60):
         for dropped in ((), ("1",), ("1", "3")):
             config = BitConfig(EXACT, {**dict.fromkeys(dropped, none), "5": BitWindow(k, k - 2)})
             answer = searched.accepts(config)
@@ -84,6 +84,7 @@ def test_it_accepts_what_the_converter_accepts(protocol: str) -> None:
     assert seen == {True, False}
 
 
+@pytest.mark.slow
 def test_resnet18_has_the_papers_five_groups_and_its_relus() -> None:
     searched = SearchedNet(resnet18(10).eval(), (3, 32, 32))
     groups = group_layers(searched.layers(dict.fromkeys(searched.names, 2**19)), "stage")
@@ -93,7 +94,8 @@ def test_resnet18_has_the_papers_five_groups_and_its_relus() -> None:
     assert all(20 < layer.limit <= 48 for group in groups for layer in group.layers)
 
 
-def test_a_search_of_a_real_net_gives_a_config_that_converts() -> None:
+@pytest.mark.parametrize("name", ["bytes", pytest.param("seconds", marks=pytest.mark.slow)])
+def test_a_search_of_a_real_net_gives_a_config_that_converts(name: str) -> None:
     net = Small().eval()
     searched = SearchedNet(net, SHAPE)
     groups = group_layers(searched.layers(dict.fromkeys(searched.names, 2**18)), "layer")
@@ -101,25 +103,24 @@ def test_a_search_of_a_real_net_gives_a_config_that_converts() -> None:
     def accuracy(config: BitConfig) -> float:
         return 1 - sum(max(0, 8 - window.w) for window in config.layers.values()) / 64
 
-    for objective in (
-        online_bytes("masked", 2, prices=searched.prices(2)),
-        predicted_seconds("masked", 2, bandwidth=1e9, rtt=0.01, prices=searched.prices(2)),
-    ):
-        whole = sum(objective.price(layer, BitWindow(20, 12)) for group in groups for layer in group.layers)
-        config = search_bits(
-            groups,
-            accuracy,
-            whole * 3 / 4,
-            objective=objective,
-            margin=0.5,
-            widths=(0, 4, 8),
-            accepts=searched.accepts,
-            identity=searched.fingerprint,
-        )
-        spent = [p.cost for p in convert_model(net, config).costs((1, *SHAPE), 2) if p.name in searched.names]
-        unit = 8 if objective.name == "bytes" else None
-        paid = sum(c.bits for c in spent) / unit if unit else sum(c.seconds(1e9, 0.01) for c in spent)
-        assert config.provenance["cost"] == pytest.approx(paid, rel=1e-12) and paid <= whole * 3 / 4
+    if name == "bytes":
+        objective = online_bytes("masked", 2, prices=searched.prices(2))
+    else:
+        objective = predicted_seconds("masked", 2, bandwidth=1e9, rtt=0.01, prices=searched.prices(2))
+    whole = sum(objective.price(layer, BitWindow(20, 12)) for group in groups for layer in group.layers)
+    config = search_bits(
+        groups,
+        accuracy,
+        whole * 3 / 4,
+        objective=objective,
+        margin=0.5,
+        widths=(0, 4, 8),
+        accepts=searched.accepts,
+        identity=searched.fingerprint,
+    )
+    spent = [p.cost for p in convert_model(net, config).costs((1, *SHAPE), 2) if p.name in searched.names]
+    paid = sum(c.bits / 8 if name == "bytes" else c.seconds(1e9, 0.01) for c in spent)
+    assert config.provenance["cost"] == pytest.approx(paid, rel=1e-12) and paid <= whole * 3 / 4
 
 
 def test_nets_that_cannot_be_searched_are_refused() -> None:

@@ -100,9 +100,9 @@ def test_within_the_margin_it_is_as_far_as_the_best_common_q_and_no_group_can_go
     assert further > 10
 
 
-@pytest.fixture(scope="module", params=["masked", "gmw"])
+@pytest.fixture(scope="module", params=["masked", pytest.param("gmw", marks=pytest.mark.slow)])
 def study(request: pytest.FixtureRequest) -> Study:
-    return Study(NET, IMAGES, LABELS, by="layer", protocol=request.param)
+    return Study(NET, IMAGES, LABELS, by="layer", protocol=request.param, runs=1)
 
 
 def moved(config: BitConfig, protocol: str) -> float:
@@ -111,9 +111,17 @@ def moved(config: BitConfig, protocol: str) -> float:
     return 2 * found.online_bytes + found.offline_bytes
 
 
-@pytest.mark.parametrize("budget", [pytest.param(None, marks=pytest.mark.slow), "12/64"])
-def test_bytes_of_digits_fall_and_its_answers_stay(study: Study, budget: str | None) -> None:
-    plain, config = study.search(budget), study.search(budget, knobs="q")
+@pytest.mark.parametrize(
+    ("budget", "widths"),
+    [
+        *(pytest.param(budget, None, marks=pytest.mark.slow) for budget in (None, "12/64")),
+        ("12/64", (8, 12)),
+    ],
+)
+def test_bytes_of_digits_fall_and_its_answers_stay(
+    study: Study, budget: str | None, widths: tuple[int, ...] | None
+) -> None:
+    plain, config = study.search(budget, widths=widths), study.search(budget, widths=widths, knobs="q")
     told = config.provenance["rounding"]
     assert without_q(config).layers == plain.layers and max(told["q"].values()) > 0
     assert told["bytes_in_all"] == moved(config, study.protocol) < moved(plain, study.protocol)

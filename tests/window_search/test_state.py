@@ -42,11 +42,12 @@ class Stopped(Table):
         return super().__call__(config)
 
 
-def test_interrupted_anywhere_and_resumed_is_undisturbed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_interrupted_anywhere_and_resumed_is_undisturbed(tmp_path: Path, step: int) -> None:
     whole = Instance(3)
     expected = whole.search(thrifty=False)
     assert expected is not None and whole.table.calls > 10
-    for last in range(whole.table.calls):
+    for last in range(0, whole.table.calls, step):
         state, first, second = tmp_path / f"{last}.state", Instance(3), Instance(3)
         first.table = Stopped(3, last)
         with pytest.raises(KeyboardInterrupt):
@@ -69,12 +70,13 @@ def test_seconds_are_those_of_all_sessions(tmp_path: Path) -> None:
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
-def test_a_state_cut_anywhere_is_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [111, pytest.param(37, marks=pytest.mark.slow)])
+def test_a_state_cut_anywhere_is_resumed(tmp_path: Path, step: int) -> None:
     state, whole = tmp_path / "state", Instance(3)
     expected = whole.search(state=state)
     assert expected is not None
     data = state.read_bytes()
-    for end in range(data.index(b"\n") + 1, len(data), 37):
+    for end in range(data.index(b"\n") + 1, len(data), step):
         state.write_bytes(data[:end])
         config = Instance(3).search(state=state)
         assert config is not None and told(config) == told(expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hummingbird.simulation.observe import magnitudes
 from hummingbird.window_search.study import Study
 from models import get_model, load_checkpoint
 from scripts.train.data import load
+from tests.support.covering import every
 from tests.support.paths import ROOT
 
 NOISE = 0.9  # images that are harder to read, so that windows cost accuracy
@@ -123,12 +125,18 @@ def test_the_same_seed_repeats_and_another_search_in_between_changes_nothing(stu
     assert first.provenance["command"] == "find" and first.provenance["seconds"] >= 0
 
 
-@pytest.mark.parametrize("widths", [(0, 4), pytest.param((0, 2, 3, 4, 5, 6), marks=pytest.mark.slow)])
-def test_interrupted_and_resumed_is_undisturbed(study: Study, tmp_path: Path, widths: tuple[int, ...]) -> None:
+# At which parts of the search: in its middle, or behind the first answer, there, and before the last but one.
+@pytest.mark.parametrize(
+    ("widths", "parts"),
+    [((0, 4), (0.5,)), *(pytest.param(w, (0, 0.5, 1), marks=pytest.mark.slow) for w in ((0, 4), (0, 2, 3, 4, 5, 6)))],
+)
+def test_interrupted_and_resumed_is_undisturbed(
+    study: Study, tmp_path: Path, widths: tuple[int, ...], parts: tuple[float, ...]
+) -> None:
     options: dict[str, Any] = {"margin": 0.3, "widths": widths}
-    expected, told = study.search(4 / 64, **options), []
-    study.search(4 / 64, progress=told.append, **options)
-    for last in (1, len(told) // 2, len(told) - 2):
+    told: list[Any] = []
+    expected = study.search(4 / 64, progress=told.append, **options)
+    for last in (1 + int(part * (len(told) - 3)) for part in parts):
         state, steps = tmp_path / f"{last}.state", []
 
         def stop(progress: Any, steps: list[Any] = steps, last: int = last) -> None:
@@ -145,7 +153,7 @@ def test_interrupted_and_resumed_is_undisturbed(study: Study, tmp_path: Path, wi
 
 def test_the_state_of_another_net_or_other_data_is_refused(study: Study, tmp_path: Path) -> None:
     state, other = tmp_path / "state", get_model("digits", 10).eval()
-    options: dict[str, Any] = {"margin": 1, "widths": (0, 4), "state": state}
+    options: dict[str, Any] = {"margin": 1, "widths": (4,), "state": state}
     study.search(4 / 64, **options)
     other.load_state_dict(NET.state_dict())
     with torch.no_grad():
@@ -159,7 +167,7 @@ def test_the_state_of_another_net_or_other_data_is_refused(study: Study, tmp_pat
 
 
 def test_provenance_is_plain_json_and_names_no_machine(study: Study) -> None:
-    told = study.search(8 / 64, widths=(0, 4, 8)).provenance
+    told = study.search(8 / 64, widths=(8,)).provenance
     assert BitConfig.from_json(BitConfig(provenance=told).to_json()).provenance == told and json.dumps(told)
     assert {"net", "data", "samples", "groups", "layers", "seconds", "versions", "seed"} <= set(told)
     assert told["net"] == study.searched.fingerprint and len(told["data"]) == 64
@@ -167,7 +175,7 @@ def test_provenance_is_plain_json_and_names_no_machine(study: Study) -> None:
 
 
 def test_budgets_as_text(study: Study) -> None:
-    options: dict[str, Any] = {"margin": 0.5, "widths": (3, 4)}
+    options: dict[str, Any] = {"margin": 0.5, "widths": (4,)}
     assert same(study.search("4/64", **options)) == same(study.search(Fraction(4, 64), **options))
     for budget, what in ((8, "a budget of 8 is more than all bits"), ("8", "a budget of 8 bits"), ("x", "no budget")):
         with pytest.raises(ConfigError, match=what) as caught:
@@ -175,12 +183,19 @@ def test_budgets_as_text(study: Study) -> None:
         assert caught.value.where == "budget" and "8/64" in caught.value.hint
 
 
-def test_images_come_as_they_are_at_hand(study: Study) -> None:
-    data = TensorDataset(IMAGES, LABELS)
-    batches = [(IMAGES[:100], LABELS[:100]), (IMAGES[100:], LABELS[100:])]
-    for images in (DataLoader(data, batch_size=50), data, batches, iter(batches)):
-        other = Study(NET, images, by="layer", runs=2)
-        assert other._facts == study._facts and other.input_range == study.input_range
+BATCHES = [(IMAGES[:100], LABELS[:100]), (IMAGES[100:], LABELS[100:])]
+DATA = TensorDataset(IMAGES, LABELS)
+
+
+@pytest.mark.parametrize(
+    "make", every(4, [lambda: DataLoader(DATA, batch_size=50), lambda: DATA, lambda: BATCHES, lambda: iter(BATCHES)])
+)
+def test_images_come_as_they_are_at_hand(study: Study, make: Callable[[], Any]) -> None:
+    other = Study(NET, make(), by="layer", runs=2)
+    assert other._facts == study._facts and other.input_range == study.input_range
+
+
+def test_images_without_labels_and_apart_from_them(study: Study) -> None:
     unlabelled = Study(NET, (part for part in IMAGES.split(100)), by="layer", runs=2)
     assert unlabelled.accuracy(BitConfig()) is None and unlabelled._facts["samples"] == 256
     given = Study(NET, [IMAGES[:100], IMAGES[100:]], LABELS, by="layer", runs=2)
@@ -215,7 +230,7 @@ def test_the_range_of_the_images_goes_with_the_windows(study: Study) -> None:
 
 def test_k_below_what_was_seen_is_told() -> None:
     study = Study(NET, IMAGES, LABELS, by="stage", runs=1)
-    wide, narrow = study.search("16/64"), study.search("3/64", margin=1.0)
+    wide, narrow = study.search("16/64", widths=(16,)), study.search("3/64", margin=1.0, widths=(3,))
     assert wide.provenance["below_range"] == () and all(
         room["margin_bits"] >= math.log2(1.25) - 1e-3 for room in wide.provenance["layers"].values()
     )

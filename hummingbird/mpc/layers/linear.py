@@ -181,7 +181,8 @@ class Linear(Layer):
         if (fraction := max(scale, self._needed)) == self.fraction:
             return self
         assert isinstance(self.weight, PublicWeight)
-        weight = PublicWeight(ring.shifted(self.weight.code, fraction - self.fraction))
+        code = self.weight.code  # on the meta device, as in a search for windows, there is nothing to round
+        weight = PublicWeight(code if code.is_meta else ring.shifted(code, fraction - self.fraction))
         other = copy.deepcopy(self, {id(self.weight): weight})
         other.fraction = fraction
         return other

@@ -15,6 +15,7 @@ from hummingbird.he.bfv.scheme import REST, RING, encrypted_zeros
 from hummingbird.kernels.ciphertexts import phase
 from tests.he.bfv.test_noise import noise_of, without_flood
 from tests.support.bfv_cases import UNLIKELY, Answer, answer, chi_square, elements, weights
+from tests.support.covering import covering
 
 
 def uniform_in_all_primes(x: Tensor, ring_primes: tuple[int, ...]) -> None:
@@ -34,8 +35,7 @@ def test_a_server_sees_uniform_residues() -> None:
     assert float((sent.body == secret.encrypt(x, 20).body).double().mean()) < 1e-4
 
 
-@pytest.mark.parametrize("k", [8, 20, 32])
-@pytest.mark.parametrize("most", [0, 127])
+@covering("k, most", [8, 20, 32], [0, 127])
 def test_a_client_sees_uniform_values(k: int, most: int, monkeypatch: MonkeyPatch) -> None:
     """Weights 0, too: the parts of a reply, and what they decrypt to."""
     got = answer(elements(k, 20, k), weights(k, 20, most), k, monkeypatch)
@@ -78,8 +78,10 @@ def weight_in_noise(got: Answer, e: Tensor) -> float:
 
 
 def test_a_client_reads_a_weight_off_the_noise_without_the_flood(monkeypatch: MonkeyPatch) -> None:
-    """It knows its errors e, and the rest of the noise has a deviation of 240: 2^18 values show w to +-0.15."""
-    r, w = torch.zeros(64, 4096, dtype=torch.int64), torch.zeros(64, 4096, dtype=torch.int64)
+    """It knows its errors e, of a deviation of 3.2, and the rest of the noise has one of 240: 2^17 values show w to
+    240 / 3.2 / 2^8.5 = +-0.2.
+    """
+    r, w = torch.zeros(32, 4096, dtype=torch.int64), torch.zeros(32, 4096, dtype=torch.int64)
     w[:, 0] = 77
     for flooded in (True, False):
         with monkeypatch.context() as patch:

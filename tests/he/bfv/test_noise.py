@@ -15,6 +15,7 @@ from hummingbird.he.bfv import reply as reply_module
 from hummingbird.he.bfv.scheme import PARAMETERS, REST, RING
 from hummingbird.kernels.ciphertexts import add, compose, encode, phase
 from tests.support.bfv_cases import UNLIKELY, Answer, answer, chi_square, elements, weights
+from tests.support.covering import every
 
 
 def noise_of(got: Answer) -> Tensor:
@@ -27,7 +28,7 @@ def without_flood(patch: MonkeyPatch) -> None:
     patch.setattr(reply_module, "wide", lambda ring, stream, n, bits: torch.zeros(n, 4, 4096, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("largest", [1, 100, 1 << 14])
+@pytest.mark.parametrize("largest", every(3, [1 << 14, 1, 100]))
 def test_noise_before_the_flood_is_below_its_bound(largest: int, monkeypatch: MonkeyPatch) -> None:
     """In a million coefficients for all three, and not far below: the bound is for the worst signs."""
     without_flood(monkeypatch)
@@ -63,7 +64,7 @@ def test_too_large_a_distance_is_refused() -> None:
         noise.flood_bits(33)
 
 
-@pytest.mark.parametrize("k", [8, 20, 32])
+@pytest.mark.parametrize("k", every(3, [32, 20, 8]))
 def test_floods_and_replies_leave_room(k: int, monkeypatch: MonkeyPatch) -> None:
     """The noise of what a client decrypts is uniform, below its bound, and says nothing of the weights."""
     got = answer(elements(k, 30, k), weights(k, 30, 127), k, monkeypatch)

@@ -287,7 +287,7 @@ def test_fuzzed_descriptions_give_errors() -> None:
             Public.from_json(broken)
     chance = random.Random(0)
     refused = 0
-    for _ in range(400):
+    for _ in range(200):
         fields = json.loads(text)
         places = _places(fields)
         container, key = chance.choice(places)
@@ -299,7 +299,7 @@ def test_fuzzed_descriptions_give_errors() -> None:
         else:  # a change of no consequence, or another net: a client can still go by it
             assert all(back.count == math.prod(back.shape) for turn in public.turns for back in turn.returns)
             assert memory.at_client(public) > 0
-    assert refused > 200
+    assert refused > 100
 
 
 @pytest.mark.parametrize("which", ["steps", "returns"])
@@ -418,9 +418,10 @@ def test_tiles_bound_the_server() -> None:
     assert memory.predicted(plan).server < whole / 4
 
 
-def test_errors_below_the_target() -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_errors_below_the_target(step: int) -> None:
     """Each kind of error is below 2^-12 of a typical value: a net of a few layers keeps 9 bits or more."""
-    for name in (*LINEAR, *PRODUCTS):
+    for name in [*LINEAR, *PRODUCTS][::step]:
         net, shape = made(ALL[name])
         for line in make_plan(net, shape, "polynomial").lines:
             if line.side == "encrypted" and line.rms > 0.02:

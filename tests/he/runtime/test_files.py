@@ -23,6 +23,7 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import Service
 from hummingbird.prg import SEED_BYTES
 from tests.support import python
+from tests.support.covering import every
 from tests.support.he_service import FILE_NETS, SHAPE, close, images, served
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
@@ -54,7 +55,7 @@ def answered(server: he.Server, batch: he.ClientBatch) -> Any:
     return batch.result()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", every(2, MODES))
 def test_the_whole_way_in_separate_processes(tmp_path: Path, models: dict[str, he.HEModel], mode: str) -> None:
     client, server, x = tmp_path / "client", tmp_path / "server", images(5)
     client.mkdir()

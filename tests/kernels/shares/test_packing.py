@@ -195,10 +195,25 @@ def test_library_is_built_where_a_compiler_is() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
+    [("fast", "neither torch nor a file"), (__file__, "not usable kernels")],
+    ids=["absent", "no library"],
+)
+def test_environment_variable(value: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read as the module loads."""
+    monkeypatch.setenv("HUMMINGBIRD_KERNELS", value)
+    with pytest.raises(EnvironmentProblem, match=expected):
+        library._load()
+    monkeypatch.setenv("HUMMINGBIRD_KERNELS", "torch")
+    assert library._load() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("value", "expected"),
     [("torch", "torch"), ("fast", "neither torch nor a file"), (__file__, "not usable kernels")],
     ids=["torch", "absent", "no library"],
 )
-def test_environment_variable(value: str, expected: str) -> None:
+def test_environment_variable_of_a_process(value: str, expected: str) -> None:
     program = "from hummingbird import kernels; print(kernels.active())"
     environment = os.environ | {"HUMMINGBIRD_KERNELS": value}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

@@ -133,7 +133,7 @@ def test_words_of_every_width_are_unpacked(widths: str) -> None:
     interpret(WIDTHS, widths)
 
 
-@pytest.mark.parametrize(("found", "right", "wrong"), every(3, MUTATIONS))
+@pytest.mark.parametrize(("found", "right", "wrong"), every(4, MUTATIONS))
 def test_a_wrong_kernel_is_found(found: str, right: str, wrong: str, tmp_path: Path) -> None:
     source = (ROOT / "hummingbird/kernels/gpu/tiles.py").read_text()
     assert source.count(right) == 1

@@ -18,7 +18,7 @@ from tests.support.patience import HANG
 from tests.support.updates import DIM, OWNER, PLANS, ROWS, TABLE, change
 
 
-@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("signed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_lookups_by_a_plan_during_updates_see_one_version(signed: bool) -> None:
     """A row of the hot table and one of the full table are read by two messages; their updates are one."""
     plan = PLANS["hot and companions"]

@@ -72,6 +72,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     python.forking(monkeypatch, bench_party, relay)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_net_over_a_socket() -> None:
     """Behind a relay, which takes its time for every round trip."""

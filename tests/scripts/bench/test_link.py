@@ -124,6 +124,7 @@ def test_the_rate_is_what_was_asked_for() -> None:
         assert 0.02 * most < 8 * size / seconds < 1.02 * most, (rate, seconds)  # a busy machine is slower
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_three_parties_are_joined() -> None:
     with places(Link(100e6), 3) as where:

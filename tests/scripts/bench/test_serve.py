@@ -22,7 +22,7 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
-from scripts.bench import serve, serve_reality, serve_timed
+from scripts.bench import serve, serve_offered, serve_reality, serve_timed
 from scripts.bench.link import obstacle
 from scripts.bench.serve_calibrate import Calibrated
 from scripts.bench.serve_offered import ENGINES, Figures, Offered, ask_alone, own, predicted, tolerance
@@ -170,7 +170,9 @@ def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
         Calibrated.of(profile, "b")
 
 
-def test_medians_and_verdicts_tell_a_run_that_is_off() -> None:
+def test_medians_and_verdicts_tell_a_run_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_offered, "_RUNS", dict.fromkeys(ENGINES, 10))
+
     class Service:
         name, images, kept, keepers = "a service", 1, 4, 1
 

@@ -55,7 +55,8 @@ def same(one: str, other: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "layers" else []) for name in figures.CHARTS]
+    "name",
+    [pytest.param(name, marks=[] if name in ("accuracy", "seconds") else pytest.mark.slow) for name in figures.CHARTS],
 )
 def test_a_committed_chart_is_that_of_its_table(name: str) -> None:
     drawn, committed = figures.CHARTS[name](), (FOLDER / f"{name}.svg").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import zipfile
 from pathlib import Path
@@ -83,8 +84,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("source", table.SOURCES)
-@pytest.mark.parametrize("name", every(2, [*TINY]))
+@pytest.mark.parametrize(("name", "source"), every(6, [*itertools.product(TINY, table.SOURCES)]))
 def test_a_row_comes_from_a_private_run(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HUMMINGBIRD_DATA", raising=False)
     row = table.measured(name, TINY[name], source, 2, None, 8.0)
