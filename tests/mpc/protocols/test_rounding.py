@@ -69,7 +69,7 @@ def expected(shares: list[Tensor], lam: Tensor, comparison: Comparison, scale: i
     return bit * z << window.q, z << window.q
 
 
-@covering("window, parties, aim", SMALL, [2, 3], AIMS)
+@covering("window, parties, aim", SMALL, [2, 3], AIMS, quick=[(9, 0, 2), (8, 1, 3), (7, 2, 1)])
 def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int], parties: int, aim: str) -> None:
     opened, shares, lam = every_value(parties, *window, SCALE)
     comparison = Masked(BitWindow(*window), aim=TableChoice.of(aim))
