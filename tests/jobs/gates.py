@@ -1,4 +1,4 @@
-"""Parties that run nets with a gate, under several windows: `python -m tests.jobs.gates ACTIVATION ...`.
+"""Parties that run nets with a gate, under so many of three windows: `python -m tests.jobs.gates COUNT ACTIVATION ...`.
 
 What every layer sends and gets must be what was predicted. Party 0 prints a line of JSON: for each net the largest
 difference to torch.
@@ -25,8 +25,8 @@ def main() -> None:
     session, errors = launch.init(timeout=HANG), {}
     torch.manual_seed(1)
     x = torch.rand(2, 3, 6, 6) - 0.5
-    for window in (EXACT, BitWindow(22, 0), BitWindow(20, 12)):
-        for activation in sys.argv[1:]:
+    for window in (BitWindow(20, 12), EXACT, BitWindow(22, 0))[: int(sys.argv[1])]:
+        for activation in sys.argv[2:]:
             net = block(activation)
             private = hummingbird.convert_model(net, window)
             with hummingbird.meter() as counted:

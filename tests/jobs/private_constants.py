@@ -1,4 +1,4 @@
-"""Constants outside of layers with private weights, at two parties: `python -m tests.jobs.private_constants`.
+"""Constants outside of layers with private weights, at two parties: `python -m tests.jobs.private_constants OWNER ...`.
 
 Party 0 prints one line of JSON: the error of each owner's net, and the bound for it.
 """
@@ -6,6 +6,7 @@ Party 0 prints one line of JSON: the error of each owner's net, and the bound fo
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,7 @@ def of(owner: int) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     session = launch.init(timeout=HANG)
-    found = [of(owner) for owner in range(2)]
+    found = [of(int(owner)) for owner in sys.argv[1:]]
     if session.rank == 0:
         print(json.dumps(found))
 

@@ -71,18 +71,19 @@ def operations(weights: str, protocol: str, first: str, step: str) -> dict[str, 
     return results
 
 
-def smooth(count: str) -> dict[str, Any]:
+def smooth(count: str, step: str) -> dict[str, Any]:
     """Smooth activations between linear layers under windows, against torch: a table's error times the last weights.
 
-    count: of the windows.
+    count: of the windows. step: of the four activations, from the first one on.
     """
     session = launch.init(timeout=HANG)
     results = {}
     torch.manual_seed(2)
     x = torch.randn(300, 6)
+    activations = torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.SiLU(), torch.nn.GELU()
     windows = BitWindow(20, 12), BitWindow(24, 0), BitWindow(20, 10), BitWindow(18, 0), BitWindow(64, 0)
     for window in windows[: int(count)]:
-        for activation in (torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.SiLU(), torch.nn.GELU()):
+        for activation in activations[:: int(step)]:
             net = torch.nn.Sequential(torch.nn.Linear(6, 5), activation, torch.nn.Linear(5, 3)).eval()
             private = hummingbird.convert_model(net, window, aim="latency")  # tables
             found = private.get_submodule("1").look_up(36)

@@ -19,12 +19,12 @@ from tests.jobs.programs import unequal
 from tests.support.patience import HANG
 
 
-def nets() -> dict[str, tuple[nn.Module, Tensor]]:
+def nets(layers: int = 2) -> dict[str, tuple[nn.Module, Tensor]]:
     """Each net with its inputs, two images or texts."""
     torch.manual_seed(0)
-    bert = Bert(words=20, choices=4, length=6, width=16, heads=2, layers=2)
+    bert = Bert(words=20, choices=4, length=6, width=16, heads=2, layers=layers)
     return {
-        "vit": (vit(5, width=16, heads=2, layers=2).eval(), torch.randn(2, 3, 32, 32)),
+        "vit": (vit(5, width=16, heads=2, layers=layers).eval(), torch.randn(2, 3, 32, 32)),
         "bert": (bert.eval(), bert.words(torch.randint(20, (2, 6))).detach()),
     }
 

@@ -1,11 +1,12 @@
-"""Norms that are written out, between parties: `python -m tests.jobs.written_norms`.
+"""Norms that are written out, between parties: `python -m tests.jobs.written_norms OWNER ...`.
 
-Party 0 prints one line of JSON: for each owner of the weights (null: they are public) the error and the bound for it.
+OWNER: of the weights, a party or "public". Party 0 prints one line of JSON: for each the error and the bound for it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from torch import nn
@@ -25,8 +26,8 @@ def make(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), OnnxNorm(), nn.Linear(8, 8), EpsNorm("rms")).eval()
 
 
-def of(owner: int | None) -> dict[str, float]:
-    session = sessions.current()
+def of(word: str) -> dict[str, float]:
+    session, owner = sessions.current(), None if word == "public" else int(word)
     rank = session.rank if owner is not None else 0
     private = hummingbird.convert_model(make(20 + rank), weights="public" if owner is None else owner)
     assert [step.op for step in private.plan].count("norm") == 2
@@ -45,7 +46,7 @@ def of(owner: int | None) -> dict[str, float]:
 def main() -> None:
     torch.set_num_threads(1)
     session = launch.init(timeout=HANG)
-    found = [of(owner) for owner in (None, *range(session.parties))]
+    found = [of(owner) for owner in sys.argv[1:]]
     if session.rank == 0:
         print(json.dumps(found))
 

@@ -32,6 +32,7 @@ from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.rpc.frame import frame_bytes
 from tests.support.chance import DEVIATIONS
 from tests.support.correlation_checks import CASES, columns, take_and_check
+from tests.support.covering import every
 from tests.support.patience import NEVER
 
 
@@ -251,7 +252,7 @@ def test_requests_in_one_list_have_the_turns_that_they_have_one_by_one():
     assert max(bits) - min(bits) <= max(request.correction_bits for request in requests)
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", every(2, [3, 2]))
 def test_bytes_that_reach_every_party_are_those_of_its_turns(running, parties, monkeypatch):
     """Counted where frames arrive, two slices in turns and requests on demand: to the byte, and even."""
     arrived = [0] * parties

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 
-def covering(names: str, *axes: Iterable[Any], ids: Any = None) -> pytest.MarkDecorator:
+def covering(
+    names: str, *axes: Iterable[Any], ids: Any = None, quick: Collection[Any] | None = None
+) -> pytest.MarkDecorator:
     """Parametrize over the product of the axes; what the selection leaves out is slow. names, ids: as for pytest.
 
     The selection has every value of the longest axis, and every combination of the others' values, each at least once.
+    quick: the values of the longest axis that the selection has in place of all.
     An axis has one name, or several if all its values are tuples.
 
         @covering("name, parties, protocol", CASES, [2, 3], ["masked", "gmw"])
@@ -22,16 +25,17 @@ def covering(names: str, *axes: Iterable[Any], ids: Any = None) -> pytest.MarkDe
     places = [range(len(axis)) for axis in values]
     longest = max(range(len(values)), key=lambda axis: len(values[axis]))
     others = list(itertools.product(*(axis for number, axis in enumerate(places) if number != longest)))
-    quick = set()
-    for step in range(max(len(values[longest]), len(others))):
-        other, place = others[step % len(others)], step % len(values[longest])
-        quick.add((*other[:longest], place, *other[longest:]))
+    own = [place for place, value in enumerate(values[longest]) if quick is None or value in quick]
+    selected = set()
+    for step in range(max(len(own), len(others))):
+        other, place = others[step % len(others)], own[step % len(own)]
+        selected.add((*other[:longest], place, *other[longest:]))
     several = len(names.split(",")) > len(values)
     cases = []
     for case in itertools.product(*places):
         chosen = [axis[place] for axis, place in zip(values, case, strict=True)]
         flat = [part for value in chosen for part in (value if several and isinstance(value, tuple) else (value,))]
-        cases.append(pytest.param(*flat, marks=[] if case in quick else pytest.mark.slow))
+        cases.append(pytest.param(*flat, marks=[] if case in selected else pytest.mark.slow))
     return pytest.mark.parametrize(names, cases, ids=ids)
 
 

@@ -16,7 +16,7 @@ One thread: torch keeps such modes for each. `torch.tensor(..., device=DEVICE)` 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+<<<<<<< HEAD
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map
+=======
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+>>>>>>> ws1
 
 import hummingbird
 from hummingbird import ring
@@ -101,6 +106,17 @@ def far() -> Iterator[None]:
     """Have torch compute on the far device, in this thread."""
     with torch.no_grad(), _Mode():
         yield
+
+
+def near(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function, computed on the CPU at its speed; results for far tensors are far."""
+
+    def run(*args: Any) -> Tensor:
+        with _disable_current_modes():
+            out = function(*tree_map(lambda x: x.near if isinstance(x, _Far) else x, args))
+            return _Far(out) if any(isinstance(x, _Far) for x in args) else out
+
+    return run
 
 
 # Waiting --------------------------------------------------------------------------------------------------------------

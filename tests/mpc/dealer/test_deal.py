@@ -18,6 +18,7 @@ from hummingbird import disk
 from hummingbird.__main__ import main
 from hummingbird.mpc.dealer.deal import size_of
 from tests.mpc.dealer.test_store import BATCH, SLOTS, dealt
+from tests.support.covering import every
 from tests.support.paths import ROOT
 
 
@@ -61,7 +62,7 @@ def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(corrections) == 4 and sum(path.stat().st_size for path in corrections) == size
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", every(2, [signal.SIGTERM, signal.SIGINT]))
 def test_deal_that_has_no_room_or_is_told_to_end_says_so(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -303,8 +303,7 @@ address, process = spawn_local(2, 300)
 print(process.pid, address, flush=True)
 os._exit(9)  # no atexit handler runs
 """
-    root = ROOT
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root, timeout=HANG)
+    done = python.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=HANG)
     pid, address = done.stdout.split()
     until(lambda: not alive(int(pid)), "the dealer to end with its parent")
     socket_file = Path(address.removeprefix("unix:"))

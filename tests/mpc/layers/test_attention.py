@@ -15,7 +15,7 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import InputError, ModelError
-from tests.support.covering import covering
+from tests.support.covering import covering, every
 from tests.support.operations import Function
 
 torch.set_num_threads(1)
@@ -82,11 +82,12 @@ class Attention(nn.Module):
         return self.heads(x, x, x, **self.call)
 
 
-@pytest.mark.parametrize("call", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=str)
+@pytest.mark.parametrize("call", every(3, [{}, {"need_weights": False}, {"average_attn_weights": False}]), ids=str)
 def test_the_results_of_attention_may_be_those_of_the_net(call: dict[str, Any]) -> None:
     close(Attention(**call).eval(), seeded(2, 5, 8))
 
 
+@pytest.mark.slow  # with a batch: above
 def test_weights_are_averaged_over_heads_without_a_batch_too() -> None:
     net, x = Attention().eval(), seeded(5, 8)
     with torch.no_grad():
@@ -95,10 +96,11 @@ def test_weights_are_averaged_over_heads_without_a_batch_too() -> None:
     assert float((got[1] - wanted[1]).abs().max()) < 2.0**-7
 
 
-def test_is_causal_is_believed_of_a_causal_mask_alone() -> None:
-    for mask in (LATER, torch.zeros(5, 5).masked_fill(LATER, -math.inf)):
+@pytest.mark.parametrize("masks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_is_causal_is_believed_of_a_causal_mask_alone(masks: int) -> None:
+    for mask in (LATER, torch.zeros(5, 5).masked_fill(LATER, -math.inf))[:masks]:
         close(Attention(attn_mask=mask, is_causal=True, need_weights=False).eval(), seeded(2, 5, 8))
-    for mask in (LATER.flip(0) & LATER, LATER.float() * -1.5):
+    for mask in (LATER.flip(0) & LATER, LATER.float() * -1.5)[:masks]:
         net = Attention(attn_mask=mask, is_causal=True, need_weights=False).eval()
         (problem,) = hummingbird.validate_model(net, example=seeded(2, 5, 8))
         assert "not causal" in problem.what

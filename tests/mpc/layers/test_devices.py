@@ -28,6 +28,7 @@ from hummingbird.crypten.adapter import share_of
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import devices, registry, streams
 from hummingbird.kernels.reference import shares
+from hummingbird.kernels.reference import streams as plain_streams
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn
 from hummingbird.mpc.dealer.supplies import Supplies
@@ -59,8 +60,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
         return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
 
     monkeypatch.setattr(adapter, "_kbit", drawn)
-    # Thousands of operations for each draw, tested in test_prg.py, and hundreds for each packing and each reading of
-    # tables, tested below.
+    # Thousands of operations for each draw, and hundreds for each packing and each reading of tables, tested below.
     octets = partial(torch.empty, dtype=torch.uint8)
     monkeypatch.setattr(streams, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     stand_ins = {
@@ -77,7 +77,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     hummingbird.uninit()
 
 
-@covering("name, weights, protocol", CASES, ["public", 0], PROTOCOLS)
+# Operations that make tensors of their own, or read constants, beside shares: one of each kind.
+QUICK = ["conv2d", "conv_transpose2d groups", "max_pool padded", "pad with a value", "avg_pool without padding"]
+QUICK += ["rms_norm", "matmul", "attention, causal", "gelu", "log_softmax", "argmax", "bicubic", "where"]
+QUICK += ["masked_fill", "constants that broadcast", "squeeze and excitation"]
+
+
+@covering("name, weights, protocol", CASES, ["public", 0], PROTOCOLS, quick=QUICK)
 def test_everything_is_where_the_shares_are(
     elsewhere: sessions.Session, name: str, weights: str | int, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +125,7 @@ def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -
     """
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(far._Far, "is_cuda", property(lambda self: True), raising=False)
+    near_draws(monkeypatch)
     find = registry._find
     monkeypatch.setattr(registry, "_find", lambda operation, _, tensors: find(operation, "reference", tensors))
     case = CASES[name]
@@ -131,6 +138,18 @@ def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -
         finally:
             hummingbird.uninit()
     assert error <= case.bound
+
+
+def near_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have streams be computed here: thousands of operations for each draw, tested below."""
+    monkeypatch.setattr(streams, "chacha20", far.near(plain_streams.chacha20))
+
+
+def test_a_stream_is_where_its_key_is() -> None:
+    key = streams.chacha20_key(bytes(range(32)), torch.device("cpu"))
+    with far.far():
+        there = streams.chacha20(key.to(far.DEVICE), 7, 2)
+    assert there.is_meta and torch.equal(there.near, streams.chacha20(key, 7, 2))
 
 
 HERE = torch.tensor([[0.5, -1.25, 2.0, 3.0]])  # a public tensor of the CPU
@@ -175,6 +194,7 @@ def test_no_operator_waits_for_the_device(
 @pytest.mark.parametrize("name", every(6, [*OPERATORS]))
 def test_operators_give_the_same_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv("RANK", raising=False)
+    near_draws(monkeypatch)
     given = torch.arange(-6.0, 6).view(3, 4) / 4
     results = []
     for device, place in (("cpu", contextlib.nullcontext()), (far.DEVICE, far.far())):

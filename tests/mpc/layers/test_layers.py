@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hummingbird
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.parties import succeed
 
 
@@ -37,12 +37,12 @@ def test_operations_match_torch_and_send_what_was_predicted(
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize(("parties", "windows"), every(3, [(2, 2), (2, 5), (3, 5)]))
-def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int, windows: int) -> None:
+@pytest.mark.parametrize(("parties", "windows", "step"), every(3, [(2, 2, 3), (2, 5, 1), (3, 5, 1)]))
+def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int, windows: int, step: int) -> None:
     """Two windows: one whose tables end where it does, and one with clamps."""
-    ended = succeed(["-m", "tests.jobs.programs", "smooth", str(windows)], parties)
+    ended = succeed(["-m", "tests.jobs.programs", "smooth", str(windows), str(step)], parties)
     results = json.loads(ended[0].out.strip().splitlines()[-1])
-    assert len(results) == windows * 4
+    assert len(results) == windows * (4 if step == 1 else 2)
     wrong = {name: pair for name, pair in results.items() if not pair[1] / 30 < pair[0] <= pair[1]}
     assert not wrong, f"error above bound, or far below: {wrong}"
 
@@ -66,8 +66,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
-@pytest.mark.parametrize(("pool", "shape"), POOLS, ids=lambda x: str(x))
+@covering("pool, shape, protocol", POOLS, ["masked", "gmw"], ids=str)
 def test_adaptive_pooling_that_does_not_divide(pool: nn.Module, shape: tuple[int, ...], protocol: str) -> None:
     """Windows of lengths that differ by one, as torch has them; behind a layer that leaves few integer bits, too."""
     torch.manual_seed(0)

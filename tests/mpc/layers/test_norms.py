@@ -24,6 +24,7 @@ from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE
+from tests.support.covering import every
 from tests.support.operations import Function
 from tests.support.parties import succeed
 
@@ -124,11 +125,11 @@ def test_a_norm_has_no_window_and_its_twin_computes_its_formula() -> None:
         assert float((F.relu(norm.formula(REALS, x)) - got).abs().max()) < 2.0**-15
 
 
-@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_norms_that_are_written_out_run_between_parties(parties: int) -> None:
-    """With public weights, and with those of each party; rounds and bits are the predicted ones."""
-    ended = succeed(["-m", "tests.jobs.written_norms"], parties)
+@pytest.mark.parametrize(("parties", "owners"), every(3, [(2, "1"), (2, "public 0 1"), (3, "public 0 1 2")]))
+def test_norms_that_are_written_out_run_between_parties(parties: int, owners: str) -> None:
+    """Rounds and bits are the predicted ones."""
+    ended = succeed(["-m", "tests.jobs.written_norms", *owners.split()], parties)
     found = json.loads(ended[0].out.strip().splitlines()[-1])
-    assert len(found) == 1 + parties
+    assert len(found) == len(owners.split())
     for result in found:
         assert 0 < result["error"] < result["bound"]

@@ -24,6 +24,7 @@ from hummingbird.mpc.protocols.weight_mask import FixedMask, FixedTriple, FixedW
 from hummingbird.mpc.session import session as sessions
 from tests.support.chance import DEVIATIONS
 from tests.support.correlation_checks import take_and_check
+from tests.support.covering import every
 from tests.support.parties import succeed
 
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
@@ -260,9 +261,12 @@ def test_weights_of_a_layer_that_was_cut_into_parts_are_opened_once(alone: sessi
     assert float((got - net(x)).detach().abs().max()) < 2.0**-12
 
 
-def test_constants_outside_of_layers_are_their_owners() -> None:
+@pytest.mark.parametrize("owners", every(2, ["1", "0 1"]))
+def test_constants_outside_of_layers_are_their_owners(owners: str) -> None:
     """Tokens, places, scales, means: shared once, held in shares alone, and the other party's own are ignored."""
-    for found in json.loads(succeed(["-m", "tests.jobs.private_constants"], 2)[0].out.strip().splitlines()[-1]):
+    for found in json.loads(
+        succeed(["-m", "tests.jobs.private_constants", *owners.split()], 2)[0].out.strip().splitlines()[-1]
+    ):
         assert found["error"] < found["bound"]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.errors import InputError
+from tests.support.covering import every
 from tests.support.operations import Function
 
 torch.set_num_threads(1)
@@ -81,7 +82,7 @@ class Beside(nn.Module):
         return self.function(x, y)
 
 
-@pytest.mark.parametrize("mode", ["fast", "exact"])
+@pytest.mark.parametrize("mode", every(2, ["exact", "fast"]))
 def test_public_integers_truths_and_large_numbers_beside_private_values(mode: str) -> None:
     x, whole, truths = torch.randn(2, 4), INTS.expand(2, -1), TRUTHS.expand(2, -1)
     for function, y in ((lambda x, y: (x > 0) * y + x * y, whole), (lambda x, y: x * y, truths)):

@@ -13,6 +13,7 @@ import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from tests.jobs import rounded_run
+from tests.support.covering import covering
 from tests.support.parties import succeed
 
 Q = 6
@@ -43,8 +44,7 @@ def gap(net: nn.Module, bits: BitConfig | BitWindow, x: Tensor, **options: objec
         return float((hummingbird.simulate(net, bits, seed=1, **options)(x) - net(x)).abs().max())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mode", ["fast", "exact"])
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("masked", 3), ("gmw", 2)])
+@covering("protocol, parties, mode", [("masked", 2), ("masked", 3), ("gmw", 2)], ["exact", "fast"])
 def test_results_of_different_fractions_meet(protocol: str, parties: int, mode: str) -> None:
     """Every result is off by N / 2 units at most, gmw's by one; a product by two factors' errors."""
     net, x = Meeting().eval(), values()

@@ -16,11 +16,12 @@ from tests.jobs.public_inputs import Rows, Words, numbers
 from tests.support.parties import succeed
 
 
-def test_every_call_brings_its_own_and_parties_that_differ_are_told() -> None:
-    """With public weights and with either party's; in batches of other sizes, and in slices."""
-    ended = succeed(["-m", "tests.jobs.public_inputs"], 2)
+@pytest.mark.parametrize("nets", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_call_brings_its_own_and_parties_that_differ_are_told(nets: int) -> None:
+    """With either party's weights and with public ones; in batches of other sizes, and in slices."""
+    ended = succeed(["-m", "tests.jobs.public_inputs", str(nets)], 2)
     errors = json.loads(ended[0].out)
-    assert len(errors) == 3
+    assert len(errors) == nets
     for name, found in errors.items():
         # A softmax errs by 2^-7 of its weights, on rows whose norm is at most sqrt(8), through a head of 8 numbers.
         assert max(found) < (2.0**-4 if name.startswith("Words") else 2.0**-13), errors

@@ -111,7 +111,7 @@ LARGE = {
 }
 
 
-@covering("case, protocol, parties", LARGE, SETTINGS)
+@covering("case, protocol, parties", LARGE, SETTINGS, quick=[*LARGE][::2])
 def test_large_values_are_right(case: str, protocol: str, parties: int) -> None:
     """Products of values near 1,000 reach 2^20, linear layers 10^5: below the floor all of them."""
     make, size = LARGE[case]
@@ -156,7 +156,13 @@ CONSTANTS = {
 }
 
 
-@covering("case, protocol, parties", CONSTANTS, [("masked", 2), ("gmw", 3)])
+# A factor, reciprocal or weight of each kind.
+QUICK = ["mean over 7 x 7", "mean over 511 x 511", "large kernel, borders", "divisor", "times 1e-06", "over 3e4"]
+QUICK += ["plus 1e-5", "tiny weights, plus", "small transposed convolution", "small slopes", "softmax over 1,000"]
+QUICK += ["log_softmax far", "log_softmax over 1,000, peaked"]
+
+
+@covering("case, protocol, parties", CONSTANTS, [("masked", 2), ("gmw", 3)], quick=QUICK)
 def test_constants_of_every_size_are_right(case: str, protocol: str, parties: int) -> None:
     """Factors, reciprocals and weights are rounded by 2^-10 of the largest; softmax errs by 2^-8 and by rounding."""
     make, shape, size = CONSTANTS[case]

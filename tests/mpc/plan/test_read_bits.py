@@ -25,7 +25,7 @@ from hummingbird.mpc.plan.builders import builder
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.mpc.protocols import masked
 from hummingbird.serving.plan import input_bits
-from tests.support.covering import covering, every
+from tests.support.covering import covering
 from tests.support.operations import cases
 
 CASES = cases()
@@ -95,22 +95,25 @@ def results(net: nn.Module, x: Tensor, window: BitWindow, protocol: str, parties
     return hummingbird.simulate(net.eval(), window, protocol, parties, mode="exact", seed=1)(x)
 
 
-@covering("name, protocol, parties", nets(), [("masked", 2), ("masked", 3), ("gmw", 2)])
+@covering("name, protocol, parties, window", nets(), [("masked", 2), ("masked", 3), ("gmw", 2)], WINDOWS)
 def test_results_do_not_depend_on_bits_that_are_not_read(
-    monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int
+    monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int, window: str
 ) -> None:
-    net, x = nets()[name], torch.rand(2, 4, 6, 6) - 0.5
-    for label, window in WINDOWS.items():
-        expected = results(net, x, window, protocol, parties)
-        with monkeypatch.context() as patch:
-            seen = noisy(patch)
-            assert torch.equal(results(net, x, window, protocol, parties), expected), label
-        assert seen
-        if protocol == "masked" and window is not EXACT and name != "products":
-            assert min(seen) < 52, "no product was any cheaper"
+    net, x, bits = nets()[name], torch.rand(2, 4, 6, 6) - 0.5, WINDOWS[window]
+    expected = results(net, x, bits, protocol, parties)
+    seen = noisy(monkeypatch)
+    assert torch.equal(results(net, x, bits, protocol, parties), expected)
+    assert seen
+    if protocol == "masked" and bits is not EXACT and name != "products":
+        assert min(seen) < 52, "no product was any cheaper"
 
 
-@pytest.mark.parametrize("name", every(2, [*CASES]))
+# Products of each kind: noise is in no other operation.
+QUICK = ["conv2d", "conv_transpose2d groups", "batch norm, folded", "mean", "matmul", "attention"]
+QUICK += ["bilinear, corners", "squeeze and excitation"]
+
+
+@covering("name", CASES, quick=QUICK)
 def test_no_operation_reads_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     case = CASES[name]
     net = nn.Sequential(case.net, nn.ReLU())
@@ -237,9 +240,11 @@ class Excited(nn.Module):
         return torch.cat([y * gate, y * 0.3], 1).softmax(1)
 
 
-@pytest.mark.parametrize("bits", [EXACT, BitWindow(22, 0), BitWindow(20, 0)], ids=str)
-@pytest.mark.parametrize(
-    "net", [*(Quarters(join, f) for join in ("sum", "cat") for f in (1.0, 2.0, 0.25)), Excited()], ids=str
+@covering(
+    "net, bits",
+    [*(Quarters(join, f) for join in ("sum", "cat") for f in (1.0, 2.0, 0.25)), Excited()],
+    [EXACT, BitWindow(22, 0), BitWindow(20, 0)],
+    ids=str,
 )
 def test_nobody_reads_more_bits_than_a_word_has(net: nn.Module, bits: BitWindow) -> None:
     """A product of an operand that is cut is right in fewer bits than a word: its reader moves the rest out."""

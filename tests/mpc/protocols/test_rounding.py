@@ -21,7 +21,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.chance import DEVIATIONS
-from tests.support.covering import covering
+from tests.support.covering import covering, every
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -69,7 +69,7 @@ def expected(shares: list[Tensor], lam: Tensor, comparison: Comparison, scale: i
     return bit * z << window.q, z << window.q
 
 
-@covering("window, parties, aim", SMALL, [2, 3], AIMS)
+@covering("window, parties, aim", SMALL, [2, 3], AIMS, quick=[(9, 0, 2), (8, 1, 3), (7, 2, 1)])
 def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int], parties: int, aim: str) -> None:
     opened, shares, lam = every_value(parties, *window, SCALE)
     comparison = Masked(BitWindow(*window), aim=TableChoice.of(aim))
@@ -100,7 +100,7 @@ def unrounded(self: Masked, scale: int) -> tuple[int, int, int]:
     return self.k(scale), self.window.low, max(self.ring, self.k(scale))
 
 
-@pytest.mark.parametrize("mutation", [unlowered, unrounded])
+@pytest.mark.parametrize("mutation", every(2, [unlowered, unrounded]))
 def test_a_wrong_cut_shows(mutation: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     opened, shares, lam = every_value(2, 9, 3, 2, SCALE)
     comparison = Masked(BitWindow(9, 3, 2))

@@ -166,7 +166,7 @@ def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predic
                 assert float((torch.tensor(out) - plain).abs().max()) < 0.02, window
     # Splines err by 2^-14 and by twice the square of what is left undecided, 2^-8; values are rounded five times.
     for name in smooth:
-        for window in ("[64:0)", "[24:8)", *map(str, aims.COARSE.get(name, ()))):  # coarse ones decide from bit 8 on
+        for window in map(str, aims.smooth_windows(name, windows)):  # coarse ones decide from bit 8 on
             assert found[f"{name} {window}"] < 2.0**-14 + 2.0**-15 + 5 * 2.0**-16, (name, window)
 
 

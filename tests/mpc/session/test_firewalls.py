@@ -72,6 +72,7 @@ def test_one_port_for_all_lanes_and_for_session_after_session(parties: int) -> N
     run(parties, 2, [f"127.0.0.1:{free_port()}" for _ in range(parties)])
 
 
+@pytest.mark.slow  # doors and the store at IPv6 addresses: test_meeting.py
 def test_parties_at_ipv6_addresses() -> None:
     """The store, the parties, and what they announce."""
     from tests.channel.test_one_port import has_ipv6

@@ -32,9 +32,9 @@ def finished(parties: list[Party]) -> list[dict[str, Any]]:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def test_three_parties_with_two_lanes(nursery: Nursery):
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_parties_with_two_lanes(nursery: Nursery, size: int):
     """Each lane its own rows, with a dealer that party 0 starts for all; results are gathered inside a party."""
-    size = 3
     told = finished(nursery.start(["lanes"], size * LANES, **{VARIABLE: f"{LANES}"}))
     for rank, one in enumerate(told):
         party, lane = divmod(rank, LANES)
