@@ -26,13 +26,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-<<<<<<< HEAD
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_map
-=======
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
->>>>>>> ws1
+from torch.utils._pytree import tree_map
 
 import hummingbird
 from hummingbird import ring
