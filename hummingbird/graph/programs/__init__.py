@@ -312,11 +312,12 @@ def entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the entries of a zip file that torch has written, by their names below the one folder that it contains.
 
     Raises ValueError if a name occurs twice or there are several folders: torch might then read other entries than
-    those that were checked.
+    those that were checked. torch's reader takes large and small letters of names for equal.
     """
     listed = archive.infolist()
     names = {info.filename.partition("/")[2]: info for info in listed}
-    if len(names) != len(listed) or len({info.filename.partition("/")[0] for info in listed}) != 1 or "" in names:
+    folders, distinct = {info.filename.partition("/")[0] for info in listed}, {name.lower() for name in names}
+    if len(distinct) != len(listed) or len(folders) != 1 or "" in names:
         raise ValueError("its entries are not those of one folder, each once")
     return names
 

@@ -332,9 +332,15 @@ def test_files_that_could_run_code_are_refused_before_torch_reads_them(file: Pat
     same_content = lambda content: content  # noqa: E731
     new = tmp_path / "bad.pt2"
     refused(changed(file, new, "weights_config.json", pickled), "is pickled")
-    refused(changed(file, new, "-", same_content, {"data/constants/custom_obj_0": evil}), "pickled object")
+    for name in ("data/constants/custom_obj_0", "DATA/CONSTANTS/CUSTOM_OBJ_0"):
+        refused(changed(file, new, "-", same_content, {name: evil}), "pickled object")
     refused(changed(file, new, "sample_inputs/model.pt", lambda _: evil), "no file of torch.export.save")
     refused(changed(file, new, "models/model.json", sized), "no arithmetic of sizes")
+    for folder in ("weights", "constants"):  # the form of torch 2.8, which later releases read too
+        more = {f"data/{folder}/model.pt": evil}
+        refused(changed(file, new, "-", same_content, more), "no file of torch.export.save")
+    # torch finds an entry whatever the letters' case is, and takes another one than Python does.
+    refused(changed(file, new, "-", same_content, {"DATA/SAMPLE_INPUTS/MODEL.PT": evil}), "one folder, each once")
     old = file.with_suffix(".old.pt2")  # torch reads the entries of an earlier form if others are missing
     changed(file, old, "-", same_content)
     with zipfile.ZipFile(old, "a") as archive:
