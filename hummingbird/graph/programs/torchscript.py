@@ -76,7 +76,7 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
         names = entries(archive)
     except ValueError as error:
         raise Unsupported(f"no file of torch.jit.save: {error}", _SAVED) from None
-    for name, info in names.items():
+    for name, info in ((name.lower(), info) for name, info in names.items()):  # torch finds names in any case
         if name.endswith((".py", ".pkl")):
             if info.file_size > _LARGEST:
                 raise Unsupported(f"{name} has {info.file_size} bytes, at most {_LARGEST} are read", _SAVED)

@@ -342,6 +342,8 @@ def test_an_archive_that_torch_could_read_otherwise_is_refused(tmp_path: Path) -
 
     assert "__setstate__" in written({}, b"\n  def   __setstate__ (self, x: int) -> None:\n    pass\n")
     assert "C++ classes" in written({"ROOT/more.pkl": b"c__torch__.torch\nclasses.quantized.Conv\n"})
+    assert "__setstate__" in written({"ROOT/CODE/MORE.PY": b"def __setstate__(self) -> None:\n    pass\n"})
+    assert "one folder" in written({"ROOT/DATA.PKL": b""})
     assert "one folder" in written({"other/code/__torch__.py": b""})
     with pytest.warns(UserWarning, match="Duplicate name"):
         assert "one folder" in written({"ROOT/data.pkl": b"", "ROOT/more": b"", "ROOT/version": b"3"})
