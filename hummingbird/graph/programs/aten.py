@@ -322,7 +322,8 @@ _SPECIAL: dict[str, Function] = {
     "split_with_sizes": torch.split,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "dropout": F.dropout,
-    "dropout_": lambda x, p, train: F.dropout(x, p, train),
+    **{f"{name}dropout_": F.dropout for name in ("", "feature_", "alpha_", "feature_alpha_")},  # all do nothing in eval
+    "feature_dropout": F.dropout,
     "constant_pad_nd": lambda x, pad, value=0: F.pad(x, pad, "constant", value),
     "reflection_pad1d": lambda x, pad: F.pad(x, pad, "reflect"),
     "reflection_pad2d": lambda x, pad: F.pad(x, pad, "reflect"),

@@ -253,6 +253,12 @@ def test_a_net_in_training_is_refused() -> None:
         load_program(made.run_decompositions())
 
 
+@pytest.mark.parametrize("layer", [nn.Dropout2d(), nn.Dropout2d(inplace=True), nn.FeatureAlphaDropout(inplace=True)])
+def test_dropouts_of_channels_do_nothing(layer: nn.Module) -> None:
+    net, x = nn.Sequential(nn.Conv2d(1, 2, 3), layer, nn.Flatten()).eval(), torch.randn(2, 1, 5, 5)
+    same(net, load_program(program(net, x)), x)
+
+
 def test_a_copy_is_another_tensor() -> None:
     def written(x: Tensor) -> Tensor:
         y = x.clone()
