@@ -331,6 +331,7 @@ _SPECIAL: dict[str, Function] = {
     "replication_pad2d": lambda x, pad: F.pad(x, pad, "replicate"),
     "upsample_nearest1d": _resize("nearest", False),
     "upsample_nearest2d": _resize("nearest", False),
+    "_upsample_nearest_exact1d": _resize("nearest-exact", False),
     "_upsample_nearest_exact2d": _resize("nearest-exact", False),
     "upsample_bilinear2d": _resize("bilinear", True),
     "upsample_bicubic2d": _resize("bicubic", True),
