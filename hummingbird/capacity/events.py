@@ -400,11 +400,10 @@ class _Run:
             self._run_refill(here, refill, partial(self._make, here, group, refill + 1, left - 1))
 
     def _hand_out(self, here: _Replica) -> None:
-        """Give the groups that wait for tokens on the replica `here` their tokens, in order, as long as its store has
-        enough.
+        """Give tokens to the groups in the queue of the replica `here`, first to the first, until too few are left.
 
-        A group, requests that are served as one, then goes on. At the end, begin as many refills, which make tokens, as
-        the store has room for.
+        A group is a number of requests that are served as one; with its tokens it goes on. Then begin refills, which
+        make tokens, until no worker is free or the store has no room for the tokens of another refill.
         """
         while here.line and here.level >= (need := self._need(here.line[0])):
             here.level -= need

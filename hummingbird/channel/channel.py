@@ -208,7 +208,7 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Close this party's connections to all others; parties that wait for this party get a PeerError."""
+        """Close the connections to all other parties. A party that is receiving from this one gets a PeerError."""
         if self.closed:
             return
         self.closed = True

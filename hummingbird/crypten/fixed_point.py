@@ -139,9 +139,9 @@ def is_whole(x: Tensor) -> bool:
 
 
 def shared(share: Tensor, bits: int) -> Any:
-    """Return the shared tensor of which this party holds `share`, an additive share (int64).
+    """Make a shared tensor from this party's additive share of it.
 
-    bits: how many bits of fraction the shared values have.
+    share: int64, the shape of the values. bits: how many bits of fraction the shared values have.
     """
     return Shared.from_shares(share, precision=bits)
 

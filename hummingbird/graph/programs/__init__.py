@@ -32,9 +32,9 @@ from hummingbird.errors import InputError, Problem
 
 @dataclass(frozen=True)
 class Value:
-    """In the arguments of a `ProgramCall`: a reference to an input of the program, or to the result of an earlier call.
+    """A reference to an input of the program, or to an earlier call's result. Arguments of a `ProgramCall` hold it.
 
-    name: the name of that input or result.
+    name: the name of the input or result.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Weight:
-    """In the arguments of a `ProgramCall`: a reference to a parameter or buffer of the program.
+    """A reference to a parameter or buffer of the program. Arguments of a `ProgramCall` hold it.
 
-    path: its qualified name.
+    path: the qualified name of the parameter or buffer.
     """
 
     path: str

@@ -164,19 +164,17 @@ class Round:
         return sum(back.count for back in self.returns)
 
     def up(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of ciphertexts of which the client makes one `Upload` each.
+        """Yield a range of ciphertexts for each `Upload` of the client: its first ciphertext, and its last + 1.
 
-        A range is two numbers: its first ciphertext, and its last + 1. The ciphertexts that the client sends in this
-        turn are numbered from 0. A range has at most 256 of them.
+        The ciphertexts that the client sends in this turn are numbered from 0. A range has at most 256 of them.
         """
         yield from _cut(0, self.sent)
 
     def down(self) -> Iterator[tuple[int, int, Return]]:
-        """Yield the ranges of ciphertexts of which the server makes one `Download` each, as tuples of three: the first
-        ciphertext, the last + 1, and the returned value that they are part of.
+        """Yield a range of ciphertexts for each `Download` of the server, with the returned value that it belongs to.
 
-        The ciphertexts that the server sends in this turn are numbered from 0. A range has at most 256 of them, all
-        from one tile.
+        A range is its first ciphertext, and its last + 1. The ciphertexts that the server sends in this turn are
+        numbered from 0. A range has at most 256 of them, all from one tile.
         """
         first = 0
         for back in self.returns:

@@ -12,6 +12,7 @@ from onnx import helper
 from torch import Tensor
 from torch.nn import functional as F
 
+from hummingbird.errors import HummingbirdError
 from hummingbird.graph import problems, run, trace
 from hummingbird.graph.programs.onnx import read
 from tests.graph.programs.onnx_cases import graph, real, whole
@@ -153,3 +154,21 @@ def test_a_gelu_by_tanh_is_one_step(cube: float, joined: bool) -> None:
     assert ("gelu" in {step.op for step in trace(net, example=x)}) == joined
     if joined:
         assert torch.allclose(wanted, F.gelu(x, approximate="tanh"), atol=1e-5)
+
+
+def test_long_products_and_circles_are_read_in_time() -> None:
+    """A product of powers doubles its paths with each step; a circle has no end."""
+    nodes = [helper.make_node("Mul", ["x", "x"], ["p0"])]
+    nodes += [helper.make_node("Mul", [f"p{number}"] * 2, [f"p{number + 1}"]) for number in range(50)]
+    nodes += [
+        helper.make_node("Add", ["x", "p50"], ["sum"]),
+        helper.make_node("Mul", ["root", "sum"], ["scaled"]),
+        helper.make_node("Tanh", ["scaled"], ["y"]),
+    ]
+    read(graph(nodes, {"x": ("n", 5)}, {"root": np.float32((2 / np.pi) ** 0.5)}))
+    circle = norm((4, 4), 1, 4, (1, 4))
+    for node in circle.graph.node:
+        if node.op_type == "Reshape":
+            node.input[0] = node.output[0]
+    with pytest.raises(HummingbirdError, match="Reshape|not computed|order"):
+        read(circle)

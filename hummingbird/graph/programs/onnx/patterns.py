@@ -23,6 +23,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, shape
 Named = tuple[NodeProto, str]
 Shape = list[int | None]  # None: a size that does not follow from the file
 _LARGEST = 2**31 - 1  # bytes of a model that ONNX infers shapes for
+_DEEPEST = 6  # products in a term such as 0.044715 x x x
 
 
 def joined(graph: GraphProto, nodes: Sequence[Named], version: int) -> list[Named]:
@@ -31,6 +32,11 @@ def joined(graph: GraphProto, nodes: Sequence[Named], version: int) -> list[Name
     nodes: pairs of a node and its name in the net; the result has the same form. A new node has the name of the last
     node that it replaces. version: of the operators, the file's opset.
     """
+    made = {name for node, _ in nodes for name in node.output}
+    for node, _ in nodes:
+        if not made.isdisjoint(node.input):
+            return list(nodes)  # not in order: the reader refuses the node, and a circle would have no end here
+        made.difference_update(node.output)
     found = _Graph(graph, nodes, version)
     joins = {
         "Erf": found.gelu,
@@ -138,24 +144,26 @@ class _Graph:
             return node.input[1], first
         return name, 1.0
 
-    def power(self, name: str, x: str) -> tuple[float, int] | None:
-        """Return (c, n) if a value is c x^n, by products and powers."""
+    def power(self, name: str, x: str, deepest: int = _DEEPEST) -> tuple[float, int] | None:
+        """Return (c, n) if a value is c x^n, by products and powers; None otherwise.
+
+        name, x: the two values. deepest: how many products may follow each other; a file may double the paths at each.
+        """
         if name == x:
             return 1.0, 1
         if (number := self.number(name, x)) is not None:
             return number, 0
         node = self.makers.get(name)
-        if node is None or node.op_type not in ("Mul", "Pow"):
+        if node is None or node.op_type not in ("Mul", "Pow") or not deepest:
             return None
-        first = self.power(node.input[0], x)
-        if node.op_type == "Pow":
-            exponent = self.number(node.input[1])
-            second = (
-                (first[0] ** (exponent - 1), first[1] * (int(exponent) - 1)) if exponent in (2, 3) and first else None
-            )
-        else:
-            second = self.power(node.input[1], x)
-        return None if first is None or second is None else (first[0] * second[0], first[1] + second[1])
+        first = self.power(node.input[0], x, deepest - 1)
+        if node.op_type == "Mul":
+            second = self.power(node.input[1], x, deepest - 1)
+            return None if first is None or second is None else (first[0] * second[0], first[1] + second[1])
+        exponent = self.number(node.input[1])
+        if first is None or exponent not in (2, 3):
+            return None
+        return math.prod([first[0]] * int(exponent)), first[1] * int(exponent)
 
     def gelu(self, erf: NodeProto) -> None:
         x, factor = self.scaled(erf.input[0])
