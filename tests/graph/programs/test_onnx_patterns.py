@@ -172,3 +172,12 @@ def test_long_products_and_circles_are_read_in_time() -> None:
             node.input[0] = node.output[0]
     with pytest.raises(HummingbirdError, match="Reshape|not computed|order"):
         read(circle)
+
+
+def test_a_dimension_that_is_no_integer_is_refused() -> None:
+    model = norm((4, 4), 1, 4, (1, 4))
+    for node in model.graph.node:
+        if "squares" in node.input:
+            node.input[1] = "share"
+    with pytest.raises(HummingbirdError):
+        read(model)(torch.randn(2, 4, 4))

@@ -216,8 +216,9 @@ class _Graph:
         if len(node.input) > 1 and node.input[1] in self.constants:
             axes.append(numpy_helper.to_array(self.constants[node.input[1]]).reshape(-1).tolist())
         shape = self.shapes.get(node.input[0])
-        fits = shape is not None and len(axes) == 1 and len(axes[0]) == 1
-        return (node.input[0], axes[0][0] % len(shape)) if fits and shape else None
+        if not shape or len(axes) != 1 or len(axes[0]) != 1 or axes[0][0] not in range(-len(shape), len(shape)):
+            return None
+        return node.input[0], int(axes[0][0]) % len(shape)
 
     def mean(self, name: str) -> tuple[str, int] | None:
         """Return (x, dimension) for a value that is a mean over one dimension, also as a sum times 1 / its size."""
