@@ -1,6 +1,6 @@
 """Machine operations, by field: each has a definition in plain torch, and faster implementations.
 
-    shares        a party's work on ring elements mod 2^64: bits, words, masked openings, exact products
+    shares        a party's work on ring elements mod 2^64: bits, words, masked openings, polynomials, exact products
     simulation    the comparison of a simulation
     ciphertexts   the ring of CKKS and BFV: transforms, encryption, linear layers, products, sampling
     lookups       distributed point functions, and the rows that their bits select
@@ -19,12 +19,15 @@ from hummingbird.kernels.shares import (
     compare_opened,
     conv2d,
     deal_masks,
+    deal_polynomials,
+    evaluate_opened,
     from_bits,
     lift,
     lookup,
     mask_values,
     mask_words,
     matmul,
+    move_polynomials,
     open_words,
     pack_bits,
     pack_words,
@@ -43,12 +46,15 @@ __all__ = [
     "compare_opened",
     "conv2d",
     "deal_masks",
+    "deal_polynomials",
+    "evaluate_opened",
     "from_bits",
     "lift",
     "lookup",
     "mask_values",
     "mask_words",
     "matmul",
+    "move_polynomials",
     "open_words",
     "pack_bits",
     "pack_words",

@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 13  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 14  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -37,6 +37,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_aes": (_int, []),
     "hb_aes128": (None, [_pointer, _long, _long, _pointer]),
     "hb_deal_masks": (None, [_pointer, _int, _long, *[_int] * 4, *[_pointer] * 3, _int]),
+    "hb_deal_polynomials": (None, [_pointer, _int, _pointer, _pointer, _long, *[_int] * 3, *[_pointer] * 3, _int]),
+    "hb_evaluate_opened": (None, [_pointer, _long, *[_pointer] * 4, *[_int] * 5, _pointer]),
     "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
     "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _int, _pointer, _pointer]),
     "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),

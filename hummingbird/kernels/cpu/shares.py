@@ -1,4 +1,7 @@
-"""Shares in C++ (csrc/kernels.cpp, masked.cpp, dealing.cpp, products.cpp), which fills the result tensors made here."""
+"""Shares in C++, which fills the result tensors made here.
+
+The sources are kernels.cpp, masked.cpp, dealing.cpp, polynomials.cpp and products.cpp of csrc/.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from hummingbird.kernels import streams
 from hummingbird.kernels.cpu.library import aes, handle
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import opening, packing, products
+from hummingbird.kernels.shares import opening, packing, polynomials, products
 from hummingbird.kernels.shares.packing import Packed, Words, bytes_of, plain, stored
 from hummingbird.kernels.shares.products import Factor
 from hummingbird.kernels.streams import Drawn
@@ -176,6 +179,60 @@ def deal_masks(
     )
     handle().hb_deal_masks(keys.data_ptr(), len(keys), n, k, m, ring, len(sizes), *lists, torch.get_num_threads())
     return out
+
+
+_SPARE = 8  # numbers behind a column of pieces: a register may be read there
+
+
+def _few_keys(mask: Tensor, *keys: Tensor) -> bool:
+    return _aes_keys(*keys)
+
+
+@implements(polynomials.deal_polynomials, "cpu", takes=_few_keys)
+def deal_polynomials(
+    pieces: Tensor, mask: Tensor, shares: Sequence[Sequence[Drawn]], m: int, widths: Sequence[int]
+) -> list[Tensor]:
+    """Implement `kernels.shares.polynomials.deal_polynomials` in C++: compute the dealer's corrections."""
+    n, w, keys = mask.numel(), len(pieces).bit_length() - 1, [share.key for share in shares[0]]
+    columns = pieces.double().t()
+    twice = torch.cat([columns, columns, columns.new_zeros(len(columns), _SPARE)], 1)  # rows from any one on
+    joined = torch.stack(keys) if keys else torch.empty(0, dtype=torch.int32)
+    out = [torch.empty(bytes_of((n << w) * width), dtype=torch.uint8) for width in widths]
+    lists = (
+        (ctypes.c_int64 * len(widths))(*[of[0].first if of else 0 for of in shares]),
+        (ctypes.c_int * len(widths))(*widths),
+        (ctypes.c_void_p * len(widths))(*[x.data_ptr() for x in out]),
+    )
+    table = len(keys), twice.data_ptr(), mask.data_ptr(), n, len(widths) - 1, w, m
+    handle().hb_deal_polynomials(joined.data_ptr(), *table, *lists, torch.get_num_threads())
+    return out
+
+
+@implements(polynomials.evaluate_opened, "cpu")
+def evaluate_opened(opened: Tensor, coefficients: Sequence[Words], m: int, w: int, shift: int) -> Tensor:
+    """Implement `kernels.shares.polynomials.evaluate_opened` in C++: evaluate the selected polynomials."""
+    out, found = torch.empty_like(opened), [_seekable(words) for words in coefficients]
+    data, firsts, widths = zip(*found, strict=True)
+    lists = (
+        (ctypes.c_void_p * len(found))(*[x.data_ptr() for x in data]),
+        (ctypes.c_int64 * len(found))(*firsts),
+        (ctypes.c_int64 * len(found))(*[x.nbytes for x in data]),
+        (ctypes.c_int * len(found))(*widths),
+    )
+    sizes = len(found) - 1, m, w, shift, torch.get_num_threads()
+    handle().hb_evaluate_opened(opened.data_ptr(), opened.numel(), *lists, *sizes, out.data_ptr())
+    return out
+
+
+def _seekable(words: Words) -> tuple[Tensor, int, int]:
+    """Return words in the form in which a C++ kernel reads any of them: a tensor, the first block, the bits of a word.
+
+    Whole words of AES-128 are left to the kernel: the tensor is the key. Other words are stored; the block is then -1.
+    """
+    if isinstance(words, Drawn) and words.width is None and _aes_keys(words.key):
+        return words.key, words.first, -32 if words.dtype == torch.int32 else 64
+    data, width = _packed(words)
+    return data, -1, width
 
 
 def _not_empty(a: Tensor, b: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import opening, packing, products
+from hummingbird.kernels.shares import opening, packing, polynomials, products
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.kernels.shares.products import Factor
 from hummingbird.kernels.streams import Drawn
@@ -111,7 +111,29 @@ def deal_masks(
     return out
 
 
+@implements(polynomials.deal_polynomials, "reference")
+def deal_polynomials(
+    pieces: Tensor, mask: Tensor, shares: Sequence[Sequence[Drawn]], m: int, widths: Sequence[int]
+) -> list[Tensor]:
+    """Implement `kernels.shares.polynomials.deal_polynomials` in plain torch: compute the dealer's corrections."""
+    out = []
+    for value, of, width in zip(polynomials.move_polynomials(pieces, mask, m), shares, widths, strict=True):
+        out.append(packing.pack_words(reduce(torch.sub, [plain(share) for share in of], value), width))
+    return out
+
+
 # The parties ---------------------------------------------------------------------------------------------------------
+
+
+@implements(polynomials.evaluate_opened, "reference")
+def evaluate_opened(opened: Tensor, coefficients: Sequence[Words], m: int, w: int, shift: int) -> Tensor:
+    """Implement `kernels.shares.polynomials.evaluate_opened` in plain torch: evaluate the selected polynomials."""
+    row = (torch.arange(opened.numel(), device=opened.device) << w) + ((opened >> m) & ((1 << w) - 1))
+    v, total = opened & ((1 << m) - 1), torch.zeros_like(opened)
+    for power, words in enumerate(coefficients):
+        place = (len(coefficients) - 1 - power) * m
+        total += (plain(words)[row].long() << place) * v**power  # mod 2^64
+    return (total + (1 << shift >> 1)) >> shift
 
 
 @implements(opening.rescale, "reference")

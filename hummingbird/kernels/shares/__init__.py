@@ -1,4 +1,4 @@
-"""Operations on shares, ring elements mod 2^64: their bits and words, masked openings, exact products.
+"""Operations on shares, ring elements mod 2^64: bits and words, masked openings, tables of polynomials, exact products.
 
 All of them are local and send nothing. They raise InputError for a wrong type, shape, device or range.
 """
@@ -16,6 +16,7 @@ from hummingbird.kernels.shares.opening import (
     step_table,
 )
 from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
+from hummingbird.kernels.shares.polynomials import deal_polynomials, evaluate_opened, move_polynomials
 from hummingbird.kernels.shares.products import Factor, conv2d, matmul
 
 __all__ = [
@@ -23,12 +24,15 @@ __all__ = [
     "compare_opened",
     "conv2d",
     "deal_masks",
+    "deal_polynomials",
+    "evaluate_opened",
     "from_bits",
     "lift",
     "lookup",
     "mask_values",
     "mask_words",
     "matmul",
+    "move_polynomials",
     "open_words",
     "pack_bits",
     "pack_words",

@@ -30,6 +30,8 @@ class Field:
     apart: whether the dealer computes with the list of the parties' shares, not with their sum.
     left: whether the kernels that read the field draw or unpack it themselves. A "ring" field then takes `width` bits
         for each element if the seed's cipher can pack them (`Stream.packs`).
+    sparse: whether kernels read few elements of a "ring" field that is left. It then takes a whole word for each
+        element with every cipher, and kernels on a CPU, too, draw the blocks of these few words alone.
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -40,6 +42,7 @@ class Field:
     earlier: bool = False  # a mask with a key that the parties already have from an earlier request
     apart: bool = False  # `Request.derive` gets the list of the parties' shares, not their sum
     left: bool = False  # kernels draw or unpack the field where they read it (kernels/shares/packing.py)
+    sparse: bool = False  # kernels read few elements of a field that is left: it has whole words
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,9 +72,10 @@ class Field:
         """Bytes that a party's share, drawn from its seed, takes in memory.
 
         For a field that kernels draw themselves (`left`), this is the size of the packed bits. If the key stream is
-        ChaCha20's, kernels draw whole words, which can take more.
+        ChaCha20's, kernels draw whole words, which can take more. Of a sparse field it is an upper bound: a
+        kernel stores the elements that it reads.
         """
-        if self.left and self.kind == "ring":
+        if self.left and not self.sparse and self.kind == "ring":
             return packed(math.prod(self.shape) * self.width)
         return self.dtype.itemsize * math.prod(self.shape)
 
@@ -79,14 +83,12 @@ class Field:
     def received_bytes(self) -> int:
         """Bytes that the receiver's share, made from a correction, takes in memory.
 
-        If kernels unpack the field themselves (`left`), this is `share_bytes`. Otherwise an element takes 8 bytes, or 1
-        if the kind is "packed".
+        If kernels unpack the field themselves (`left`), this is the size of the correction. Otherwise an element takes
+        8 bytes, or 1 if the kind is "packed".
         """
-        return (
-            self.share_bytes
-            if self.left
-            else max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
-        )
+        if self.left:
+            return self.bits // 8
+        return max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
 
     def draw(self, stream: Stream, rank: int) -> Words:
         """Return party `rank`'s share of this field, drawn from its stream.
@@ -97,7 +99,8 @@ class Field:
             return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
         if self.left:
             drawn = self.leave(stream)
-            return drawn if stream.on_device else stored(drawn)
+            here = drawn.device == stream.device  # not on a GPU with AES-128
+            return drawn if stream.on_device or (self.sparse and here) else stored(drawn)
         if self.kind == "packed":
             return stream.bytes(math.prod(self.shape)).view(self.shape)
         if self.kind == "bit":
@@ -108,9 +111,10 @@ class Field:
         """Return a party's share that is not drawn yet: a kernel draws it from this stream where the kernel reads it.
 
         The kernel draws `width` bits for each element of a "ring" field if the stream's cipher can pack
-        (`Stream.packs`), else whole words. The field must have no owner.
+        (`Stream.packs`), else, or if the field is sparse, whole words. The field must have no owner.
         """
-        return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
+        packs = self.kind == "ring" and stream.packs and not self.sparse
+        return stream.leave(self.dtype, *self.shape, width=self.width if packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
         """Return the field's value from all parties' shares: their sum for the kind "ring", their xor otherwise."""

@@ -25,22 +25,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
-from hummingbird.kernels.devices import put
 from hummingbird.kernels.shares.packing import Words, plain
+from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, one_of
-from hummingbird.mpc.functions import polynomials
-from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable
+from hummingbird.mpc.correlations.request import Draw, Request, layout, number, one_of
+from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable, pieces
 from hummingbird.mpc.session.session import Session
-
-_MOVED_AT_ONCE = 1 << 16  # coefficients of one power that `moved` computes at a time: they stay in a core's cache
 
 
 class PolynomialShares(NamedTuple):
@@ -48,7 +45,7 @@ class PolynomialShares(NamedTuple):
 
     mask: its summand of each value's mask, in the low k bits, int32 or int64 (count,).
     coefficients: for each power, lowest first, additive shares of the coefficients of all 2^w pieces, moved by the mask
-        (`moved`): int32 or int64 (count 2^w,), each mod 2^(width of its power).
+        (`kernels.move_polynomials`): int32 or int64 (count 2^w,), each mod 2^(width of its power).
     """
 
     mask: Words
@@ -59,8 +56,8 @@ class PolynomialShares(NamedTuple):
 class Polynomial(Request[PolynomialShares]):
     """Request for `count` masks and, for each mask, the coefficients of a function's table of polynomials.
 
-    The coefficients are moved by the mask as `moved` says, so that an opened value selects a row. Results are mod
-    2^bits; the other parameters are those of `PolynomialTable`.
+    The coefficients are moved by the mask (`kernels.move_polynomials`), so that an opened value selects a row. Results
+    are mod 2^bits; the other parameters are those of `PolynomialTable`.
     """
 
     kind = "poly"
@@ -95,46 +92,31 @@ class Polynomial(Request[PolynomialShares]):
 
     @cached_property
     def free(self) -> Fields:
-        return {"mask": Field("ring", (self.count,), width=self.k)}
+        return {"mask": Field("ring", (self.count,), width=self.k, left=True, sparse=True)}
 
     @cached_property
     def derived(self) -> Fields:
         return {
-            f"power_{power}": Field("ring", (self.count << self.w,), width=width)
+            f"power_{power}": Field("ring", (self.count << self.w,), width=width, left=True, sparse=True)
             for power, width in enumerate(self.widths)
         }
 
     def derive(self, mask: Tensor) -> dict[str, Tensor]:
-        lambda_ = mask.long() & ((1 << self.k) - 1)
-        parts = [moved(self.table, part) for part in lambda_.split(max(1, _MOVED_AT_ONCE >> self.w))]
-        return {name: torch.cat(columns) for name, columns in zip(self.derived, zip(*parts, strict=True), strict=True)}
+        table = self.table
+        return dict(zip(self.derived, kernels.move_polynomials(pieces(table), mask.long(), table.m), strict=True))
+
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        table, (mask,) = self.table, self.free.values()
+        lambda_ = mask.combine([plain(share) for share in draw(mask, 0)]).long()
+        shares = cast("list[list[Drawn]]", [draw(item, 1) for item in self.derived.values()])
+        out = kernels.deal_polynomials(pieces(table), lambda_, shares, table.m, self.widths)
+        return [x.view(dtype) for x, (dtype, _) in zip(out, layout(self), strict=True)]
 
     def shares(self, **words: Words) -> PolynomialShares:
         return PolynomialShares(words["mask"], [words[name] for name in self.derived])
 
 
-def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
-    """Compute the coefficients that the dealer deals: those of the table, moved by the masks.
-
-    Returns int64 (n 2^w,) for each power, lowest first: 2^w rows for each of n values. The row of number X is used if X
-    is the upper w bits of the opened sum of value and mask. With L for the upper w bits of the mask, this row is the
-    table's piece X - L mod 2^w, rewritten as a polynomial in the lower bits of that sum.
-    lambda_: the masks, int64 (n,), in 0 .. 2^k - 1.
-    Repeated Horner steps in float64 compute the binomial sums. A coefficient stays below 2^50, the bound of 2^(scale +
-    GUARD + degree + the bits of the function's largest value), and is rounded only once, at the end.
-    """
-    upper = torch.arange(1 << table.w, device=lambda_.device)
-    piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
-    low = (lambda_ & ((1 << table.m) - 1)).double()[:, None] * -(2.0**-table.m)
-    given = put(polynomials.pieces(table), lambda_.device).double()
-    found = [given[:, power][piece] for power in range(table.degree + 1)]
-    for done in range(table.degree):
-        for power in reversed(range(done, table.degree)):
-            found[power] += found[power + 1] * low
-    return [column.round_().long().view(-1) for column in found]
-
-
-AT_ONCE = 1 << 24  # coefficients of one power in one request, 128 MiB
+AT_ONCE = 1 << 24  # coefficients of one power in one request: 128 MiB at most, of which a party that draws stores none
 TOGETHER = 2  # requests that one message serves: their shares stay in memory until the message has come
 
 
@@ -211,12 +193,7 @@ def combined(opened: Tensor, material: PolynomialShares, table: PolynomialTable)
     opened: the values plus their masks mod 2^k, int64 (n,) in 0 .. 2^k - 1, for the table's k.
     material: this party's, with the coefficients.
     """
-    row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
-    low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)
-    for power, words in enumerate(material.coefficients):
-        place = (table.degree - power) * table.m
-        total += (plain(words)[row].long() << place) * low**power  # mod 2^64: only the low R <= 64 bits count
-    return (total + (1 << table.shift >> 1)) >> table.shift
+    return kernels.evaluate_opened(opened, material.coefficients, table.m, table.w, table.shift)
 
 
 def price(n: int, table: PolynomialTable, bits: int, parties: int) -> Cost:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird import cost
+from hummingbird import cost, kernels
 from hummingbird.channel import meter
+from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, PolynomialTable, choose, fit_error
 from hummingbird.mpc.protocols import poly
-from hummingbird.mpc.protocols.poly import Polynomial, PolynomialShares, moved
+from hummingbird.mpc.protocols.poly import Polynomial, PolynomialShares
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import DEVIATIONS
 from tests.support.covering import every
@@ -27,10 +28,15 @@ def signed(value: Tensor, bits: int) -> Tensor:
     return (value << 64 - bits) >> 64 - bits
 
 
+def moved(table: PolynomialTable, lambda_: Tensor) -> list[Tensor]:
+    """Coefficients that a dealer deals, before it subtracts shares."""
+    return kernels.move_polynomials(polynomials.pieces(table), lambda_, table.m)
+
+
 def at(table: PolynomialTable, x: Tensor, lambda_: Tensor) -> Tensor:
     """Values that the dealt coefficients give for whole numbers x under these masks, without shares, as reals."""
     opened = (x + lambda_) & ((1 << table.k) - 1)
-    out = poly.combined(opened, PolynomialShares(lambda_, list(moved(table, lambda_))), table)
+    out = poly.combined(opened, PolynomialShares(lambda_, moved(table, lambda_)), table)
     return signed(out, 63 - table.shift).double() * 2.0**-table.scale
 
 
@@ -165,7 +171,9 @@ def test_any_wrong_coefficient_shows(power: int) -> None:
 
         def altered(request: Request[Any]) -> Material:
             material = correlation(request)
-            material.shares[f"power_{power}"].view(-1, 8)[:, 5] += add  # type: ignore[union-attr]
+            words = plain(material.shares[f"power_{power}"]).long()
+            words.view(-1, 8)[:, 5] += add
+            material.shares[f"power_{power}"] = words
             return material
 
         sessions[0].dealer.correlation = altered  # type: ignore[method-assign]
@@ -182,7 +190,7 @@ def test_a_mask_that_is_not_moved_shows(monkeypatch: pytest.MonkeyPatch) -> None
     x, lambda_ = torch.arange(-128, 97), torch.full((225,), 0b101)
     wrong = moved(table, lambda_ & ~((1 << table.m) - 1))
     opened = (x + lambda_) & 255
-    out = poly.combined(opened, PolynomialShares(lambda_, list(wrong)), table)
+    out = poly.combined(opened, PolynomialShares(lambda_, wrong), table)
     error = (signed(out, 40).double() * 2.0**-12 - FUNCTIONS["silu"].of(x.double() / 16)).abs()
     assert float(error.max()) > 4 * bound(table, 1, 8.0)
 

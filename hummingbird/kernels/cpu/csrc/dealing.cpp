@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kElement = 5.0;            // nanoseconds: of one element, two parties
 constexpr int kWidest = 256;                // bits of an element in a field: a step table of 8 bits
-constexpr int kFields = 7, kParties = 64;   // fields without tables; parties at most
+constexpr int kFields = 7;                  // without tables
 static_assert(kRun % 512 == 0, "one bit of each element of a run fills lines");
 
 struct Deal {
@@ -35,13 +35,6 @@ struct Room {
 struct Run {
     int64_t start, n;
 };
-
-// The vectors beside a target's AES.
-BODY Portable vectors(Portable) { return {}; }
-#if X86
-BODY Avx2 vectors(Avx2Aes) { return {}; }
-BODY Avx512 vectors(Avx512Aes) { return {}; }
-#endif
 
 // A party's share of `bits` bits an element; its buffer includes the spare bytes of the last line.
 template <class Target>

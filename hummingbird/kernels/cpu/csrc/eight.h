@@ -5,6 +5,7 @@
 #include "dispatch.h"
 
 typedef uint64_t Eight __attribute__((vector_size(64)));
+typedef int64_t SignedEight __attribute__((vector_size(64)));
 constexpr Eight kLane = {0, 1, 2, 3, 4, 5, 6, 7};
 constexpr Eight kOne = {1, 1, 1, 1, 1, 1, 1, 1};
 

@@ -7,8 +7,6 @@ namespace {
 
 // ---- mask: rounded to a coarser scale, and masked
 
-typedef int64_t Signed8 __attribute__((vector_size(64)));
-
 struct Rounded {
     const uint64_t *share, *mask;
     int shift;
@@ -20,7 +18,7 @@ struct Rounded {
         memcpy(&added, mask + i, step);
         word += half;
         if constexpr (sizeof(T) == 8) word = T(int64_t(word) >> shift);
-        else word = T(Signed8(word) >> shift);
+        else word = T(SignedEight(word) >> shift);
         word += added;
     }
 };

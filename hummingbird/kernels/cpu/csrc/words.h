@@ -129,7 +129,7 @@ BODY void open(Portable, const uint8_t* const* frames, int count, int64_t n, int
 }
 
 #if X86
-AVX512 void open(Avx512, const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
+AVX512 inline void open(Avx512, const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
     const __m512i bit = _mm512_mullo_epi64((__m512i)kLane, _mm512_set1_epi64(width));  // below 7 * 64
     const __m512i first = _mm512_srli_epi64(bit, 6), second = _mm512_add_epi64(first, (__m512i)kOne);
     const __m512i right = _mm512_and_si512(bit, _mm512_set1_epi64(63));
