@@ -85,8 +85,8 @@ def blocks_of(count: int) -> int:
 class Drawn:
     """A tensor of random numbers that is not stored: it is a part of a key stream, and computed where it is read.
 
-    Kernels on a GPU, and `deal_masks` in C++, compute it as they read it, and do not store it; other kernels store it
-    first, as `octets` and `tensor` do.
+    Kernels on a GPU, and in C++ those of the dealer and `evaluate_opened`, compute it as they read it, and do not store
+    it; other kernels store it first, as `octets` and `tensor` do.
 
     key: from `streams.chacha20_key` or `streams.aes128_key`. first: number of the block, of 64 bytes, with whose first
     byte the tensor begins.

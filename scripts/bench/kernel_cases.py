@@ -30,6 +30,8 @@ TUNED = {  # the case by which a kernel's sizes are searched
     "compare_opened": "compare_opened, party 1",
     "lift": "lift, party 1",
     "deal_masks": "deal_masks",
+    "evaluate_opened": "evaluate_opened, drawn",
+    "deal_polynomials": "deal_polynomials",
     "dpf": "dpf.expand",
     "rows": "rows.select_sum",
     "cut": "digits.cut",
@@ -80,6 +82,7 @@ def cases(n: int, device: torch.device) -> Iterator[Case]:
     source = Stream(bytes(16))
     yield from _relu(n, source)
     yield from _dealing(n)
+    yield from _polynomials(n, source)
     yield from _openings(n, source)
     yield from _random(n)
     yield from _lookups(n, source, device)
@@ -146,6 +149,30 @@ def _dealing(n: int) -> Iterator[Case]:
     work = CHACHA20 * drawn / streams.BLOCK_BYTES
     arguments = (fields, n, K, M, ring, (TABLE,))
     yield _declared("deal_masks", kernels.deal_masks, arguments, n, octets, work)
+
+
+def _polynomials(n: int, source: Stream) -> Iterator[Case]:
+    """A look-up in 2^4 cubics, of corrections and of drawn words, and a dealer's corrections for two parties."""
+    w, m, widths = 4, 12, [24, 36, 48, 60]
+    values = max(1, n >> w)
+    count, opened = values << w, source.words(values)
+    packed = [Packed(source.bytes((count * width + 7) // 8), (count,), width) for width in widths]
+    key, first, drawn = streams.chacha20_key(bytes(range(32)), torch.device("cpu")), 0, []
+    for width in widths:
+        drawn.append(Drawn(key, first, (count,), torch.int32 if width <= 32 else torch.int64))
+        first += blocks_of(drawn[-1].nbytes)
+    for name, coefficients, read, work in (("received", packed, 32, 0), ("drawn", drawn, 0, CHACHA20)):
+        arguments = (opened, coefficients, m, w, 2 + 3 * m)  # a sector of memory, or a block, for a coefficient
+        octets, operations = values * (16 + 4 * read), float(4 * values * work)
+        yield _declared(f"evaluate_opened, {name}", kernels.evaluate_opened, arguments, values, octets, operations)
+    pieces = source.words(1 << w, 4) >> 20
+    octets, work = count * sum(widths) / 8, CHACHA20 * sum(words.nbytes for words in drawn) / streams.BLOCK_BYTES
+
+    def deal(mask: Tensor, shares: list[list[Drawn]]) -> list[Tensor]:
+        return kernels.deal_polynomials(pieces, mask, shares, m, widths)
+
+    arguments = opened, [[words] for words in drawn]
+    yield Case("deal_polynomials", arguments, 4 * count, octets, work, deal, deal, triton=True)
 
 
 def _openings(n: int, source: Stream) -> Iterator[Case]:

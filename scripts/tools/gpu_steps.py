@@ -172,7 +172,8 @@ STEPS = [
         200,
         _bench(
             ["-m", "scripts.bench.kernels", "--tune"],
-            ["chacha20", "mask_words", "open_words", "compare_opened", "lift", "deal_masks", "dpf"],
+            ["chacha20", "mask_words", "open_words", "compare_opened", "lift", "deal_masks", "dpf"]
+            + ["evaluate_opened", "deal_polynomials"],
             ["open_words", "--elements", "9"],
         ),
     ),

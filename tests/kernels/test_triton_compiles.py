@@ -87,7 +87,7 @@ for aim in ("latency", "throughput"):
 NETS = ("resnet18", "resnet50", "vit")
 EVERY = {"streams:_blocks", "lookups:_children", "lookups:_leaves", "lookups:_sums", "shares:_deal_masks"}
 EVERY |= {f"shares:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
-EVERY |= {"products:_cut", "products:_multiply"}
+EVERY |= {"products:_cut", "products:_multiply", "polynomials:_evaluate_opened", "polynomials:_deal_polynomials"}
 FAST = ("streams:_blocks", "shares:_open_words")
 COUNTS = ("1", "1003", "4096")  # of elements
 
@@ -105,6 +105,8 @@ USAGE = {
     "shares:_open_words": {80: (80, 0), 90: (80, 0)},
     "shares:_compare_opened": {80: (232, 0), 90: (192, 0)},
     "shares:_lift": {80: (255, 0), 90: (255, 0)},
+    "polynomials:_evaluate_opened": {80: (120, 0), 90: (120, 0)},
+    "polynomials:_deal_polynomials": {80: (224, 0), 90: (216, 0)},
     "products:_cut": {80: (40, 0), 90: (40, 0)},
     "products:_multiply": {80: (248, 0), 90: (248, 0)},
     "products:_multiply UNIT=8": {80: (255, 24), 90: (232, 0)},
@@ -161,6 +163,14 @@ def test_every_form_compiles(capability: int) -> None:
 @pytest.mark.parametrize("net", NETS)
 def test_all_that_a_net_launches_compiles(net: str, capability: int) -> None:
     check(launches(NET, net), capability)
+
+
+def test_dealt_polynomials_are_rounded_as_on_a_cpu() -> None:
+    """Their products are not fused with sums, which would give other integers at some masks."""
+    assert {name: launch.fused for name, launch in last(90).items() if "polynomials" in name} == {
+        "polynomials:_deal_polynomials": False,
+        "polynomials:_evaluate_opened": True,
+    }
 
 
 # What is compiled anew ------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Launch(NamedTuple):
     attributes: dict[tuple[int, ...], Any]
     num_warps: int = 4
     num_stages: int = 3
+    fused: bool = True  # products of floats with sums
     capability: int | None = None
 
     def __str__(self) -> str:
@@ -96,7 +97,7 @@ noted, card = {}, None
 def note(*, fn, compile, **_):
     constants, attributes = compile["constants"], {at: found for at, found in compile["configs"][0].items() if found}
     function = fn.module.rpartition(".")[2] + ":" + fn.name.rpartition(".")[2]
-    options = compile["num_warps"], compile["num_stages"]
+    options = compile["num_warps"], compile["num_stages"], compile["enable_fp_fusion"]
     launch = function, compile["signature"], constants, attributes, *options, card
     noted[repr(launch)] = None
     return True  # compiled: nothing is left to do
@@ -141,10 +142,10 @@ from triton.compiler import ASTSource
 tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
 for line in sys.stdin:
-    place, types, constants, attributes, warps, stages = ast.literal_eval(line)
+    place, types, constants, attributes, warps, stages, fused = ast.literal_eval(line)
     module, name = place.split(":")
     function = getattr(importlib.import_module("hummingbird.kernels.gpu." + module), name)
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fused}
     try:
         made = triton.compile(ASTSource(function, types, constants, attributes), target=target, options=options)
     except Exception as error:

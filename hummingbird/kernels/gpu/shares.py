@@ -2,7 +2,7 @@
 
 kernels/shares/opening.py declares the operations. Kernels draw values of a seed in registers, from its ChaCha blocks,
 and never store them; they unpack packed values there too. A program computes one tile, see tiles.py. This module also
-imports the products: `registry` finds all operations on shares here.
+imports the products and the polynomials: `registry` finds all operations on shares here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels.devices import put
-from hummingbird.kernels.gpu import tiles
+from hummingbird.kernels.gpu.polynomials import deal_polynomials, evaluate_opened
 from hummingbird.kernels.gpu.products import conv2d, matmul
 from hummingbird.kernels.gpu.sizes import sizes as tile_sizes
 from hummingbird.kernels.gpu.tiles import (
     DRAWN,
     TENSOR,
+    aligned,
     chacha_blocks,
     drawn_planes,
     gathered,
     grid,
     halves,
+    keep_correction,
     keep_packed,
     keep_plane,
     low_bits,
+    operand,
     packed_part,
     read,
     room,
@@ -39,10 +42,21 @@ from hummingbird.kernels.gpu.tiles import (
 )
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing
-from hummingbird.kernels.shares.packing import Packed, Words, anchor, bytes_of, plain
+from hummingbird.kernels.shares.packing import Words, anchor, bytes_of, plain
 from hummingbird.kernels.streams import Drawn
 
-__all__ = ["compare_opened", "conv2d", "deal_masks", "lift", "mask_words", "matmul", "open_words", "unpack_words"]
+__all__ = [
+    "compare_opened",
+    "conv2d",
+    "deal_masks",
+    "deal_polynomials",
+    "evaluate_opened",
+    "lift",
+    "mask_words",
+    "matmul",
+    "open_words",
+    "unpack_words",
+]
 
 # A party's kernels ----------------------------------------------------------------------------------------------------
 
@@ -225,26 +239,6 @@ def _lift(
 # Launches ------------------------------------------------------------------------------------------------------------
 
 
-def operand(words: Words) -> tuple[Tensor, int, int, int]:
-    """Return the arguments by which the kernel function `tiles.read` reads these words.
-
-    They are the tensor of words or the key from which words are drawn, the number of the first block of drawn words,
-    the form (stored, drawn or packed), and the bits of a word.
-    """
-    if isinstance(words, Drawn):
-        return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
-    if isinstance(words, Packed):
-        return aligned(words.data), 0, tiles.PACKED.value, words.width
-    return words, 0, tiles.TENSOR.value, 64
-
-
-def aligned(data: Tensor) -> Tensor:
-    """Return packed data at an address that is a multiple of 8, as `tiles.unpacked` needs it: `data`
-    itself, or a copy.
-    """
-    return data.clone() if data.data_ptr() % 8 else data
-
-
 def _contiguous(*tensors: Tensor) -> bool:
     return all([x.is_contiguous() for x in tensors])
 
@@ -335,20 +329,6 @@ def lift(
 
 
 @triton.jit
-def _correct(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
-    """Store one tile of the dealer's corrections: values, less the shares that all parties but the receiver draw.
-
-    value: the values, uint64 (lanes, 16). keys: of all parties' key streams, the receiver's first. first: number of the
-    block in these streams where the shares begin. lane: numbers of the tile's lanes. n: elements in all tiles. out:
-    memory for packed words. WIDTH: bits of a correction.
-    """
-    drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
-    for party in range(1, parties):
-        value -= read(keys + 8 * party, first, lane, n, DRAWN, drawn)
-    keep_packed(out, lane, value, n, WIDTH)
-
-
-@triton.jit
 def _others(keys, parties, block):
     """Compute the XOR of some blocks of the key streams of all parties but the receiver: (n, 16) uint32.
 
@@ -435,10 +415,10 @@ def _deal_masks(
     chosen, lambda_ = spread(r_b), total & low_bits(K)
     if K < RING:  # else no bit of the carry and the wrap is needed
         if not WHOLE:
-            _correct(total >> K, keys, parties, tl.load(firsts + 3), lane, n, outs[0], RING - K)
-        _correct(spread(r_s), keys, parties, tl.load(firsts + 5), lane, n, outs[2], RING - K)
-    _correct(chosen, keys, parties, tl.load(firsts + 4), lane, n, outs[1], RING)
-    _correct(chosen * lambda_, keys, parties, tl.load(firsts + 6), lane, n, outs[3], RING)
+            keep_correction(total >> K, keys, parties, tl.load(firsts + 3), lane, n, outs[0], RING - K)
+        keep_correction(spread(r_s), keys, parties, tl.load(firsts + 5), lane, n, outs[2], RING - K)
+    keep_correction(chosen, keys, parties, tl.load(firsts + 4), lane, n, outs[1], RING)
+    keep_correction(chosen * lambda_, keys, parties, tl.load(firsts + 6), lane, n, outs[3], RING)
     for t in tl.static_range(len(SIZES)):
         place = (lambda_ >> STARTS[t]).to(tl.int32) & ((1 << SIZES[t]) - 1)
         _table(place, keys, parties, tl.load(firsts + 7 + t), lane, n, outs[4 + t], SIZES[t])

@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Sizes] = {
     **dict.fromkeys(("chacha20", "dpf"), {"size": 128, "num_warps": 4}),
     "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
     **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
+    **dict.fromkeys(("evaluate_opened", "deal_polynomials"), _TILE),
     "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
     # With eight warps the compiler for capability 9.0 uses two layouts of the sums, and converts between them in each
     # step: 69 barriers a step, and 554 instructions of a thread for 1000 multiply-adds of 5 x 3 digits, where four

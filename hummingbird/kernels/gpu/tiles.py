@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels.gpu.streams import double_round
-from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.kernels.shares.packing import Packed, Words, bytes_of
+from hummingbird.kernels.streams import Drawn
 
 TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -277,7 +278,41 @@ def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
             tl.store(at + k, word.to(kind), mask=wanted)
 
 
+@triton.jit
+def keep_correction(value, keys, parties, first, lane, n, out, WIDTH: tl.constexpr):
+    """Store one tile of the dealer's corrections: values, less the shares that all parties but the receiver draw.
+
+    value: the values, uint64 (lanes, 16). keys: of all parties' key streams, the receiver's first. first: number of the
+    block in these streams where the shares begin. lane: numbers of the tile's lanes. n: elements in all tiles. out:
+    memory for packed words. WIDTH: bits of a correction.
+    """
+    drawn: tl.constexpr = 32 if WIDTH <= 32 else 64
+    for party in range(1, parties):
+        value -= read(keys + 8 * party, first, lane, n, DRAWN, drawn)
+    keep_packed(out, lane, value, n, WIDTH)
+
+
 # Launches ------------------------------------------------------------------------------------------------------------
+
+
+def operand(words: Words) -> tuple[Tensor, int, int, int]:
+    """Return the arguments by which the kernel function `read` reads these words.
+
+    They are the tensor of words or the key from which words are drawn, the number of the first block of drawn words,
+    the form (stored, drawn or packed), and the bits of a word.
+    """
+    if isinstance(words, Drawn):
+        return words.key, words.first, DRAWN.value, 8 * words.dtype.itemsize
+    if isinstance(words, Packed):
+        return aligned(words.data), 0, PACKED.value, words.width
+    return words, 0, TENSOR.value, 64
+
+
+def aligned(data: Tensor) -> Tensor:
+    """Return packed data at an address that is a multiple of 8, as `unpacked` needs it: `data`
+    itself, or a copy.
+    """
+    return data.clone() if data.data_ptr() % 8 else data
 
 
 def grid(n: int, lanes: int) -> tuple[int]:
