@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.channel import meter
+from hummingbird.errors import InputError
 from hummingbird.kernels.shares.packing import plain
-from hummingbird.mpc.correlations.request import Material, Request
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, corrections
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, PolynomialTable, choose, fit_error
 from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.poly import Polynomial, PolynomialShares
 from hummingbird.mpc.session.session import Session
+from hummingbird.prg import CIPHERS, derive
 from tests.support.chance import DEVIATIONS
 from tests.support.covering import every
 from tests.support.parties import sessions as make_sessions
@@ -282,6 +285,19 @@ def test_a_request_of_another_process_is_checked() -> None:
     ):
         with pytest.raises(Exception, match="poly"):
             Polynomial(**(good | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cipher", CIPHERS.values())
+def test_coefficients_that_float64_cannot_hold_are_refused(cipher: int) -> None:
+    """By the dealer, whatever its kernels; e^13 in units of 2^-42 exceeds 2^50."""
+    good, turn = Polynomial(3, "power", 20, 15, 4, 1, 24, GAIN, GAIN, 20), ReceiverTurn(0, 0)
+    seeds = [derive(bytes(16), "refused", party, size=cipher) for party in (0, 1)]
+    assert [len(words) for words in corrections(good, ReceiverTurn(0, 0), seeds)] == [
+        3 * 16 * 22 // 8,
+        3 * 16 * 38 // 8,
+    ]
+    with pytest.raises(InputError, match="coefficients of up to"):
+        corrections(replace(good, scale=40), turn, seeds)
 
 
 def test_every_part_has_a_mask_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
