@@ -35,9 +35,9 @@ from hummingbird.cost import Cost, packed
 from hummingbird.kernels.devices import put
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, one_of
+from hummingbird.mpc.correlations.request import Request, number, text
 from hummingbird.mpc.functions import polynomials
-from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable
+from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST_OF_ROWS, PolynomialTable, is_function
 from hummingbird.mpc.session.session import Session
 
 _MOVED_AT_ONCE = 1 << 16  # coefficients of one power that `moved` computes at a time: they stay in a core's cache
@@ -65,7 +65,7 @@ class Polynomial(Request[PolynomialShares]):
 
     kind = "poly"
     count: int = number()
-    name: str = one_of(tuple(FUNCTIONS))
+    name: str = text(is_function, "the name of a function, or an expression")
     k: int = number(most=40)
     fraction: int = number(most=40)
     w: int = number(least=1, most=WIDEST_OF_ROWS)
