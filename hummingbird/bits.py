@@ -277,7 +277,7 @@ class BitConfig:
             fits, hint = {
                 "softmax": (
                     rows.least < 0 < rows.most,
-                    "values less their row's mean: least < 0 < most, without error",
+                    "values less their mean: least < 0 < most, without error",
                 ),
                 "norm": (rows.least > 0 and rows.sum is None, "variances: 0 < least < most, without sum and error"),
                 "function": (rows.sum is None, "the range of its values, without sum"),

@@ -265,7 +265,7 @@ def _saved(net: SavedNet) -> LiveNet:
         )
         for node in nodes
     )
-    bare = tuple(made for step in steps if (made := _without_weights(step)) is not None)
+    bare = tuple(one for step in steps if (one := _without_weights(step)) is not None)
     return _SavedLive(calls, False, True, {}, bare, steps[-1].attrs.get("structure", TENSOR))
 
 

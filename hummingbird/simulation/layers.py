@@ -21,11 +21,11 @@ from hummingbird.graph import OPS
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.functions.tabulated import InRange
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.layers.linear import Linear
-from hummingbird.mpc.functions.tabulated import InRange
 from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax

@@ -314,7 +314,7 @@ def _text(step: Step, before: Sequence[str]) -> str | None:
     if step.op in ("add", "sub", "mul"):
         if len(before) == 2:
             return spelled(step.op, *before)
-        number = a.get("value")
+        number: Any = a.get("value")
         if type(number) not in (int, float) or a.get("whole"):
             return None  # a tensor may hold a number for each channel, or be a secret
         return spelled(step.op, number, before[0]) if a.get("reversed") else spelled(step.op, before[0], number)
@@ -367,7 +367,7 @@ def _grown(steps: Sequence[Step], readers: Counter[int], last: int) -> tuple[int
         inside.add(number)
         edge = (edge - {number}) | {ref.index for ref in refs(step.inputs)}
         source = steps[min(edge)]
-        # A step that a call of torch makes on its way has no name outside of the call, which a simulation could look up.
+        # A step that a call of torch makes on its way has no name outside, by which a simulation could find it.
         inner = any(source.name.startswith(f"{steps[other].name}.") for other in inside)
         if len(edge) == 1 and not inner:
             best = min(edge), set(inside)

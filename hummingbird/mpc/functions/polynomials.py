@@ -99,7 +99,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def is_function(name: str) -> bool:
-    """Return whether a text names a function of tables: a key of FUNCTIONS, or an expression (graph/ops/functions.py)."""
+    """Return whether a text is a key of FUNCTIONS or an expression (graph/ops/functions.py)."""
     return name in FUNCTIONS or expressions.is_expression(name)
 
 
@@ -248,7 +248,7 @@ def steepest(name: str, most: float) -> float:
 
 
 def least_k(most: float, fraction: int, widest: int = WIDEST) -> int:
-    """Return the fewest bits of an integer x 2^fraction for which a table of 2^widest pieces is right for |x| <= most."""
+    """Return the fewest bits that x 2^fraction has as an integer so that 2^widest pieces are right for |x| <= most."""
     return next(k for k in range(widest, 62) if PolynomialTable("", k, fraction, widest, 1, 0).most >= most)
 
 

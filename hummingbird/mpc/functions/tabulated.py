@@ -246,8 +246,11 @@ class Tabulated(Comparing):
         y, z = n.with_comparison(self._tails, n.scale).above(x, (low, high))
         rest = n.with_comparison(self.comparison)
         inside = rest.polynomial(y[0] - y[1] + n.constant(low - found.middle), found.table, found.bits, whole=True)
-        out = inside + self.right.slope * y[1] if self.right.slope else inside
-        return (out + self.left.slope * (z - y[0]) if self.left.slope else out).to(x.dtype)
+        if self.right.slope:
+            inside = inside + self.right.slope * y[1]
+        if self.left.slope:
+            inside = inside + self.left.slope * (z - y[0])
+        return inside.to(x.dtype)
 
     def reads(self, later: int | None) -> int | None:
         if self.comparison.drops:
@@ -330,10 +333,9 @@ class InRange(Layer):
             self._sizes = of_error(text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
             if table_of(text, self._sizes, 1) is None:
                 hint = "a smaller range, or a larger error: Rows(least, most, error=2**-8)"
-                what = (
-                    f"no table below {MOST_BYTES >> 10} kB for a value serves {text} on [{rows.least:g}, {rows.most:g}]"
-                )
-                raise ConfigError(f"{what} with an error of {rows.error or SMALLEST_ERROR:g}", hint=hint)
+                what = f"no table below {MOST_BYTES >> 10} kB for a value serves {text}"
+                span = f"on [{rows.least:g}, {rows.most:g}] with an error of {rows.error or SMALLEST_ERROR:g}"
+                raise ConfigError(f"{what} {span}", hint=hint)
 
     @property
     def _table(self) -> LayerTable:

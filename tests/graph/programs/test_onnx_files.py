@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hummingbird.errors import HummingbirdError, InputError, ModelError
-from hummingbird.graph import problems, run, trace
+from hummingbird.graph import run, trace
 from hummingbird.graph.programs.onnx import read
 from models import get_model
 from tests.graph.programs.onnx_cases import graph, one, real, whole
