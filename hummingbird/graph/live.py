@@ -221,7 +221,9 @@ def _joined(made: Mapping[fx.Node, Step], steps: Sequence[Step]) -> tuple[dict[f
     nodes = {step.name: node for node, step in made.items()}
     out, sources = dict(made), dict[fx.Node, fx.Node]()
     for number, (source, text) in pieces(steps).items():
-        node = nodes[steps[number].name]
+        node = nodes.get(steps[number].name)
+        if node is None:
+            continue  # one of several steps of a call, which runs as it is
         sources[node] = nodes[steps[source].name]
         out[node] = replace(steps[number], op=FUNCTION, attrs={"expression": text})
     return out, sources

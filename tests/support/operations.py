@@ -17,7 +17,7 @@ UNIT = 2.0**-16
 # Of a smooth activation under exact windows: its table's bound for four parties (mpc/functions/tabulated.py), more
 # than the 2^-14 of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
 SMOOTH = 9 * UNIT + max(
-    Tabulated(text, named("masked")(EXACT)).look_up(16).table.error(4)
+    Tabulated(text, named("masked")(EXACT)).look_up(16).error(4)
     for text in ("sigmoid(x)", "tanh(x)", "silu(x)", "gelu(x)", "gelu_tanh(x)")
 )
 

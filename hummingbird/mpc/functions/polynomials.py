@@ -160,17 +160,18 @@ class PolynomialTable:
         """
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
-    def error(self, parties: int) -> float:
-        """Return a bound of the error of the table's results for |x| <= `most`, if `parties` parties hold shares.
+    def error(self, parties: int, reach: float | None = None) -> float:
+        """Return a bound of the error of the table's results for |x| <= reach, if `parties` parties hold shares.
 
-        It adds up the error of the polynomials (`fit_error`) and rounding errors. Each party rounds its share of x, as
-        an integer, and its share of the result by half a unit. A coefficient is rounded twice by half a unit: in the
-        fit, and when the dealer shifts the table by a mask.
+        reach: None for `most`. The bound adds up the error of the polynomials (`fit_error`) and rounding errors. Each
+        party rounds its share of x, as an integer, and its share of the result by half a unit. A coefficient is rounded
+        twice by half a unit: in the fit, and when the dealer shifts the table by a mask.
         """
         known, unit = FUNCTIONS.get(self.name), 2.0**-self.scale
-        slope = steepest(self.name, self.most) if known is None else known.slope
+        reach = self.most if reach is None else reach
+        slope = steepest(self.name, reach) if known is None else known.slope
         rounded = parties / 2 * (slope * (self.gain / GAIN) * (self.stretch / GAIN) * 2.0**-self.fraction + unit)
-        return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, self.most)
+        return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, reach)
 
 
 @functools.lru_cache(256)

@@ -45,7 +45,7 @@ _BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
 _INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
 _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 _WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
-MOST_BYTES = 16 << 10  # of the largest table that is dealt for one value
+MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
 SMALLEST_ERROR = 2.0**-12  # of a table for values in a known range: values have 16 bits of fraction
 
 
@@ -82,12 +82,14 @@ class LayerTable(NamedTuple):
     """The table by which a layer computes its function, and how the layer uses it.
 
     middle: the number that is subtracted from x before the look-up.
+    reach: the largest |x - middle| of the interval.
     bits: how many bits of the table's results must be right.
     clamps: the lower and the upper number to which x is clamped before; None where it is not.
     """
 
     table: PolynomialTable
     middle: float
+    reach: float
     bits: int
     clamps: tuple[float | None, float | None] = (None, None)
 
@@ -95,6 +97,10 @@ class LayerTable(NamedTuple):
     def clamped(self) -> bool:
         """Whether x is clamped before the look-up."""
         return self.clamps != (None, None)
+
+    def error(self, parties: int) -> float:
+        """Return a bound of the error of the look-up's results on the interval, if `parties` parties hold shares."""
+        return self.table.error(parties, self.reach)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -161,14 +167,15 @@ def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
 
     least = least_k(sizes.reach, sizes.fraction, sizes.widest)
     tables = [table for k in (least, least + 1) if (table := found(sizes.integers, k)) is not None]
-    if not tables:
+    best = min(tables, key=lambda table: size(table, sizes.integers), default=None)
+    if best is None or size(best, sizes.integers) > 8 * MOST_BYTES:
         return None
-    k = min(tables, key=lambda table: size(table, sizes.integers)).k
+    k = best.k
     most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if found(bits, k) is not None)
     bits = max(1, min(most, integers))
     table = found(bits, k)
     assert table is not None, "fewer bits fit as well"
-    return LayerTable(table, shift, bits + sizes.scale) if size(table, bits) <= 8 * MOST_BYTES else None
+    return LayerTable(table, shift, sizes.reach, bits + sizes.scale)
 
 
 class Tabulated(Comparing):
@@ -181,7 +188,7 @@ class Tabulated(Comparing):
     text: the function as an expression.
     rises: whether the function is x itself for x above 0.
     rows: the range of the values (`BitConfig.rows`), or None.
-    `LayerTable.table.error` bounds the error.
+    `LayerTable.error` bounds the error.
     """
 
     whole_ring = True  # results of comparisons are added to the result
@@ -202,10 +209,13 @@ class Tabulated(Comparing):
     def _tails(self) -> Comparison:
         """The comparison by which the layer clamps x to the interval that its table covers.
 
-        It compares x with the interval's ends, so its window has one bit more than the layer's.
+        It compares x with the interval's ends, so its window has one bit more than the layer's, or holds the distances
+        of the known range.
         """
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
+        if self.rows is not None:
+            k = self._range_bits + SCALE
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
 
     def look_up(self, scale: int) -> LayerTable:
@@ -225,7 +235,10 @@ class Tabulated(Comparing):
             if found.table.k + scale - found.table.fraction <= self.comparison.valid:
                 return found
         low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
-        ends = _sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
+        if self.rows is not None and self.rows.error is not None:
+            ends = of_error(self.text, low - room, high + room, self.rows.error)
+        else:
+            ends = _sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
         found = table_of(self.text, ends, MARGIN + ends.integers)
         assert found is not None, "every function has a table between its tails, see `serves`"
         bits = MARGIN + exponent_of(_extent(self.text, low, high)[1] + 1) + found.table.scale
@@ -243,25 +256,28 @@ class Tabulated(Comparing):
             return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
         low, high = found.clamps
         assert low is not None and high is not None
-        y, z = n.with_comparison(self._tails, n.scale).above(x, (low, high))
+        above, z = n.with_comparison(self._tails, n.scale).above(x, (low, high))
         rest = n.with_comparison(self.comparison)
-        inside = rest.polynomial(y[0] - y[1] + n.constant(low - found.middle), found.table, found.bits, whole=True)
+        clamped = above[0] - above[1]
+        inside = rest.polynomial(clamped + n.constant(low - found.middle), found.table, found.bits, whole=True)
         if self.right.slope:
-            inside = inside + self.right.slope * y[1]
+            inside = inside + self.right.slope * above[1]
         if self.left.slope:
-            inside = inside + self.left.slope * (z - y[0])
+            inside = inside + self.left.slope * (z - above[0])
         return inside.to(x.dtype)
 
     def reads(self, later: int | None) -> int | None:
         if self.comparison.drops:
             return super().reads(later)
-        known = self.comparison.reads
-        return None if known is None and self.rows is None else max(known or 0, self._range_bits) + 1
+        known = self._range_bits if self.rows is not None else self.comparison.reads
+        return None if known is None else known + 1
 
     @property
     def _range_bits(self) -> int:
-        """How many integer bits, with the sign, hold the difference of any two values of the known range."""
-        return 0 if self.rows is None else exponent_of(self.rows.most - self.rows.least) + 2
+        """How many integer bits, with the sign, hold the distance of a value of the known range from a tail's end."""
+        assert self.rows is not None
+        least, most = min(self.rows.least, self.left.at), max(self.rows.most, self.right.at)
+        return exponent_of(most - least) + 2
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.comparison.drops:
@@ -309,10 +325,10 @@ class Tabulated(Comparing):
     def label(self) -> str:
         if self.comparison.drops:
             return super().label()
-        table, _, _, clamps = found = self.look_up(self.scales[0] if self.scales else SCALE)
-        where = f", clamped to [{clamps[0]:g}, {clamps[1]:g}]" if found.clamped else ""
+        found = self.look_up(self.scales[0] if self.scales else SCALE)
+        where = f", clamped to [{found.clamps[0]:g}, {found.clamps[1]:g}]" if found.clamped else ""
         told = "" if self.rows is None else f" in {self.rows}"
-        return f"{self.text}{told}, {1 << table.w} pieces of degree {table.degree}{where}, error {table.error(2):.1e}"
+        return f"{self.text}{told}, {found.table.shown}{where}, error {found.error(2):.1e}"
 
 
 class InRange(Layer):
@@ -406,8 +422,7 @@ class InRange(Layer):
     def label(self) -> str:
         if self.rows is None:
             return f"{self.text} of values whose range is not known"
-        table = self._table.table
-        return f"{self.text} in {self.rows}, {table.shown}, error {table.error(2):.1e}"
+        return f"{self.text} in {self.rows}, {self._table.table.shown}, error {self._table.error(2):.1e}"
 
 
 RANGE_HINT = "give it: bits.with_rows(hummingbird.find_rows(net, inputs)), or Rows(least, most) by the step's name"
