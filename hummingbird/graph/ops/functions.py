@@ -336,25 +336,41 @@ def pieces(steps: Sequence[Step]) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     taken: set[int] = set()
     for last in reversed(range(len(steps))):
-        if last not in taken and (group := _grown(steps, readers, last)) is not None:
-            source, inside = group
+        if last in taken or not (steps[last].op in _CURVED or len(steps[last].inputs) == 2):
+            continue  # a product with a number, or a sum, costs nothing behind the table
+        for source, inside in reversed(_groups(steps, readers, last)):
             text = _joined_text(steps, inside, source, last)
-            if is_expression(text) and (None not in tails(text) or not _endless(steps, inside)):
+            if is_expression(text) and _gains(steps, inside, text):
                 found[last] = source, text
                 taken |= inside
+                break
     return found
 
 
-def _endless(steps: Sequence[Step], inside: set[int]) -> bool:
-    """Whether private inference computes each of these steps, by itself, for values of any size."""
-    made = [steps[number] for number in inside if steps[number].op == OP]
-    return all(None not in tails(step.attrs["expression"], step.attrs.get("rises", False)) for step in made)
+_STEEPEST = 8.0  # a steeper function would need more bits of fraction than a value has
 
 
-def _grown(steps: Sequence[Step], readers: Counter[int], last: int) -> tuple[int, set[int]] | None:
-    """Find the largest group of steps that ends with step number `last`; return its source and its steps, or None."""
+def _gains(steps: Sequence[Step], inside: set[int], text: str) -> bool:
+    """Whether one table for these steps, which compute `text`, is better than what each of them costs.
+
+    They need a table anyway, and have another curved step or numbers in front. What private inference computes for
+    values of any size must not become a function whose range is needed, or one that is too steep.
+    """
+    curved = [steps[number] for number in inside if steps[number].op in _CURVED or len(steps[number].inputs) == 2]
+    made = [step for step in curved if step.op == OP]
+    if not (len(curved) > 1 or (len(inside) > 1 and made)) or not (made or any(s.op in _ACTIVATIONS for s in curved)):
+        return False
+    left, right = tails(text)
+    if left is None or right is None:
+        return any(None in tails(step.attrs["expression"], step.attrs.get("rises", False)) for step in made)
+    x = torch.linspace(left.at, max(right.at, left.at + 1), 1 << 12, dtype=torch.float64)
+    return float((value(text, x).diff() / x.diff()).abs().max()) <= _STEEPEST
+
+
+def _groups(steps: Sequence[Step], readers: Counter[int], last: int) -> list[tuple[int, set[int]]]:
+    """List the groups of steps that end with step number `last` and have one source, each with it, smallest first."""
     inside: set[int] = set()
-    best: tuple[int, set[int]] | None = None
+    found: list[tuple[int, set[int]]] = []
     edge = {last}
     while len(inside) < _LARGEST:
         number = max(edge)  # no other step at the edge reads its value: the source of all lies before it
@@ -370,13 +386,8 @@ def _grown(steps: Sequence[Step], readers: Counter[int], last: int) -> tuple[int
         # A step that a call of torch makes on its way has no name outside, by which a simulation could find it.
         inner = any(source.name.startswith(f"{steps[other].name}.") for other in inside)
         if len(edge) == 1 and not inner:
-            best = min(edge), set(inside)
-    if best is None:
-        return None
-    curved = [steps[number] for number in best[1] if steps[number].op in _CURVED or len(steps[number].inputs) == 2]
-    looked_up = [step for step in curved if step.op in _ACTIVATIONS or step.op == OP]
-    several = len(curved) > 1 or (len(best[1]) > 1 and bool(looked_up) and looked_up[0].op == OP)
-    return best if looked_up and several else None
+            found.append((min(edge), set(inside)))
+    return found
 
 
 def _joined_text(steps: Sequence[Step], inside: set[int], source: int, last: int) -> str:

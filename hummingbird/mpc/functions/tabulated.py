@@ -239,8 +239,14 @@ class Tabulated(Comparing):
             ends = of_error(self.text, low - room, high + room, self.rows.error)
         else:
             ends = _sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
-        found = table_of(self.text, ends, MARGIN + ends.integers)
-        assert found is not None, "every function has a table between its tails, see `serves`"
+        integers = MARGIN + ends.integers
+        found = table_of(self.text, ends, integers)
+        found = found or table_of(self.text, ends._replace(widest=_WIDEST_IN_RANGE), integers)
+        if found is None:
+            what = f"no table below {MOST_BYTES >> 10} kB for a value serves {self.text} on [{low:g}, {high:g}]"
+            raise ConfigError(
+                what, hint="multiply its argument by a number in a step before, or give the values' range"
+            )
         bits = MARGIN + exponent_of(_extent(self.text, low, high)[1] + 1) + found.table.scale
         return found._replace(bits=bits, clamps=(low, high))
 

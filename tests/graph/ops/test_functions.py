@@ -181,7 +181,7 @@ COMPOSED: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "reversed": (lambda x: 1 / (1 + torch.exp(-x)), ["div(1.0,add(exp(neg(x)),1.0))"]),
     "two sources": (lambda x: torch.sigmoid(x[:, :6]) * torch.tanh(x[:, 6:]), []),
     "an inner value is read": (_read_twice, ["exp(x)"]),
-    "behind a layer": (lambda x: torch.exp(F.relu(x) - 1) + 1, ["add(exp(sub(x,1.0)),1.0)"]),
+    "behind a layer": (lambda x: torch.exp(F.relu(x) - 1) + 1, ["exp(sub(x,1.0))"]),
     "an activation and a line": (lambda x: 2 * torch.sigmoid(x) - 1, []),
     "a kink inside": (lambda x: torch.tanh(F.elu(x - 0.5)), ["mul(expm1(x),1.0)"]),
     "no tail once joined": (lambda x: x * x * torch.sigmoid(x), []),
