@@ -7,8 +7,7 @@ section 4).
 A window with q also rounds: the layer's results are multiples of 2^(q-16), while k and m still count bits at scale
 2^16. The lowest q bits are never opened, and bits max(m, q)..k-1 decide.
 
-A configuration may also hold assumptions on the rows of softmaxes and norms (`Rows`), which make these cheaper, and
-right for such rows only.
+A configuration may also hold assumptions on the rows of softmaxes and norms, and on the values of functions (`Rows`).
 """
 
 from __future__ import annotations
@@ -95,13 +94,14 @@ class BitWindow:
 
 @dataclass(frozen=True)
 class Rows:
-    """An assumption on every row of a softmax or of a norm, which makes the layer cheaper.
+    """An assumption on every row of a softmax or of a norm, or on every value of a function, which costs less then.
 
     A row that breaks the assumption gives a random result, and no error. For a softmax over x, the assumption is: x
     minus the mean of its row is in [least, most], where least < 0 < most, and the mean of exp(x - mean) over a row is
     at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a row is in [least, most],
-    where 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite, least >= most, and a sum
-    below 1.
+    where 0 < least, and there is no `sum`. For a function of one value, such as GELU or log, the value is in [least,
+    most], and its result may err by `error` (None: as the window's m says, or 2^-12 if the function has no window).
+    Raises ConfigError for numbers that are not finite, least >= most, a sum below 1, and an error below 2^-12.
 
     >>> from hummingbird.bits import Rows
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
@@ -113,21 +113,24 @@ class Rows:
     least: float = record_field(_NUMBER)
     most: float = record_field(_NUMBER)
     sum: float | None = record_field(_NUMBER, left_out=True, default=None)
+    error: float | None = record_field(_NUMBER, left_out=True, default=None)
 
     def __post_init__(self) -> None:
-        given = {"least": self.least, "most": self.most} | ({} if self.sum is None else {"sum": self.sum})
-        for name, value in given.items():
+        for name, value in (item for item in vars(self).items() if item[1] is not None or item[0] in ("least", "most")):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(abs(value)):
                 raise ConfigError(f"{name} = {value!r} of rows", hint="a finite number")
             object.__setattr__(self, name, float(value))
         if not self.least < self.most:
             raise ConfigError(f"rows between {self.least:g} and {self.most:g}", hint="least is below most")
         if self.sum is not None and self.sum < 1:
-            hint = "the mean of exp(x - mean) is 1 or more for all rows"
-            raise ConfigError(f"rows whose exponentials are {self.sum:g} on average", hint=hint)
+            what = f"rows whose exponentials are {self.sum:g} on average"
+            raise ConfigError(what, hint="the mean of exp(x - mean) is 1 or more for all rows")
+        if self.error is not None and self.error < 2.0**-12:
+            raise ConfigError(f"an error of {self.error:g}", hint="2**-12 or more: values have 16 bits of fraction")
 
     def __str__(self) -> str:
-        return f"[{self.least:.6g}, {self.most:.6g}]" + ("" if self.sum is None else f" sum={self.sum:.6g}")
+        more = "".join(f" {name}={part:.6g}" for name, part in [*vars(self).items()][2:] if part is not None)
+        return f"[{self.least:.6g}, {self.most:.6g}]{more}"
 
 
 EXACT = BitWindow(64, 0)
@@ -143,9 +146,6 @@ class Frozen(dict[str, Any]):
         raise TypeError("a bit configuration cannot change: make a new one, BitConfig(default, layers, provenance)")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __copy__(self) -> Frozen:
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return self  # its values are immutable too
@@ -263,25 +263,27 @@ class BitConfig:
                 hint=f"layers that compare in this net: {', '.join(known) or 'none'}",
             )
 
-    def check_rows(self, softmaxes: Iterable[str], norms: Iterable[str]) -> None:
+    def check_rows(self, kinds: Mapping[str, str]) -> None:
         """Raise ConfigError if this configuration's `rows` do not fit the net.
 
-        softmaxes, norms: qualified names of these layers in the net. `rows` may name no other layers, and its numbers
-        must be possible for a softmax or a norm.
+        kinds: the qualified names of the net's layers that have rows, each with "softmax", "norm" or "function". `rows`
+        may name no other layers, and its numbers must be possible for the layer.
         """
-        kinds = {**dict.fromkeys(softmaxes, "softmax"), **dict.fromkeys(norms, "norm")}
-        short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | kinds
+        short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | dict(kinds)
         if unknown := sorted(set(self.rows) - set(short)):
-            raise ConfigError(
-                f"the bit configuration has rows of {unknown}, which are no softmax or norm of the net",
-                hint=f"softmaxes and norms of this net: {', '.join(kinds) or 'none'}",
-            )
+            what = f"the bit configuration has rows of {unknown}, which are no softmax, norm or function of the net"
+            raise ConfigError(what, hint=f"softmaxes, norms and functions of this net: {', '.join(kinds) or 'none'}")
         for name, rows in self.rows.items():
-            if short[name] == "softmax" and not rows.least < 0 < rows.most:
-                hint = "values less the mean of their row: least < 0 < most"
-                raise ConfigError(f"rows {rows} of a softmax", where=name, hint=hint)
-            if short[name] == "norm" and (rows.least <= 0 or rows.sum is not None):
-                raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
+            fits, hint = {
+                "softmax": (
+                    rows.least < 0 < rows.most,
+                    "values less their mean: least < 0 < most, without error",
+                ),
+                "norm": (rows.least > 0 and rows.sum is None, "variances: 0 < least < most, without sum and error"),
+                "function": (rows.sum is None, "the range of its values, without sum"),
+            }[short[name]]
+            if not fits or (rows.error is not None and short[name] != "function"):
+                raise ConfigError(f"rows {rows} of a {short[name]}", where=name, hint=hint)
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
         """Raise ConfigError if these windows were found for another net; warn if for another protocol or party count.

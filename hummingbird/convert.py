@@ -23,7 +23,7 @@ from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
-from hummingbird.mpc.plan.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
+from hummingbird.mpc.plan.builders import BUILDERS, CUSTOM, PLAIN, bare, builder, check_ranges, check_rows, compares
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
@@ -222,8 +222,9 @@ def build(
         # Each party would use its own weights, and their products would be garbage.
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
-    config.check_names([step.name for step in steps if step.op in COMPARING])
+    config.check_names([step.name for step in steps if compares(step)])
     check_rows(config, steps)
+    check_ranges(config, steps)
     if owner is None or (sessions.is_initialized() and owner.known):
         for sentence in columns.coarse(steps):
             warnings.warn(sentence, stacklevel=3)

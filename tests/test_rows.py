@@ -102,16 +102,19 @@ def test_a_reused_module_falls_back_to_its_own_name() -> None:
     config = BitConfig(rows={"n": NORM, "n#2": Rows(1, 2)})
     assert config.rows_of("n") == config.rows_of("n#1") == NORM and config.rows_of("n#2") == Rows(1, 2)
     assert config.rows_of("m") is None
-    config.check_rows([], ["n", "n#1", "n#2"])
+    config.check_rows(dict.fromkeys(("n", "n#1", "n#2"), "norm"))
 
 
 def test_rows_belong_to_softmaxes_and_norms_of_the_net() -> None:
-    CONFIG.check_rows(["a.softmax"], ["n", "m"])
+    CONFIG.check_rows({"a.softmax": "softmax", "n": "norm", "m": "norm"})
     with pytest.raises(ConfigError, match=r"rows of \['n'\]") as caught:
-        CONFIG.check_rows(["a.softmax"], [])
-    assert caught.value.hint == "softmaxes and norms of this net: a.softmax"
+        CONFIG.check_rows({"a.softmax": "softmax"})
+    assert caught.value.hint == "softmaxes, norms and functions of this net: a.softmax"
+    kinds = {"s": "softmax", "n": "norm", "f": "function"}
     wrong: list[tuple[Rows, str]] = [(Rows(0, 1), "s"), (Rows(-1, 0), "s"), (Rows(0, 1), "n"), (Rows(1, 2, 3), "n")]
+    wrong += [(Rows(-1, 1, error=2**-8), "s"), (Rows(1, 2, error=2**-8), "n"), (Rows(1, 2, 3), "f")]
     for rows, name in wrong:
-        with pytest.raises(ConfigError, match="of a softmax" if name == "s" else "of a norm") as caught:
-            BitConfig(EXACT, rows={name: rows}).check_rows(["s"], ["n"])
+        with pytest.raises(ConfigError, match=f"of a {kinds[name]}") as caught:
+            BitConfig(EXACT, rows={name: rows}).check_rows(kinds)
         assert caught.value.where == name
+    BitConfig(EXACT, rows={"f": Rows(-1, 1, error=2**-8)}).check_rows(kinds)

@@ -34,7 +34,7 @@ from hummingbird.commands.searching import (
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
-from hummingbird.simulation.observe import find_rows
+from hummingbird.simulation.observe import find_rows, ranges
 from hummingbird.table import text_table
 from hummingbird.window_search import Objective
 from hummingbird.window_search.objective import read_budget
@@ -239,8 +239,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         raise
     if not ranks.first():
         return
-    if args.rows:
-        config = config.with_rows(find_rows(subject.net, subject.images))
+    config = config.with_rows((find_rows if args.rows else ranges)(subject.net, subject.images))
     write_together({args.out: config.to_json().encode()})
     state.unlink()
     if args.plot:

@@ -18,8 +18,10 @@ from hummingbird.errors import InputError, ModelError
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.calls import Inputs
 from hummingbird.graph.capture import capture, is_leaf
+from hummingbird.graph.ops.functions import OP as FUNCTION
+from hummingbird.graph.ops.functions import pieces
 from hummingbird.graph.saved import SavedNet
-from hummingbird.graph.steps import Step, map_refs
+from hummingbird.graph.steps import Step, compact, map_refs
 from hummingbird.graph.trace import problems, walk
 from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
 from hummingbird.structure import TENSOR, Structure, rebuild
@@ -32,6 +34,8 @@ class LiveCall:
     renamed: nodes whose value is this call's result from here on, because the call writes in place.
     training: the arguments, positional and by keyword, that the same call has if the net is in training mode.
     dead: nodes whose values nothing reads after this call.
+    source: the node whose value the step takes, if this call and earlier ones are one function of that value
+        (graph/ops/functions.py); None otherwise.
     """
 
     node: fx.Node
@@ -39,6 +43,7 @@ class LiveCall:
     renamed: tuple[fx.Node, ...]
     training: tuple[Any, Any]
     dead: tuple[fx.Node, ...]
+    source: fx.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,8 @@ class LiveNet:
             return args[0]
         module = _module(net, path) if node.op == "call_module" else None
         if call.step is not None and call.step.name in instead:
+            if call.source is not None:
+                return instead[call.step.name](values[call.source])
             if call.step.op in _OF_TWO:
                 return _compared(call.step, instead[call.step.name], args, kwargs)
             tensor = args[0] if args else kwargs["input"]
@@ -176,7 +183,8 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
     with torch.no_grad():
         other = capture(plain_copy(net).train(), custom, walked.captured.example).graph
     training = _arguments(graph, other) if other is not None else None
-    last = {source: node for node in nodes for source in node.all_input_nodes}
+    made, sources = _joined(walked.made, walked.builder.steps)
+    last = {source: node for node in nodes for source in _read(node, sources)}
     place = {node: number for number, node in enumerate(nodes)}
 
     def renamed(node: fx.Node) -> tuple[fx.Node, ...]:
@@ -191,15 +199,39 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
     calls = tuple(
         LiveCall(
             node,
-            _without_weights(walked.made.get(node)),
+            _without_weights(made.get(node)),
             renamed(node),
             (training or {}).get(node, (node.args, node.kwargs)),
-            tuple(source for source in node.all_input_nodes if last[source] is node),
+            tuple(source for source in _read(node, sources) if last[source] is node),
+            sources.get(node),
         )
         for node in nodes
     )
     steps = tuple(step for made in walked.builder.steps if (step := _without_weights(made)) is not None)
     return LiveNet(calls, wrapped, training is not None, constants, steps, walked.captured.structure)
+
+
+def _joined(made: Mapping[fx.Node, Step], steps: Sequence[Step]) -> tuple[dict[fx.Node, Step], dict[fx.Node, fx.Node]]:
+    """Find the calls that are, with earlier ones, one function of one value; `trace` makes one step of them.
+
+    made: the step of each node. steps: all steps of the net. Returns `made` with such a function as the step of the
+    last of its calls, and for the node of this call the node whose value the function takes.
+    """
+    steps = compact(steps)
+    nodes = {step.name: node for node, step in made.items()}
+    out, sources = dict(made), dict[fx.Node, fx.Node]()
+    for number, (source, text) in pieces(steps).items():
+        node = nodes.get(steps[number].name)
+        if node is None:
+            continue  # one of several steps of a call, which runs as it is
+        sources[node] = nodes[steps[source].name]
+        out[node] = replace(steps[number], op=FUNCTION, attrs={"expression": text})
+    return out, sources
+
+
+def _read(node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """List the nodes whose values a call may read: those of its arguments, and its source (`_joined`)."""
+    return [*node.all_input_nodes, *([sources[node]] if node in sources else [])]
 
 
 class _SavedLive(LiveNet):
@@ -222,18 +254,20 @@ def _saved(net: SavedNet) -> LiveNet:
         arguments = map_refs(inputs, lambda ref: nodes[ref.index])
         kind = {"input": "placeholder", "public": "placeholder", "output": "output"}.get(step.op, "call_module")
         nodes.append(graph.create_node(kind, step.name, arguments))
-    last = {source: node for node in nodes for source in node.all_input_nodes}
+    made, sources = _joined(dict(zip(nodes, steps, strict=True)), steps)
+    last = {source: node for node in nodes for source in _read(node, sources)}
     calls = tuple(
         LiveCall(
             node,
-            _without_weights(step),
+            _without_weights(made[node]),
             (),
             (node.args, node.kwargs),
-            tuple(source for source in node.all_input_nodes if last[source] is node),
+            tuple(source for source in _read(node, sources) if last[source] is node),
+            sources.get(node),
         )
-        for node, step in zip(nodes, steps, strict=True)
+        for node in nodes
     )
-    bare = tuple(made for step in steps if (made := _without_weights(step)) is not None)
+    bare = tuple(one for step in steps if (one := _without_weights(step)) is not None)
     return _SavedLive(calls, False, True, {}, bare, steps[-1].attrs.get("structure", TENSOR))
 
 

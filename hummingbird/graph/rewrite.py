@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph.ops.dimension_rules import INPUT, Rank
+from hummingbird.graph.ops.functions import joined
 from hummingbird.graph.properties import ranks
 from hummingbird.graph.steps import Ref, Step, compact, refs
 
@@ -30,14 +31,17 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 # W (s x + t) + b that reads it gets weight W s and bias W t + b, and reads the value x before the factors.
 
 
-def fold(steps: Sequence[Step]) -> list[Step]:
+def fold(steps: Sequence[Step], join: bool = True) -> list[Step]:
     """Return the steps with batch norms and constant factors folded into the layers beside them.
+
+    join: whether elementwise steps that are one function of one value become one step (`functions.joined`).
 
     Every "batch_norm" is folded into the layer before it, if nothing else reads that layer, neither module is called
     twice, and their channels agree; otherwise it becomes an "affine" step. Every "scale_last", a factor and a shift for
     each position of the last dimensions, is folded into the linear layers that read it, if their sizes agree.
     """
-    return compact(_scaled_inside(_batch_norms(steps)))
+    folded = compact(_scaled_inside(_batch_norms(steps)))
+    return joined(folded) if join else folded
 
 
 def _scaled_inside(steps: list[Step]) -> list[Step]:

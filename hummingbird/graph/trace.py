@@ -63,7 +63,7 @@ def trace(
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
     """
-    return fold(_steps(net, custom, elementwise, example, secret))
+    return fold(_steps(net, custom, elementwise, example, secret), join=not elementwise)
 
 
 def unfolded(

@@ -21,6 +21,7 @@ from hummingbird.graph import OPS
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
+from hummingbird.mpc.functions.tabulated import InRange
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
@@ -120,9 +121,12 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
     bits of fraction of the layer's input. decide: simulates the comparisons.
     """
-    if isinstance(layer, Norm):
-        norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
-        return lambda x, *_: norm.formula(exact, x)
+    if isinstance(layer, InRange) and layer.rows is None:
+        assert step is not None
+        return lambda x, *_: OPS[step.op](step.attrs, x)  # during a search for windows, which it does not have
+    if isinstance(layer, (InRange, Norm)):
+        plain, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
+        return lambda x, *_: plain.formula(exact, x)
     assert isinstance(layer, Comparing), f"no simulation of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()
@@ -249,7 +253,7 @@ class Windows:
             assert isinstance(layer, Layer)
             layer.comparison = named(self.protocol)(config.window(name), aim=aim)
             built[name] = Built(layer, old.function, old.limit, old.whole)
-        make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys() | builders.SMOOTH
+        make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys()
         built |= {step.name: make(step) for step in self.steps if step.op in anew}
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
 
@@ -268,7 +272,9 @@ def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, com
     """
     found = {}
     for step in plan:
-        if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):
+        if isinstance(step.layer, (InRange, Norm)) or (
+            isinstance(step.layer, Layer) and step.layer.comparison is not None
+        ):
             scale = plan[next(refs(step.inputs)).index].scale
             found[step.name] = build(step.layer, steps.get(step.name), scale, parties, compare)
     return found

@@ -23,6 +23,7 @@ from hummingbird.graph import OPS, Step
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.ops.norms import rows as rows_of
 from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
@@ -169,15 +170,17 @@ def _spread(x: Tensor) -> Tensor:
 # Ranges of the rows of softmaxes and norms ----------------------------------------------------------------------------
 #
 # They are for `BitConfig.rows`: private forms of rows in a known range cost less. For a row of a softmax: its values
-# less their mean, and the mean of e^(x - mean). For a row of a norm: its variance plus eps. The ranges are widened,
-# values by `headroom` and variances by its square, as the result for a row beyond its range is noise.
+# less their mean, and the mean of e^(x - mean). For a row of a norm: its variance plus eps. For a function of one
+# value: the value. The ranges are widened, values by `headroom` and variances by its square, as the result for a row
+# beyond its range is noise. A function whose values are all on one side of 0 may have a pole there, as log and 1/x
+# have: its range stays on this side.
 
 HEADROOM = 0.25
 _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows of equal values
 
 
 class _Seen:
-    """Keeps the least and the largest value that `note` got for one softmax or norm, over all batches so far.
+    """Keeps the least and the largest value that `note` got for one softmax, norm or function, over all batches so far.
 
     For a norm the values are the variances of rows, plus eps. For a softmax they are x minus the mean of its row, with
     the headroom; `sum` is the largest mean of e^value in a row.
@@ -196,15 +199,17 @@ def find_rows(
     images: Tensor,
     *,
     headroom: float = HEADROOM,
+    error: float | None = None,
     batch: int = 128,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Rows]:
-    """Find for each softmax and norm of a net the range in which its rows lie, on these inputs (N, ...).
+    """Find for each softmax, norm and smooth function of a net the range of its rows or values, on inputs (N, ...).
 
     Returns a `Rows` for each layer, by its name, for `BitConfig.rows`. headroom: by which fraction values may exceed
-    the range seen, 0 or more; 0.25 is a quarter. batch: inputs that run at a time. progress: called with (inputs done,
-    of all) after every batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values
-    that are not finite, ModelError for a net that cannot be converted, ConfigError for the other arguments.
+    the range seen, 0 or more; 0.25 is a quarter. error: the largest error of the functions' results, such as 2**-8;
+    None: as `Rows` says. batch: inputs that run at a time. progress: called with (inputs done, of all) after every
+    batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are not finite,
+    ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)
@@ -229,6 +234,8 @@ def find_rows(
                 centered = (x - x.mean(step.attrs["dim"], keepdim=True)).double() * more
                 found.note(centered)
                 found.sum = max(found.sum, float(centered.exp().mean(step.attrs["dim"]).max()))
+            elif x.numel() and step.op != "norm":
+                found.note(x.double())
             elif x.numel():
                 values = rows_of(step.attrs, x).double()
                 squares = values.var(-1, unbiased=False) if step.attrs["center"] else values.square().mean(-1)
@@ -237,7 +244,7 @@ def find_rows(
 
         return run
 
-    kinds = [(name, step) for name, step in folded.steps.items() if step.op in ("softmax", "norm")]
+    kinds = [(name, step) for name, step in folded.steps.items() if step.op in builders.ON_ROWS]
     instead = {name: watched(step) for name, step in kinds}
     done = 0
     with torch.inference_mode():
@@ -246,12 +253,29 @@ def find_rows(
             done += len(part)
             if progress is not None:
                 progress(done, len(images))
-    return {name: _softmax(seen[name]) if step.op == "softmax" else _norm(seen[name], more) for name, step in kinds}
+    return {name: _rows(step, seen[name], more, error) for name, step in kinds}
 
 
-def _softmax(found: _Seen) -> Rows:
-    return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
+def _rows(step: Step, found: _Seen, more: float, error: float | None) -> Rows:
+    if step.op == "softmax":
+        return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
+    if step.op == "norm":
+        return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))
+    if found.least > found.most:  # no values
+        return Rows(-_LEAST, _LEAST, error=error)
+    spread = max(abs(found.least), abs(found.most)) * (more - 1) + _LEAST
+    if found.least > 0:
+        return Rows(found.least / more, found.most * more + _LEAST, error=error)
+    if found.most < 0:
+        return Rows(found.least * more - _LEAST, found.most / more, error=error)
+    return Rows(found.least - spread, found.most + spread, error=error)
 
 
-def _norm(found: _Seen, more: float) -> Rows:
-    return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))
+def ranges(net: nn.Module, images: Tensor) -> dict[str, Rows]:
+    """Find the ranges that a net's functions without tails need before anything can run; {} if it has none.
+
+    The functions are those of `builders.check_ranges`, such as log and 1/x. net, images: as for `find_rows`.
+    """
+    steps = FoldedNet(net, "masked").steps
+    needed = {name for name, step in steps.items() if step.op == "function" and not builders.compares(step)}
+    return {name: rows for name, rows in find_rows(net, images).items() if name in needed} if needed else {}

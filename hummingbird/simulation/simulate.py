@@ -363,6 +363,7 @@ class FastSimulator(nn.Module):
         config.check_use(prints, self._protocol, self._parties)
         if self._windows is None:
             self._windows = Windows(steps(), self._protocol)
+        builders.check_ranges(config, self._windows.steps)
         self._layers = self._twins(self._windows.plan(config))
         self.inputs = InputRange(config.input_range)
 

@@ -32,7 +32,7 @@ from hummingbird.progress import progress_line
 from hummingbird.report import BANDWIDTH, RTT, Estimate, check_link, estimate, link_words
 from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import check_protocol, traced
-from hummingbird.simulation.observe import check_images
+from hummingbird.simulation.observe import check_images, ranges
 from hummingbird.structure import flatten
 from hummingbird.table import Report, text_table
 from hummingbird.window_search.answers import Answers, fitting
@@ -249,6 +249,7 @@ def prepare(
     protocol, parties, seed: those of the simulated private inference.
     bandwidth, rtt: bits per second and party, and the round-trip time in seconds, for predicted seconds.
 
+    The windows found also have the ranges of functions such as log and 1/x, with a margin of a quarter (`find_rows`).
     The net is not changed, and used as in eval mode. `python -m hummingbird find-bits` finds the same windows on the
     same images. Cost: a search takes some hundred passes over a part of the net; minutes on two cores for a ResNet-18
     for CIFAR-10 with 2,000 images. Images are held in memory.
@@ -279,12 +280,15 @@ def prepare(
     goal = study.objective(objective, bandwidth=bandwidth, rtt=rtt)
     told = {"command": f"hummingbird.prepare(net, loader, {budget!r})"}
     bits = find_windows(study, limit, goal, what=budget or "eco", margin=margin, provenance=told)
+    needed = ranges(net, chosen[0])
+    bits = bits.with_rows(needed)
     images, labels = measured
     evaluator = CachedEvaluator(net, images, protocol=protocol, parties=parties, seed=seed, runs=1, memory=0)
     link: dict[str, Any] = {"bandwidth": bandwidth, "rtt": rtt}
     plain, choices = _plain(given, images), []
     judge = Answers(plain, searched.results, labels, kind=answers)
-    for name, config in progress_line(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run"):
+    for name, windows in progress_line(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run"):
+        config = windows.with_rows(needed)
         outputs = evaluator.outputs(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)
         figures = judge.accuracy(outputs), 1 - judge.kept(outputs), judge.distance(outputs)

@@ -17,7 +17,8 @@ from hummingbird.hybrid.gc import cot, relu
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import lookups
 from hummingbird.mpc.functions import splines
-from hummingbird.mpc.functions.polynomials import choose
+from hummingbird.mpc.functions.polynomials import WIDEST
+from hummingbird.mpc.functions.tabulated import Sizes, table_of
 from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.mpc.protocols.masked import Masked
@@ -129,9 +130,13 @@ def test_the_table_of_smooth_functions_is_what_is_chosen() -> None:
     assert len(found) == 3
     for name, m, shape, error, online, offline in found:
         fraction, read = 22 - int(m), 21 - SCALE + Masked(BitWindow(20, int(m))).weight_scale
-        table = choose({"SiLU": "silu", "GELU": "gelu-none"}[name], 8.0, fraction, read)
-        assert table is not None and shape == f"{table.k}, {table.w}, {table.degree}" and int(online) == table.k
-        assert error == f"{table.error(2):.1e}".replace("e-0", "e-")
+        allowed = 2.0 ** -(fraction + 1) if fraction > 8 else 2.0 ** (1 - fraction)
+        held = Sizes(-8.0, 8.0, fraction, fraction, allowed, 6, WIDEST)
+        found_table = table_of({"SiLU": "silu(x)", "GELU": "gelu(x)"}[name], held, read)
+        assert found_table is not None
+        table = found_table.table
+        assert shape == f"{table.k}, {table.w}, {table.degree}" and int(online) == table.k
+        assert error == f"{found_table.error(2):.1e}".replace("e-0", "e-")
         assert int(offline.replace(",", "")) == sum(table.widths(read + fraction)) << table.w
 
 

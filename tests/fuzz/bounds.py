@@ -135,6 +135,14 @@ def _smooth(lipschitz: float) -> Bound:
     return lambda a, rounding, x, e: e * lipschitz + 2 * SPLINE + max(7, 4 * (1 + lipschitz)) * rounding
 
 
+def _function(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """The largest slope within the errors of an element, taken at nine places, and the error of the table."""
+    places = torch.linspace(-1, 1, 9, dtype=torch.float64).view(-1, *[1] * x.dim())
+    near = OPS["function"](a, x + places * (e + 2.0**-12))
+    slope = (near.diff(dim=0).abs() / ((e + 2.0**-12) / 4)).amax(0) * 1.25 + 2.0**-6
+    return e * slope + 4 * SPLINE + max(7.0, 4.0) * (1 + slope) * rounding
+
+
 def _softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
     """exp (within s) over a sum S >= 1 of n: s / S + n s / S^2 + s for the reciprocal; slope 1/2 at most."""
     dim = a["dim"]
@@ -257,6 +265,7 @@ BOUNDS: dict[str, Bound] = {
     "gelu": _smooth(1.13),
     "hardsigmoid": lambda a, rounding, x, e: e / 6 + 6 * HALF + rounding,
     "hardswish": _hardswish,
+    "function": _function,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "argmax": _argmax,

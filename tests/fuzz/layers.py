@@ -158,6 +158,38 @@ def gelu(d: Draw) -> str:
     return d.module(f"nn.GELU('{kind}')") if d.chance(0.5) else f"F.gelu({{x}}, approximate='{kind}')"
 
 
+def function(d: Draw) -> str:
+    """A smooth function with two tails, or a composition of such."""
+    d.compares(40)
+    c = d.rng.choice((0.5, 1.25, 1.702, 2.0))
+    module = d.pick("Softplus()", "Mish()", "LogSigmoid()", "Tanhshrink()", f"ELU({c})", f"CELU({c})", "SELU()")
+    return d.pick(
+        d.module(f"nn.{module}"),
+        "torch.erf({x})",
+        f"{{x}} * torch.sigmoid({c} * {{x}})",
+        "{x} * torch.tanh(F.softplus({x}))",
+        f"F.softplus({{x}}, {c})",
+        f"torch.exp(-{c} * {{x}} * {{x}})",
+    )
+
+
+def in_range(d: Draw) -> str:
+    """A function of values whose range must be known, a composition of such, or a division."""
+    d.compares(60)
+    d.need(d.size <= 6)
+    c = d.rng.choice((0.5, 1.0, 2.0))
+    return d.pick(
+        f"torch.log({{x}} * {{x}} + {c})",
+        f"1 / ({{x}} ** 2 + {c})",
+        f"{{x}} / ({{x}}.abs() + {c})",
+        "torch.sin({x})",
+        "{x}.cos()",
+        f"torch.sqrt({{x}}.square() + {c})",
+        f"({{x}}.abs() + {c}) ** 1.5",
+        f"torch.atan({{x}}) * {c}",
+    )
+
+
 def softmax(d: Draw) -> str:
     d.compares(40)
     dim = d.dim()
@@ -265,6 +297,8 @@ LAYERS: dict[str, Callable[[Draw], str]] = {
     "tanh": _smooth("Tanh()", 25, "torch.tanh({x})", "{x}.tanh()"),
     "silu": _smooth("SiLU()", 40, "F.silu({x})"),
     "hardswish": _smooth("Hardswish()", 2, "F.hardswish({x})"),
+    "function": function,
+    "in_range": in_range,
     "softmax": softmax,
     "log_softmax": log_softmax,
     "argmax": argmax,

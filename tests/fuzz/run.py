@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import convert, graph
-from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.channel import interleave
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
@@ -113,10 +113,10 @@ def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False) -> Trut
         torch.set_default_dtype(before)
 
 
-def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamper: Tamper | None = None) -> Tensor:
+def private_output(made: Recipe, net: nn.Module, x: Tensor, known: Truth, tamper: Tamper | None = None) -> Tensor:
     """The opened result; raises what private inference raises. tamper: changes the converted net before it runs."""
     example = x if made.example else None
-    windows = _windows(made, largest)
+    windows = _windows(made, known)
     private = convert.build(net, windows, made.weights, made.protocol, example=example, aim=made.aim)
     private.images_per_slice = made.slices
     private.costs(tuple(x.shape), made.parties)
@@ -170,12 +170,22 @@ class _Party(nn.Module):
         return self.net.forward(session, x)
 
 
-def _windows(made: Recipe, largest: float) -> BitWindow | None:
-    """The narrowest window that holds whatever is compared: differences of two values, distances to knots below 16."""
+def _windows(made: Recipe, known: Truth) -> BitConfig:
+    """The narrowest window that holds whatever is compared: differences of two values, distances to knots below 16.
+
+    And the ranges of functions that need one: of the function's values, widened by their errors and a sixteenth.
+    """
+    rows = {}
+    for step in known.steps:
+        if step.op == "function" and not builders.compares(step):
+            (source,) = (ref.index for ref in step.inputs)
+            value, error = known.values[source], float(known.errors[source].max()) + 2.0**-12
+            least, most = float(value.min()) - error, float(value.max()) + error
+            rows[step.name] = Rows(least - (most - least) / 16, most + (most - least) / 16)
     if made.headroom is None:
-        return None
-    bits = (int(2 * largest) + 16).bit_length()  # 2 largest + 16 < 2^bits
-    return BitWindow(min(64, 17 + bits + made.headroom), 0)
+        return BitConfig(rows=rows)
+    bits = (int(2 * known.largest_inside) + 16).bit_length()  # 2 largest + 16 < 2^bits
+    return BitConfig(BitWindow(min(64, 17 + bits + made.headroom), 0), rows=rows)
 
 
 def judge(number: int, tamper: Tamper | None = None) -> Result:
@@ -193,7 +203,7 @@ def judge(number: int, tamper: Tamper | None = None) -> Result:
             if known.largest_inside >= RANGE:
                 result.verdict = "out of range"
                 return result
-            got = private_output(made, net, x, known.largest_inside, tamper)
+            got = private_output(made, net, x, known, tamper)
             _compare(result, got.double(), known)
         except Exception as error:  # noqa: BLE001 - whatever a net provokes is its verdict
             result.verdict, result.reason = refusal(error)
@@ -252,7 +262,7 @@ def details(number: int) -> str:
     try:
         known = truth(net, x, made.parties)
         lines.append(f"torch:   {_some(known.output)}")
-        lines.append(f"private: {_some(private_output(made, net, x, known.largest_inside))}")
+        lines.append(f"private: {_some(private_output(made, net, x, known))}")
     except Exception as error:  # noqa: BLE001 - shown, as the verdict above
         return "\n".join([*lines, f"{type(error).__name__}: {error}"])
     for index, (step, value) in enumerate(zip(known.steps, known.values, strict=True)):
@@ -268,7 +278,7 @@ def _some(x: Tensor) -> str:
 
 def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
-    config = BitConfig.of(_windows(made, known.largest_inside))
+    config = _windows(made, known)
     try:
         order = Rewritten.of(steps, made.protocol, None if owner is None else config)
         owned = None if owner is None else WeightOwner(owner)

@@ -412,8 +412,8 @@ def set_data(y: Tensor) -> None:
 
 WRITES: dict[str, Callable[[Tensor], Any]] = {
     "a result for another call": lambda y: torch.maximum(y, y * 2, out=y),
-    "a function that is not known": lambda y: F.elu(y, inplace=True),
-    "a function that is not known, by its place": lambda y: F.elu(y, 1.0, True),
+    "a function that is not known": lambda y: y.floor_(),
+    "a function that is not known, by its place": lambda y: torch.round(y, out=y),
     "a comparison": lambda y: y.gt_(0),
     "data": set_data,
 }

@@ -9,14 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.functions.polynomials import ACTIVATIONS, choose
-from hummingbird.mpc.functions.tabulated import FINEST
+from hummingbird.bits import EXACT
+from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.protocols.registry import named
 
 UNIT = 2.0**-16
 # Of a smooth activation under exact windows: its table's bound for four parties (mpc/functions/tabulated.py), more
 # than the 2^-14 of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
 SMOOTH = 9 * UNIT + max(
-    table.error(4) for name in ACTIVATIONS if (table := choose(name, ACTIVATIONS[name].end + 0.25, FINEST, 3))
+    Tabulated(text, named("masked")(EXACT)).look_up(16).error(4)
+    for text in ("sigmoid(x)", "tanh(x)", "silu(x)", "gelu(x)", "gelu_tanh(x)")
 )
 
 

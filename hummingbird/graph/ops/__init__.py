@@ -13,6 +13,7 @@ attention.py         products of two values, masks, attention; encoder.py: torch
 recurrent.py         RNN, LSTM and GRU, unrolled
 shapes.py            values moved, selected or repeated; resize.py: images resized and rearranged
 public.py            public values, and rows of tables
+functions.py         smooth functions of one value, and several steps that are one such function
 elementwise.py       torch's other elementwise functions, for plain values only
 batch_rules.py       rules for the batch's dimension
 dimension_rules.py   rules for ranks

@@ -18,8 +18,6 @@ from hummingbird.graph.ops.attention import shown_places
 from hummingbird.graph.ops.op import Attrs, Integers, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
-ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
-
 
 def activation(op: str) -> Callable[..., Ref]:
     """Return the rule that converts a call of an activation without attributes to a step. op: the step's operation."""
@@ -259,24 +257,7 @@ SPELLINGS = [
 REFUSED = [
     Refused(
         "return the logits, and compute it on the opened result; of logarithms, log_softmax is known",
-        (nn.LogSigmoid,),
-        "logsigmoid logsumexp nll_loss cross_entropy",
+        names="logsumexp nll_loss cross_entropy",
     ),
-    Refused(
-        "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish",
-        (
-            nn.ELU,
-            nn.SELU,
-            nn.CELU,
-            nn.Softplus,
-            nn.Softsign,
-            nn.Mish,
-            nn.RReLU,
-            nn.Hardshrink,
-            nn.Softshrink,
-            nn.Tanhshrink,
-        ),
-        "elu selu celu softplus softsign mish",
-    ),
-    Refused(ROOTS, names="exp log log1p expm1 norm std"),
+    Refused("write it with sums of squares and .sqrt(), whose argument stays above 0", names="norm std"),
 ]

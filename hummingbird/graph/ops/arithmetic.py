@@ -16,11 +16,9 @@ from hummingbird.errors import InputError
 from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops import elementwise, norms
-from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
+from hummingbird.graph.ops import elementwise, functions, norms
+from hummingbird.graph.ops.op import Attrs, Op, Spelling, like
 from hummingbird.graph.steps import Ref, Step
-
-_RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the scale into a layer"
 
 
 def arithmetic(op: str) -> Callable[..., Ref]:
@@ -124,7 +122,7 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
     if b.kind(other) == ROOT:
         return norms.inverse(b, other) if norms.is_one(input) else norms.divided(b, input, other)
     if isinstance(other, Ref):
-        raise Unsupported("division by a private value", _RECIPROCAL)
+        return _divided(b, input, other)
     divisor = constant(b, other)
     if not (isinstance(divisor, Tensor) and divisor.is_meta) and not bool(torch.as_tensor(divisor).all()):
         raise Unsupported("division by zero", "the divisor holds a zero")
@@ -133,16 +131,40 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
     return b.emit("mul", b.tensor(input), value=1.0 / divisor)
 
 
+def _divided(b: StepBuilder, input: Any, other: Ref) -> Ref:
+    """Emit steps for a division by the private value `other`: a reciprocal, and a product unless `input` is a number.
+
+    The reciprocal is a table over the range of `other`, which may not hold 0.
+    """
+    if b.plain:
+        raise Unsupported("division by a private value")  # the caller computes it as it is
+    if isinstance(input, (int, float)):
+        return functions.emit(b, other, functions.spelled("div", b.number(input, "the dividend"), "x"))
+    inverse = functions.emit(b, other, "reciprocal(x)", ".reciprocal")
+    if isinstance(input, Ref):
+        return b.emit("mul", b.tensor(input), inverse)
+    return b.emit("mul", inverse, value=constant(b, input))
+
+
 def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
     """Convert a call of pow to steps: squares and products for the exponents 2, 3 and 4, a root for 0.5 and -0.5.
 
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    Other powers of a private value, and powers of a positive number with a private exponent, are functions of one
+    value. The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
         return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
-    if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
-        raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
+    if b.plain and not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
+        raise Unsupported("a power other than x ** 2, 3 and 4")  # the caller computes it as it is
+    if isinstance(exponent, Ref):
+        base = b.number(input, "the base of a power with a private exponent")
+        if base <= 0:
+            raise Unsupported(f"a power of {base:g} with a private exponent", "the base is a positive number")
+        return functions.emit(b, exponent, functions.spelled("pow", base, "x"))
+    number = b.number(exponent, "the exponent of a power")
+    if number not in (2, 3, 4):
+        return functions.emit(b, input, functions.spelled("pow", "x", number))
     x = b.tensor(input)
     if exponent == 2:
         return b.emit("square", x)
@@ -308,4 +330,3 @@ OPS = [
         attrs="value=tensor",
     ),
 ]
-REFUSED = [Refused(_RECIPROCAL, names="reciprocal")]

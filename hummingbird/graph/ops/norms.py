@@ -31,7 +31,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph.build import INVERSE, ROOT, StepBuilder, Unsupported
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops.activations import ROOTS
+from hummingbird.graph.ops import functions
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
@@ -183,11 +183,13 @@ def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
     """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
 
     input: the mean of squares plus the number. kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
-    Raises Unsupported for other roots. The step is added to `b`; returns a reference to its value.
+    The root of any other value is a function of one value. The step is added to `b`; returns a reference to its value.
     """
     name = "sqrt" if kind == ROOT else "rsqrt"
-    if _variance(b, b.tensor(input)) is None or b.plain:
-        raise Unsupported(f"{name} of a value that is no mean of squares with keepdim=True", ROOTS)
+    if b.plain:
+        raise Unsupported(f"{name} of a private value")  # the caller computes it as it is
+    if _variance(b, b.tensor(input)) is None:
+        return functions.emit(b, input, functions.spelled(name, "x"))
     return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
 
 

@@ -80,6 +80,14 @@ def one_of(names: Sequence[str]) -> Any:
     return _parameter(lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}")
 
 
+def text(good: Callable[[str], bool], expected: str) -> Any:
+    """Make a dataclass field for a parameter of a request that is a text for which `good` is true.
+
+    expected: describes such texts, for the error.
+    """
+    return _parameter(lambda value: isinstance(value, str) and good(value), expected)
+
+
 def options() -> Any:
     """Make a dataclass field for a request's parameter that holds options of torch's convolutions, by name.
 
@@ -96,7 +104,7 @@ def options() -> Any:
 def faults(request: Any) -> str:
     """Return a message about the first parameter of a request that breaks its limit, or "" if all are good.
 
-    request: a dataclass whose fields were made by `number`, `one_of`, `options`, `shape` and `width`.
+    request: a dataclass whose fields were made by `number`, `one_of`, `text`, `options`, `shape` and `width`.
     """
     for item in dataclasses.fields(request):
         value = getattr(request, item.name)

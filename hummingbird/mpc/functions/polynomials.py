@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hummingbird.graph.ops import functions as expressions
 from hummingbird.ring import SCALE
 
 GAIN = 1 << SCALE  # the gain, and the stretch, that leave the function unchanged
@@ -28,6 +29,7 @@ WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
 WIDEST_OF_ROWS = 12  # the same for functions of one value for each row
 DEGREES = (1, 2, 3)
 _SLACK = 16  # units of z for the parties' rounding, half a unit each, for up to 32 parties
+_LARGEST = 47  # log2 of a bound of all coefficients, in their units; moved by a mask they stay below 2^50
 _PLACES = 65  # points of a piece at which errors are measured: up to degree 4 within 2^-7 of the largest error
 
 
@@ -42,29 +44,6 @@ class Function:
     of: Callable[[Tensor], Tensor]
     slope: float
 
-
-@dataclass(frozen=True)
-class Activation(Function):
-    """A smooth function that is almost constant, or almost linear, far from 0, such as a sigmoid or SiLU.
-
-    of: the function, on a tensor.
-    slope: the largest magnitude of its derivative.
-    end: how far from 0. Left of -end the function is within 2^-14 of 0 or -1; right of `end` it is within 2^-14 of 1,
-        or of x if `rises`.
-    rises: whether the function is close to x for large x; otherwise it is close to a constant there.
-    """
-
-    end: float
-    rises: bool
-
-
-ACTIVATIONS = {
-    "sigmoid": Activation(torch.sigmoid, 0.25, 11.0, False),
-    "tanh": Activation(torch.tanh, 1.0, 6.0, False),
-    "silu": Activation(torch.nn.functional.silu, 1.1, 13.0, True),
-    "gelu-none": Activation(torch.nn.functional.gelu, 1.13, 6.0, True),
-    "gelu-tanh": Activation(functools.partial(torch.nn.functional.gelu, approximate="tanh"), 1.13, 6.0, True),
-}
 
 # Tables are symmetric around 0. These functions are shifted so that the needed interval is symmetric, too.
 EXP_AT = 6.5  # "exp" is e^(x - this)
@@ -111,7 +90,6 @@ def _root(spread: int, at: float, x: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Function] = {
-    **ACTIVATIONS,
     "exp": Function(_exp, 5.0),
     "power": Function(_power, math.exp(POWER_TO)),
     "root": Function(functools.partial(_root, 2, ROOT_AT), 22.0),
@@ -120,12 +98,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+def is_function(name: str) -> bool:
+    """Return whether a text is a key of FUNCTIONS or an expression (graph/ops/functions.py)."""
+    return name in FUNCTIONS or expressions.is_expression(name)
+
+
 @dataclass(frozen=True)
 class PolynomialTable:
     """A smooth function of x as 2^w polynomials, one for each piece of an interval around 0.
 
     A party's program computes with the integer z = x 2^fraction, rounded, in place of the real number x.
-    name: a key of FUNCTIONS, which gives a function f. The table's function of x is (gain / GAIN) f(x stretch / GAIN).
+    name: a key of FUNCTIONS, or an expression; both give a function f. The table's function of x is
+        (gain / GAIN) f(x stretch / GAIN).
     k, fraction: how many bits z has, with its sign, and how many of them are bits of fraction.
     w: how many of z's upper bits choose the piece.
     degree: of the polynomials.
@@ -144,7 +128,10 @@ class PolynomialTable:
 
     def of(self, x: Tensor) -> Tensor:
         """Compute the table's function itself at real x, without polynomials: (gain / GAIN) f(x stretch / GAIN)."""
-        return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
+        moved = x * (self.stretch / GAIN)
+        known = FUNCTIONS.get(self.name)
+        value = expressions.value(self.name, moved) if known is None else known.of(moved)
+        return value * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
@@ -173,16 +160,18 @@ class PolynomialTable:
         """
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
-    def error(self, parties: int) -> float:
-        """Return a bound of the error of the table's results for |x| <= `most`, if `parties` parties hold shares.
+    def error(self, parties: int, reach: float | None = None) -> float:
+        """Return a bound of the error of the table's results for |x| <= reach, if `parties` parties hold shares.
 
-        It adds up the error of the polynomials (`fit_error`) and rounding errors. Each party rounds its share of x, as
-        an integer, and its share of the result by half a unit. A coefficient is rounded twice by half a unit: in the
-        fit, and when the dealer shifts the table by a mask.
+        reach: None for `most`. The bound adds up the error of the polynomials (`fit_error`) and rounding errors. Each
+        party rounds its share of x, as an integer, and its share of the result by half a unit. A coefficient is rounded
+        twice by half a unit: in the fit, and when the dealer shifts the table by a mask.
         """
-        slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
-        rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
-        return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, self.most)
+        known, unit = FUNCTIONS.get(self.name), 2.0**-self.scale
+        reach = self.most if reach is None else reach
+        slope = steepest(self.name, reach) if known is None else known.slope
+        rounded = parties / 2 * (slope * (self.gain / GAIN) * (self.stretch / GAIN) * 2.0**-self.fraction + unit)
+        return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, reach)
 
 
 @functools.lru_cache(256)
@@ -191,7 +180,7 @@ def pieces(table: PolynomialTable) -> Tensor:
 
     Piece D, a signed number, is in row D mod 2^w. Its polynomial's argument is t = z / 2^m - D, where z is the integer
     that stands for x and m the table's `m`; so t is 0 at the piece's middle. Coefficients are in units of 2^-(scale +
-    GUARD).
+    GUARD). A piece on which the function has a pole, or does not exist, is 0.
     """
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
@@ -200,8 +189,9 @@ def pieces(table: PolynomialTable) -> Tensor:
     x = (signed[:, None] + t) * 2.0 ** (table.m - table.fraction)
     values = table.of(x)
     powers = torch.linalg.vander(t, N=count)
-    found = torch.linalg.solve(powers, values.T).T
-    return (found * 2.0 ** (table.scale + GUARD)).round().long()
+    found = torch.linalg.solve(powers, values.T.nan_to_num()).T * 2.0 ** (table.scale + GUARD)
+    exists = values.isfinite().all(1) & (found.abs() < 2.0**_LARGEST).all(1)
+    return torch.where(exists[:, None], found, 0).round().long()
 
 
 @functools.cache
@@ -224,7 +214,7 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
     error = (value - wanted).abs()
     if least is not None:
         error = error / wanted.abs().clamp(min=least)
-    return float(error[x.abs() <= most].max()) * (1 + 2.0**-7)
+    return float(error[x.abs() <= most].nan_to_num(nan=math.inf).max()) * (1 + 2.0**-7)
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
@@ -251,6 +241,19 @@ def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
 
 
 @functools.cache
+def steepest(name: str, most: float) -> float:
+    """Return the largest slope of an expression for |x| <= most, between neighbours of 2^12 + 1 points."""
+    x = torch.linspace(-most, most, (1 << 12) + 1, dtype=torch.float64)
+    slopes = (expressions.value(name, x).diff() / x.diff()).abs()
+    return float(slopes[slopes.isfinite()].max())
+
+
+def least_k(most: float, fraction: int, widest: int = WIDEST) -> int:
+    """Return the fewest bits that x 2^fraction has as an integer so that 2^widest pieces are right for |x| <= most."""
+    return next(k for k in range(widest, 62) if PolynomialTable("", k, fraction, widest, 1, 0).most >= most)
+
+
+@functools.cache
 def choose(
     name: str,
     most: float,
@@ -262,11 +265,12 @@ def choose(
     widest: int = WIDEST,
     gain: int = GAIN,
     stretch: int = GAIN,
+    k: int | None = None,
 ) -> PolynomialTable | None:
     """Choose the table of a function for |x| <= most whose coefficients have the fewest bits in all.
 
     Returns None if no table has both an error within the bound and coefficients of at most 64 bits.
-    name: a key of FUNCTIONS.
+    name: a key of FUNCTIONS, or an expression.
     fraction: bits of fraction of x.
     integers: how many integer bits of the results, with the sign, must be right.
     scale: bits of fraction of the results; None: `fraction`.
@@ -275,10 +279,11 @@ def choose(
         least).
     widest: the most bits of x that choose a piece.
     gain, stretch: factors of the function's value and of its argument, as integers in units of 1 / GAIN.
+    k: how many bits x has as an integer; None: the fewest that hold `most` with the most pieces (`least_k`).
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
-    k = next(k for k in range(widest, 62) if PolynomialTable(name, k, fraction, widest, 1, scale).most >= most)
+    k = least_k(most, fraction, widest) if k is None else k
     sizes = ((w, degree) for w in range(2, widest + 1) for degree in DEGREES)
     tables = (PolynomialTable(name, k, fraction, w, degree, scale, gain, stretch) for w, degree in sizes)
     bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}

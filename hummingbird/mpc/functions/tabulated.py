@@ -1,29 +1,42 @@
-"""Sigmoid, tanh, SiLU and GELU as tables of polynomials (polynomials.py), looked up in one round (protocols/poly.py).
+"""Functions of one value as tables of polynomials (polynomials.py), looked up in one round (protocols/poly.py).
 
-A window [k:m) promises |x| < 2^(k-17). If a table covers this interval, x is looked up directly: one opening. Wider
-windows, such as the default one, first take two comparisons, since the function is constant or linear beyond +-e:
+The function is an expression (graph/ops/functions.py), such as sigmoid(x). A table covers an interval of x. Where the
+interval comes from decides the layer:
 
-    f(x) = f(c) [+ relu(x - e)],        c = relu(x + e) - relu(x - e) - e, which is clamp(x, -e, e)
+    Tabulated     the function has two tails: beyond +-e it is constant or linear. A window [k:m) promises that |x| <
+                  2^(k - 17). If a table covers this, x is looked up directly: one opening. Wider windows, such as the
+                  default one, first take two comparisons, for
+                      f(x) = f(c) + s relu(x - b) + r min(x - a, 0),       c = clamp(x, a, b)
+                  with the tails' slopes r, left of a, and s, right of b. So the result is right for every x in the
+                  window. Values in a known range (`BitConfig.rows`) need no window: one opening.
+    InRange       the function has a pole, or grows, such as log(x): the range of its values must be known.
 
-So the result is right for every x in the window, as with splines. m determines the precision: inputs and results are
-rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half a
-unit; if a table covers a window that leaves 1/4 or more undecided, by two units, which are 1/32 of that.
+The precision follows from the error in `BitConfig.rows`, if there is one. Otherwise m determines it: inputs and results
+are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half
+a unit; if a table covers a window that leaves 1/4 or more undecided, by two units, which are 1/32 of that.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from hummingbird.bits import BitWindow
-from hummingbird.mpc.functions.polynomials import ACTIVATIONS, PolynomialTable, choose
+from hummingbird.bits import BitWindow, Rows
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import ConfigError
+from hummingbird.graph.ops import functions
+from hummingbird.mpc.functions.polynomials import WIDEST, PolynomialTable, choose, least_k
 from hummingbird.mpc.layers.arithmetic import Arithmetic
-from hummingbird.mpc.layers.comparing import Comparing
-from hummingbird.mpc.layers.layer import MARGIN, held
+from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
+from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols.interfaces import Comparison
+from hummingbird.mpc.session.session import Session
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
 
 FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and results
@@ -31,61 +44,179 @@ _COARSE = 8  # up to these bits of fraction pieces may err by two units
 _BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
 _INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
 _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
+_WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
+MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
+SMALLEST_ERROR = 2.0**-12  # of a table for values in a known range: values have 16 bits of fraction
+
+
+class Sizes(NamedTuple):
+    """Numbers that choose a table: the interval of x, roundings, and how large results are.
+
+    least, most: the interval.
+    fraction, scale: bits of fraction of x as an integer, and of results.
+    allowed: bound of the polynomials' error.
+    integers: integer bits, with the sign, that hold the function's values.
+    widest: log2 of the most pieces.
+    """
+
+    least: float
+    most: float
+    fraction: int
+    scale: int
+    allowed: float
+    integers: int
+    widest: int
+
+    @property
+    def middle(self) -> float:
+        """The middle of the interval, a multiple of 2^-14: the table's argument is x less this number."""
+        return round((self.least + self.most) / 2 * 2.0**FINEST) * 2.0**-FINEST
+
+    @property
+    def reach(self) -> float:
+        """The largest distance of a value of the interval from `middle`."""
+        return max(self.most - self.middle, self.middle - self.least)
 
 
 class LayerTable(NamedTuple):
     """The table by which a layer computes its function, and how the layer uses it.
 
+    middle: the number that is subtracted from x before the look-up.
+    reach: the largest |x - middle| of the interval.
     bits: how many bits of the table's results must be right.
-    clamped: whether x is first clamped to an interval that the table covers.
+    clamps: the lower and the upper number to which x is clamped before; None where it is not.
     """
 
     table: PolynomialTable
+    middle: float
+    reach: float
     bits: int
-    clamped: bool
+    clamps: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def clamped(self) -> bool:
+        """Whether x is clamped before the look-up."""
+        return self.clamps != (None, None)
+
+    def error(self, parties: int) -> float:
+        """Return a bound of the error of the look-up's results on the interval, if `parties` parties hold shares."""
+        return self.table.error(parties, self.reach)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The integers of the table and of its use. Parties must have equal ones: their choice is by floating point."""
+        at, ends = self.table, [round(end * 2.0**SCALE) for end in self.clamps if end is not None]
+        return (at.k, at.fraction, at.w, at.degree, at.scale, round(self.middle * 2.0**SCALE), self.bits, *ends)
 
 
-@functools.cache
-def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
-    """Return how many integer bits, with the sign, the results of a table of a function can have at most.
+def of_error(text: str, least: float, most: float, error: float) -> Sizes:
+    """Return the numbers of a table whose results err by at most `error` for two parties, on [least, most].
 
-    It is at most `_INTEGERS`, and 0 if there is no table with `least` or more such bits.
-    name: the function's, a key of `polynomials.FUNCTIONS`.
-    most, fraction: the table is for |x| <= most, with `fraction` bits of fraction.
+    text: the function as an expression.
+    A quarter of the error is that of the polynomials, up to a quarter comes from the rounding of x, the rest from that
+    of results and coefficients. An x has at most 16 bits of fraction: where the function is so steep that these are too
+    few, it errs by more (`PolynomialTable.error`).
     """
-    tables = (bits for bits in range(_INTEGERS, least - 1, -1) if choose(name, most, fraction, bits) is not None)
-    return next(tables, 0)
+    slope, _ = _extent(text, least, most)
+    scale = min(SCALE, math.ceil(math.log2(3.5 / error)))
+    fraction = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
+    return _sized(text, least, most, fraction, scale, error / 4, _WIDEST_IN_RANGE)
+
+
+def _sized(
+    text: str, least: float, most: float, fraction: int, scale: int, allowed: float, widest: int = WIDEST
+) -> Sizes:
+    _, largest = _extent(text, least, most)
+    return Sizes(least, most, fraction, scale, allowed, held(max(1, exponent_of(largest))), widest)
+
+
+@functools.lru_cache(1024)
+def _extent(text: str, least: float, most: float) -> tuple[float, float]:
+    """Return the largest slope and the largest magnitude of an expression on [least, most].
+
+    Raises ConfigError if the function has a pole there, or does not exist everywhere.
+    """
+    x = torch.linspace(least, most, (1 << 14) + 1, dtype=torch.float64)
+    y = functions.value(text, x)
+    if not bool(y.isfinite().all()):
+        bad = float(x[~y.isfinite()][0])
+        hint = "keep its argument away from there, for instance by adding a small number, and give the range: "
+        hint += "BitConfig.with_rows(hummingbird.find_rows(net, inputs))"
+        raise ConfigError(f"{text} has no finite value at {bad:g}, within the range [{least:g}, {most:g}]", hint=hint)
+    return float((y.diff() / x.diff()).abs().max()), float(y.abs().max())
+
+
+@functools.lru_cache(1024)
+def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
+    """Choose the table of a function with the fewest bits; None if no table below `MOST_BYTES` keeps the error.
+
+    text: the function as an expression.
+    integers: how many integer bits of results later layers read, with the sign. The table's results have as many, or
+        as many as any table of its kind can have, at most `_INTEGERS`.
+    How many bits x has as an integer depends on the function and its sizes only, not on what later layers read.
+    """
+    shift = sizes.middle
+    name = functions.of(text, functions.spelled("add", "x", shift)) if shift else text
+
+    def found(integers: int, k: int) -> PolynomialTable | None:
+        numbers = sizes.reach, sizes.fraction, integers, sizes.scale, sizes.allowed
+        return choose(name, *numbers, widest=sizes.widest, k=k)
+
+    def size(table: PolynomialTable, integers: int) -> int:
+        return sum(table.widths(integers + sizes.scale)) << table.w
+
+    least = least_k(sizes.reach, sizes.fraction, sizes.widest)
+    tables = [table for k in (least, least + 1) if (table := found(sizes.integers, k)) is not None]
+    best = min(tables, key=lambda table: size(table, sizes.integers), default=None)
+    if best is None or size(best, sizes.integers) > 8 * MOST_BYTES:
+        return None
+    k = best.k
+    most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if found(bits, k) is not None)
+    bits = max(1, min(most, integers))
+    table = found(bits, k)
+    assert table is not None, "fewer bits fit as well"
+    return LayerTable(table, shift, sizes.reach, bits + sizes.scale)
 
 
 class Tabulated(Comparing):
-    """Layer that applies a smooth function, such as sigmoid or GELU, to each value, by a look-up in a table.
+    """Layer that applies a function with two tails, such as sigmoid or GELU, to each value, by a look-up in a table.
 
-    Where the table covers the layer's window [k:m), the cost is 1 round, and k + 1 bits for each value, less the bits
-    of fraction cut. Otherwise the layer first clamps the values: two comparisons, in the rounds of one, then a look-up
-    of 19 or 20 bits and an opening of about as many, in 1 round each.
-    name: of the function, a key of `polynomials.ACTIVATIONS`.
-    `LayerTable.table.error` bounds the error.
+    Where a table covers the layer's window [k:m), or the range of its values is known, the cost is 1 round, and k + 1
+    bits for each value, less the bits of fraction cut. Otherwise the layer first clamps the values: two comparisons, in
+    the rounds of one, then a look-up of 19 or 20 bits and an opening of about as many, in 1 round each. With "gmw" a
+    look-up takes one more opening.
+    text: the function as an expression.
+    rises: whether the function is x itself for x above 0.
+    rows: the range of the values (`BitConfig.rows`), or None.
+    `LayerTable.error` bounds the error.
     """
 
     whole_ring = True  # results of comparisons are added to the result
 
-    def __init__(self, name: str, comparison: Comparison) -> None:
+    def __init__(self, text: str, comparison: Comparison, rows: Rows | None = None, rises: bool = False) -> None:
         super().__init__(comparison)
-        self.name, self.function = name, ACTIVATIONS[name]
+        self.text, self.rises, self.rows = text, rises, rows
+        left, right = functions.tails(text, rises)
+        assert left is not None and right is not None, "other functions are `InRange`"
+        self.left, self.right = left, right
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the results' shares must be right in all bits, as they are with "gmw"."""
+        return not self.comparison.looks_up
 
     @property
     def _tails(self) -> Comparison:
-        """The comparison by which the layer clamps x to [-e, e], the interval that its table covers.
+        """The comparison by which the layer clamps x to the interval that its table covers.
 
-        It compares x - e and x + e with 0, so its window has one bit more than the layer's.
+        It compares x with the interval's ends, so its window has one bit more than the layer's, or holds the distances
+        of the known range.
         """
         known = self.comparison
         k, m = known.window.k, min(known.window.m, _UNDECIDED)
+        if self.rows is not None:
+            k = self._range_bits + SCALE
         return known.wider(BitWindow(min(64, k + 1), m), known.valid)
-
-    def _size(self, scale: int) -> int:
-        """Return log2 of the magnitude that results are below, for an input with `scale` bits of fraction."""
-        return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LayerTable:
         """Choose this layer's table for an input with `scale` bits of fraction; return it as a `LayerTable`.
@@ -93,34 +224,66 @@ class Tabulated(Comparing):
         That says also whether the input is clamped before. The planner must have set `comparison.valid`.
         """
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
-        reach = self.comparison.range(scale)
-        offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
-        if offered:
-            allowed = 2.0**-fraction * (2 if fraction <= _COARSE else 0.5)
-            bits = max(1, min(offered, self.read - SCALE))
-            table = choose(self.name, 2.0**reach, fraction, bits, allowed=allowed)
-            assert table is not None, "fewer bits need no other table"
-            if table.k + scale - fraction <= self.comparison.valid:
-                return LayerTable(table, bits + fraction, False)
-        most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
-        bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # integer bits for results between the ends
-        table = choose(self.name, most, fraction, bits)
-        assert table is not None, "every function has a table between its ends"
-        return LayerTable(table, bits + fraction, True)
+        allowed = 2.0**-fraction * (2 if fraction <= _COARSE else 0.5)
+        reach, read = self.comparison.range(scale), self.read - SCALE
+        direct = None
+        if self.rows is not None and not (self.rises and self.rows.most > 0):
+            direct = self._in_range(self.rows, fraction, allowed)
+        elif self.rows is None and reach < SCALE and not self.rises:
+            direct = _sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
+        if direct is not None and (found := table_of(self.text, direct, read)) is not None:
+            if found.table.k + scale - found.table.fraction <= self.comparison.valid:
+                return found
+        low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
+        if self.rows is not None and self.rows.error is not None:
+            ends = of_error(self.text, low - room, high + room, self.rows.error)
+        else:
+            ends = _sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
+        integers = MARGIN + ends.integers
+        found = table_of(self.text, ends, integers)
+        found = found or table_of(self.text, ends._replace(widest=_WIDEST_IN_RANGE), integers)
+        if found is None:
+            what = f"no table below {MOST_BYTES >> 10} kB for a value serves {self.text} on [{low:g}, {high:g}]"
+            raise ConfigError(
+                what, hint="multiply its argument by a number in a step before, or give the values' range"
+            )
+        bits = MARGIN + exponent_of(_extent(self.text, low, high)[1] + 1) + found.table.scale
+        return found._replace(bits=bits, clamps=(low, high))
+
+    def _in_range(self, rows: Rows, fraction: int, allowed: float) -> Sizes:
+        if rows.error is not None:
+            return of_error(self.text, rows.least, rows.most, rows.error)
+        return _sized(self.text, rows.least, rows.most, fraction, fraction, allowed, _WIDEST_IN_RANGE)
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         found = self.look_up(n.scale)
         if not found.clamped:
-            return n.polynomial(x, found.table, found.bits).to(x.dtype)
-        end = self.function.end
-        y, _ = n.with_comparison(self._tails, n.scale).above(x, (-end, end))
+            y = x - n.constant(found.middle, n.scale - SCALE) if found.middle else x
+            return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
+        low, high = found.clamps
+        assert low is not None and high is not None
+        above, z = n.with_comparison(self._tails, n.scale).above(x, (low, high))
         rest = n.with_comparison(self.comparison)
-        inside = rest.polynomial(y[0] - y[1] - n.constant(end), found.table, found.bits, whole=True)
-        return (inside + y[1] if self.function.rises else inside).to(x.dtype)
+        clamped = above[0] - above[1]
+        inside = rest.polynomial(clamped + n.constant(low - found.middle), found.table, found.bits, whole=True)
+        if self.right.slope:
+            inside = inside + self.right.slope * above[1]
+        if self.left.slope:
+            inside = inside + self.left.slope * (z - above[0])
+        return inside.to(x.dtype)
 
     def reads(self, later: int | None) -> int | None:
-        known = None if self.comparison.drops else self.comparison.reads
-        return super().reads(later) if known is None else known + 1
+        if self.comparison.drops:
+            return super().reads(later)
+        known = self._range_bits if self.rows is not None else self.comparison.reads
+        return None if known is None else known + 1
+
+    @property
+    def _range_bits(self) -> int:
+        """How many integer bits, with the sign, hold the distance of a value of the known range from a tail's end."""
+        assert self.rows is not None
+        least, most = min(self.rows.least, self.left.at), max(self.rows.most, self.right.at)
+        return exponent_of(most - least) + 2
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.comparison.drops:
@@ -132,7 +295,7 @@ class Tabulated(Comparing):
         if self.comparison.drops:
             return valid[0]
         found = self.look_up(scales[0])
-        return 64 if found.clamped else found.bits - found.table.scale + SCALE
+        return 64 if found.clamped or self._whole else found.bits - found.table.scale + SCALE
 
     def grain(self) -> int:
         if self.comparison.drops:
@@ -144,17 +307,17 @@ class Tabulated(Comparing):
         if self.comparison.drops:
             return bounds[0]
         known = self.comparison.window.k - SCALE - 1  # a window of 64 bits gives no bound
-        return min(bounds[0], max(1, known)) if self.function.rises else 1
+        far = 2.0 ** min(bounds[0], max(1, known))
+        least, most = (-far, far) if self.rows is None or self.rises else (self.rows.least, self.rows.most)
+        ends = functions.value(self.text, torch.tensor([least, most], dtype=torch.float64)).abs().tolist()
+        if self.rises and most > 0:
+            ends[1] = most
+        inside = min(most, max(least, self.left.at)), max(least, min(most, self.right.at))
+        largest = max(*ends, _extent(self.text, *inside)[1] if inside[0] < inside[1] else 0)
+        return max(1, exponent_of(largest))
 
     def constants(self) -> tuple[int, ...]:
-        """Return the integers that describe the layer's table; () if the window has no bits.
-
-        All parties must have the same table, and its choice depends on floating point.
-        """
-        if self.comparison.drops:
-            return ()
-        table, bits, clamped = self.look_up(self.scales[0])
-        return table.k, table.fraction, table.w, table.degree, table.scale, bits, clamped
+        return () if self.comparison.drops else self.look_up(self.scales[0]).numbers
 
     def variant(self, scale: int, parties: int) -> str:
         """Return how many pieces of which degree the layer's table has, as a text: "2^6 cubics".
@@ -168,6 +331,104 @@ class Tabulated(Comparing):
     def label(self) -> str:
         if self.comparison.drops:
             return super().label()
-        table, _, clamped = self.look_up(self.scales[0] if self.scales else SCALE)
-        where = f", clamped to {self.function.end:g}" if clamped else ""
-        return f"{self.name}, {1 << table.w} pieces of degree {table.degree}{where}, error {table.error(2):.1e}"
+        found = self.look_up(self.scales[0] if self.scales else SCALE)
+        where = f", clamped to [{found.clamps[0]:g}, {found.clamps[1]:g}]" if found.clamped else ""
+        told = "" if self.rows is None else f" in {self.rows}"
+        return f"{self.text}{told}, {found.table.shown}{where}, error {found.error(2):.1e}"
+
+
+class InRange(Layer):
+    """Layer that applies a function without tails, such as log(x), to values in a known range: one round.
+
+    text: the function as an expression.
+    exact: an exact comparison of the net's protocol.
+    rows: the range of the values (`BitConfig.rows`); None if it is not known, and nothing can run yet.
+    Raises ConfigError if the function has a pole in the range, or no table below `MOST_BYTES` has the wanted error.
+    """
+
+    input_limit = MAX_SCALE
+
+    def __init__(self, text: str, exact: Comparison, rows: Rows | None) -> None:
+        super().__init__()
+        self.text, self.exact, self.rows = text, exact, rows
+        if rows is not None:
+            self._sizes = of_error(text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
+            if table_of(text, self._sizes, 1) is None:
+                hint = "a smaller range, or a larger error: Rows(least, most, error=2**-8)"
+                what = f"no table below {MOST_BYTES >> 10} kB for a value serves {text}"
+                span = f"on [{rows.least:g}, {rows.most:g}] with an error of {rows.error or SMALLEST_ERROR:g}"
+                raise ConfigError(f"{what} {span}", hint=hint)
+
+    @property
+    def _table(self) -> LayerTable:
+        if self.rows is None:
+            raise ConfigError(f"the range of the values of {self.text} is not known", hint=RANGE_HINT)
+        found = table_of(self.text, self._sizes, self.read - SCALE)
+        assert found is not None, "see __init__"
+        return found
+
+    @property
+    def _whole(self) -> bool:
+        return not self.exact.looks_up
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """Compute the layer's function of x with the operations of `n`, and return the result.
+
+        n: the kind of numbers: real numbers, shares or prices.
+        """
+        found, rows = self._table, self.rows
+        assert rows is not None
+        n.expects(x, rows.most + self._slack, f"the argument of {self.text} is", rows.least - self._slack)
+        y = x - n.constant(found.middle, n.scale - SCALE) if found.middle else x
+        return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
+
+    @property
+    def _slack(self) -> float:
+        """By how much values may leave the range, by rounding."""
+        return 2.0**-10 * (self._sizes.most - self._sizes.least) + 2.0**-SCALE
+
+    def forward(self, session: Session, x: Shared) -> Shared:
+        return Shared(self.formula(Shares(session, self.exact, x.scale), x.share), SCALE)
+
+    def _prices(self, x: Spec, parties: int) -> CostTensor:
+        prices = CostTensor(self.exact, x.scale, parties)
+        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return FREE if self.rows is None else self._prices(inputs[0], parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return inputs[0].numel if self.rows is None else max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
+
+    def reads(self, later: int | None) -> int | None:
+        return None if self.rows is None else self._table.table.k - self._table.table.fraction
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64 if self.rows is None else self._table.table.k + scales[0] - self._table.table.fraction
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if self.rows is None or self._whole:
+            return 64
+        if valid[0] < self.needs(scales, 64):
+            return 0  # no bit is right: the planner tries another form
+        return self._table.bits - self._table.table.scale + SCALE
+
+    def grain(self) -> int:
+        return 0 if self.rows is None else SCALE - self._table.table.scale
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.rows is None:
+            return super().bound(bounds)
+        return max(1, exponent_of(_extent(self.text, self.rows.least, self.rows.most)[1]))
+
+    def constants(self) -> tuple[int, ...]:
+        return () if self.rows is None else self._table.numbers
+
+    def label(self) -> str:
+        if self.rows is None:
+            return f"{self.text} of values whose range is not known"
+        return f"{self.text} in {self.rows}, {self._table.table.shown}, error {self._table.error(2):.1e}"
+
+
+RANGE_HINT = "give it: bits.with_rows(hummingbird.find_rows(net, inputs)), or Rows(least, most) by the step's name"

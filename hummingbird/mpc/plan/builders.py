@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow, Rows
 from hummingbird.cost import FREE
+from hummingbird.errors import ConfigError
 from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.ops import functions
 from hummingbird.mpc.functions import smooth, splines
-from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.functions.tabulated import RANGE_HINT, InRange, Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
@@ -47,23 +49,29 @@ FINE = 8  # the highest value of m for a spline's window
 _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan
 
 
-def smooth_layer(name: str, comparison: Comparison) -> Layer:
+def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) -> Layer:
     """Make the layer of a smooth function, as a table or as a spline, whichever suits the comparison's aim.
 
     name: sigmoid, tanh, silu, gelu-none or gelu-tanh.
     comparison: the layer's, with the window and the aim.
+    rows: the range of the values, or None. A known range is for tables alone.
     """
     window, aim = comparison.window, comparison.aim
-    if not comparison.looks_up:
+    if rows is None and not comparison.looks_up:
         return spline(name, comparison)
     if (
-        aim.name == "latency"
+        rows is not None
+        or aim.name == "latency"
         or comparison.drops
         or window.q
         or not _splines_move_less(name, comparison.name, window, aim)
     ):
-        return Tabulated(name, comparison)
+        return Tabulated(_TEXTS[name], comparison, rows)
     return spline(name, replace(comparison, window=_spline_window(name, window)))
+
+
+_TEXTS = {name: f"{name}(x)" for name in ("sigmoid", "tanh", "silu")}
+_TEXTS |= {"gelu-none": "gelu(x)", "gelu-tanh": "gelu_tanh(x)"}
 
 
 def _spline_window(name: str, window: BitWindow) -> BitWindow:
@@ -114,7 +122,8 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
                 total += step.layer.cost(specs, _PARTIES)
         return _PARTIES * total.bits + aim.dealer * total.offline_bits + ROUND_BITS * _VALUES * total.rounds
 
-    return moved(spline, _spline_window(name, window)) < moved(Tabulated, window)
+    table = lambda name, comparison: Tabulated(_TEXTS[name], comparison)  # noqa: E731
+    return moved(spline, _spline_window(name, window)) < moved(table, window)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -282,9 +291,23 @@ def _avg_pool(step: Step, comparison: Comparison, owner: WeightOwner | None) -> 
 SMOOTH = ("sigmoid", "tanh", "silu", "gelu")  # functions with two forms, see above
 
 
-def _smooth(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
+def _smooth(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
-    return smooth_layer(name, comparison)
+    return smooth_layer(name, comparison, rows)
+
+
+def _function(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
+    text, rises = step.attrs["expression"], step.attrs.get("rises", False)
+    if compares(step):
+        return Tabulated(text, comparison, rows, rises)
+    return InRange(text, comparison.wider(EXACT, 64), rows)
+
+
+def compares(step: Step) -> bool:
+    """Return whether the private layer of a step has a window. A function without tails has none (`InRange`)."""
+    if step.op != "function":
+        return step.op in COMPARING
+    return None not in functions.tails(step.attrs["expression"], step.attrs.get("rises", False))
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
@@ -317,16 +340,29 @@ def _pad(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
     "softmax": _softmax,
     "norm": _norm,
+    "function": _function,
+    **dict.fromkeys(SMOOTH, _smooth),
 }
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if `config.rows` names a layer that is no softmax or norm, or has the wrong range for one.
+    """Raise ConfigError if `config.rows` names a layer that has no rows, or has the wrong range for one.
 
     steps: all steps of the net.
     """
-    softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
-    config.check_rows(softmaxes, norms)
+    kind = {op: "function" for op in SMOOTH} | {op: op for op in ("softmax", "norm", "function")}
+    config.check_rows({step.name: kind[step.op] for step in steps if step.op in kind})
+
+
+def check_ranges(config: BitConfig, steps: Sequence[Step]) -> None:
+    """Raise ConfigError if a function without tails, such as log, has no range in `config.rows`.
+
+    steps: all steps of the net.
+    """
+    for step in steps:
+        if step.op == "function" and not compares(step) and config.rows_of(step.name) is None:
+            what = f"the range of the values of {step.attrs['expression']} is not known"
+            raise ConfigError(what, where=step.name, hint=RANGE_HINT)
 
 
 def _any_rows(op: str) -> Build:
@@ -341,7 +377,7 @@ COMPARING: dict[str, Build] = {
     "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
     "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    **dict.fromkeys(SMOOTH, _smooth),
+    **{op: _any_rows(op) for op in SMOOTH},
     "softmax": _any_rows("softmax"),
     "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
@@ -360,6 +396,7 @@ BUILDERS: dict[str, Build] = {
     "affine": _affine,
     "scale_last": _scale_last,
     "norm": _any_rows("norm"),
+    "function": _any_rows("function"),
     "matmul": lambda step, comparison, owner: MatMul(comparison.takes_rounded_shares),
     "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"], comparison.takes_rounded_shares),
     "root_scale": lambda step, comparison, owner: RootScale(),

@@ -35,8 +35,8 @@ from hummingbird.cost import Cost, packed
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Draw, Request, layout, number, one_of
-from hummingbird.mpc.functions.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, PolynomialTable, pieces
+from hummingbird.mpc.correlations.request import Draw, Request, layout, number, text
+from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST_OF_ROWS, PolynomialTable, is_function, pieces
 from hummingbird.mpc.session.session import Session
 
 
@@ -62,7 +62,7 @@ class Polynomial(Request[PolynomialShares]):
 
     kind = "poly"
     count: int = number()
-    name: str = one_of(tuple(FUNCTIONS))
+    name: str = text(is_function, "the name of a function, or an expression")
     k: int = number(most=40)
     fraction: int = number(most=40)
     w: int = number(least=1, most=WIDEST_OF_ROWS)

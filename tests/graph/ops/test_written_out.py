@@ -118,7 +118,6 @@ def test_a_norm_that_is_written_out_is_one_step(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x.sqrt(),
         lambda x: ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: (2 * x) / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: x.relu() / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
@@ -139,7 +138,7 @@ def test_powers_by_a_tensor() -> None:
         number = torch.tensor(exponent)
         net = Call(lambda x, number=number: x**number)
         assert torch.allclose(run(trace(net), X), X**exponent)
-    with pytest.raises(ModelError, match="a power other than"):
+    with pytest.raises(ModelError, match="the exponent of a power"):
         trace(Call(lambda x: x ** torch.tensor(2.5)))
 
 

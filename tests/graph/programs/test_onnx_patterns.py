@@ -103,7 +103,7 @@ def test_what_only_looks_like_a_norm_is_left(divisor: float, spread: tuple[int, 
     middle, variance = (value.reshape(3, *spread) for value in (mean, (square - mean * mean).clamp(min=0)))
     wanted = (x - middle) / (variance + EPS).sqrt() * weight((4, 4), 1)
     assert torch.allclose(net(x), wanted, rtol=1e-4, atol=1e-5)
-    assert "sqrt" in str(problems(net, example=x))
+    assert not {"norm", "batch_norm"} & {step.op for step in trace(net, example=x)}
 
 
 @pytest.mark.parametrize("added", [1, 2])
@@ -129,7 +129,7 @@ def test_a_softmax_by_exp_is_one_step_if_one_dimension_is_reduced(added: int) ->
     if added == 2:
         assert "softmax" in {step.op for step in trace(net, example=x)}
     else:
-        assert "exp" in str(problems(net, example=x))
+        assert problems(net, example=x)
 
 
 @pytest.mark.parametrize(("cube", "joined"), [(0.044715, True), (0.05, False)])

@@ -91,7 +91,8 @@ def tree(compare: Comparison, results: int, length: int, parties: int) -> Cost:
 
 def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
     """One look-up if the table spans the window; else two comparisons of one bit more, and a lift after it."""
-    table, bits, clamped = layer.look_up(scale)
+    found = layer.look_up(scale)
+    table, bits, clamped = found.table, found.bits, found.clamped
     once = poly.price(ALL, table, bits, parties)
     assert clamped == (layer.comparison.window == EXACT)
     if not clamped:
