@@ -75,7 +75,7 @@ def test_a_request_is_the_same_after_a_journey():
 def test_every_parameter_is_checked(kind):
     good = {
         **{name: 2 for name in ("planes", "second", "count", "knots", "shift", "m", "tables", "key", "divisor")},
-        **{"name": "silu", "fraction": 2, "w": 2, "degree": 2, "scale": 2, "gain": 2, "stretch": 2},
+        **{"name": "silu(x)", "fraction": 2, "w": 2, "degree": 2, "scale": 2, "gain": 2, "stretch": 2},
         **{"value": 6, "factor": 6, "sums": 9, "product": 9, "cut": 0},
         **{
             "k": 6,

@@ -365,7 +365,7 @@ CASES = [
     (
         Polynomial(
             COUNT,
-            "silu",
+            "silu(x)",
             k=12,
             fraction=8,
             w=3,
@@ -378,7 +378,7 @@ CASES = [
         check_poly,
     ),
     (
-        Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=77_881, stretch=98_765),
+        Polynomial(COUNT, "tanh(x)", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=77_881, stretch=98_765),
         check_poly,
     ),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),

@@ -180,7 +180,7 @@ def pieces(table: PolynomialTable) -> Tensor:
 
     Piece D, a signed number, is in row D mod 2^w. Its polynomial's argument is t = z / 2^m - D, where z is the integer
     that stands for x and m the table's `m`; so t is 0 at the piece's middle. Coefficients are in units of 2^-(scale +
-    GUARD). A piece on which the function has a pole, or does not exist, is 0.
+    GUARD). A piece on which an expression has a pole, is too large or does not exist is 0; `fit_error` counts it.
     """
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
@@ -190,7 +190,7 @@ def pieces(table: PolynomialTable) -> Tensor:
     values = table.of(x)
     powers = torch.linalg.vander(t, N=count)
     found = torch.linalg.solve(powers, values.T.nan_to_num()).T * 2.0 ** (table.scale + GUARD)
-    exists = values.isfinite().all(1) & (found.abs() < 2.0**_LARGEST).all(1)
+    exists = values.isfinite().all(1) & ((found.abs() < 2.0**_LARGEST).all(1) | (table.name in FUNCTIONS))
     return torch.where(exists[:, None], found, 0).round().long()
 
 
