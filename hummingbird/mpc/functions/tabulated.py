@@ -113,7 +113,7 @@ class Tabulated(Comparing):
         if not found.clamped:
             return n.polynomial(x, found.table, found.bits).to(x.dtype)
         end = self.function.end
-        y, _ = n.with_comparison(self._tails, n.scale).above(x, (-end, end))
+        y = n.with_comparison(self._tails, n.scale).relus(x, (-end, end))
         rest = n.with_comparison(self.comparison)
         inside = rest.polynomial(y[0] - y[1] - n.constant(end), found.table, found.bits, whole=True)
         return (inside + y[1] if self.function.rises else inside).to(x.dtype)

@@ -57,7 +57,7 @@ def smooth_layer(name: str, comparison: Comparison) -> Layer:
     if not comparison.looks_up:
         return spline(name, comparison)
     if (
-        aim.name == "latency"
+        aim.name != "throughput"
         or comparison.drops
         or window.q
         or not _splines_move_less(name, comparison.name, window, aim)
@@ -145,7 +145,7 @@ def builder(
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.
     owner: the party with private weights; None for public weights.
-    aim: whether tables are for fewest rounds or fewest bytes.
+    aim: the choice of tables, for few rounds or few bytes.
     """
     comparison = named(protocol)
 
