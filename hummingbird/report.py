@@ -214,11 +214,10 @@ class Estimate:
         stored = {name: self._seconds(cost) for name, cost in aims.items()}
         dealt = {name: self.lanes * cost.offline_bits / self.dealer_bandwidth for name, cost in aims.items()}
         streamed = {name: max(stored[name], dealt[name]) for name in aims}
-        best = [
-            f"{where} aim {name}, {1e3 * seconds[name]:,.2f} ms"
-            for where, seconds in (("from a store", stored), ("with a dealer online", streamed))
-            for name in [min(seconds, key=lambda each, of=seconds: (of[each], aims[each].offline_bits))]
-        ]
+        best = []
+        for where, seconds in (("from a store", stored), ("with a dealer online", streamed)):
+            least, _, name = min((seconds[name], cost.offline_bits, name) for name, cost in aims.items())
+            best.append(f"{where} aim {name}, {1e3 * least:,.2f} ms")
         line = f"shortest on these links, without computation: {'; '.join(best)} (the longer of wire and dealer)"
         return [line, "without an aim: latency from a store, throughput with a dealer online"]
 

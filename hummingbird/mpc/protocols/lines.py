@@ -131,12 +131,12 @@ class Lines(Request[LineShares]):
         apart = upper - upper[:, None]  # X - L, by L and X
         d = ((apart + size // 2) & (size - 1)) - size // 2
         above = (d >= 1).long()
-        slope = above[at]
-        found = [((d << self.m) * above)[at] - slope * (mask & ((1 << self.m) - 1))[:, None]]
+        slope = above.index_select(0, at)
+        found = [((d << self.m) * above).index_select(0, at) - slope * (mask & ((1 << self.m) - 1))[:, None]]
         if self.m:
             found.append(slope)
         if self.values:
-            found.append((d - apart >> self.w)[at] + carry[:, None])
+            found.append((d - apart >> self.w).index_select(0, at) + carry[:, None])
         return found
 
     def shares(self, **words: Words) -> LineShares:
@@ -216,18 +216,17 @@ def chosen(words: Words, index: Tensor, width: int) -> Tensor:
     words: of `width` bits each. Packed words are read where they lie: the others are not unpacked.
     index: int64.
     """
-    if not isinstance(words, Packed) or words.nbytes < 8:
+    if not isinstance(words, Packed):
         return plain(words)[index].long()
-    return _bits(words.data, index * width, width)
-
-
-def _bits(data: Tensor, first: Tensor, width: int) -> Tensor:
-    """Read `width` bits from each of the places `first`, int64, counted in bits, of at least 8 bytes."""
-    if width > 57:  # a word of 64 bits that begins at a byte holds 57 bits from any of its bits on
-        return _bits(data, first, 32) | _bits(data, first + 32, width - 32) << 32
-    byte = (first >> 3).clamp_(max=data.numel() - 8)
-    word = data.unfold(0, 8, 1)[byte].view(torch.int64).squeeze(-1)
-    return (word >> (first - (byte << 3))) & ((1 << width) - 1)
+    data, bit = words.data, index * width
+    if data.numel() % 8:
+        data = torch.cat([data, data.new_zeros(-data.numel() % 8)])
+    blocks = (data.clone() if data.storage_offset() % 8 else data).view(torch.int64)
+    first, place = bit >> 6, bit & 63
+    # The word's lower part, without the sign that the shift copies; then its upper part, 0 if it ends before.
+    lower = (blocks.index_select(0, first) >> place) & ~(-2 << 63 - place)
+    upper = blocks.index_select(0, (first + 1).clamp_(max=len(blocks) - 1)) << 1 << 63 - place
+    return (lower | upper) & ((1 << width) - 1 if width < 64 else -1)
 
 
 def relus_price(n: int, k: int, m: int, ring: int, parties: int, value: bool = False) -> Cost:

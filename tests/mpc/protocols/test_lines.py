@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import hummingbird
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.errors import DealerError
+from hummingbird.graph import OPS, Step
 from hummingbird.kernels.shares.packing import Packed, plain
 from hummingbird.mpc.correlations.request import Material, Request, expand
+from hummingbird.mpc.layers.comparing import Shares
+from hummingbird.mpc.layers.layer import Spec
+from hummingbird.mpc.plan.builders import BUILDERS
+from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols import lines
 from hummingbird.mpc.protocols.lines import Lines
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
@@ -149,6 +155,40 @@ def test_messages_are_what_the_price_says(parties: int, count: int, monkeypatch:
         assert counted.total.received_bits == predicted.offline_bits
 
 
+UNIT = 2.0**-SCALE
+LAYERS: dict[str, tuple[dict[str, Any], int]] = {  # attributes, and rounds
+    "relu": ({}, 1),
+    "leaky_relu": ({"slope": 0.5}, 1),
+    "prelu": ({"weight": torch.tensor([0.25, -2.0, 3.0])}, 1),
+    "hardtanh": ({"low": -5 * UNIT, "high": 7 * UNIT}, 1),
+    "abs": ({}, 1),
+    "maximum": ({"value": 3 * UNIT}, 1),
+    "minimum": ({"value": -3 * UNIT}, 1),
+    "max_pool": ({"kernel": [2, 2], "stride": [2, 2], "padding": [0, 0], "dilation": [1, 1], "ceil_mode": False}, 2),
+}
+
+
+@pytest.mark.parametrize("window", [BitWindow(6, 0), BitWindow(9, 3, 3)])
+@pytest.mark.parametrize("op", LAYERS)
+def test_layers_take_one_round_and_what_their_formula_costs(op: str, window: BitWindow) -> None:
+    """Windows without undecided values: in multiples of 2^q results are torch's, exactly."""
+    attrs, rounds = LAYERS[op]
+    attrs = {name: value * 2**window.q if name in ("low", "high", "value") else value for name, value in attrs.items()}
+    layer: Any = BUILDERS[op](Step("", op, (), attrs), Masked(window, aim=ROUNDS), None)
+    x = torch.randint(-12, 13, (2, 3, 8, 8)) << window.q
+    shares, sessions = [part << window.q for part in share(x >> window.q, 2)], make_sessions(2)
+    with meter.meter() as counted:
+        pairs = zip(sessions, shares, strict=True)
+        found = together([lambda s=s, v=v: layer.formula(Shares(s, layer.comparison, SCALE), v) for s, v in pairs])
+    for session in sessions:
+        session.channel.close()
+    predicted = layer.cost([Spec(tuple(x.shape), SCALE)], 2)
+    assert (counted.total.rounds, counted.total.bits_sent) == (2 * predicted.rounds, 2 * predicted.bits)
+    assert counted.total.received_bits == predicted.offline_bits and predicted.rounds == rounds
+    wanted = OPS[op](attrs, x.double() * UNIT)
+    assert torch.equal(sum(found[1:], found[0]).double() * UNIT * 2.0**-layer.fraction, wanted)
+
+
 def test_one_value_costs_k_bits_one_round_and_two_words_a_line() -> None:
     for value in (False, True):
         price = lines.relus_price(8000, 18, 12, 36, 2, value)
@@ -172,6 +212,14 @@ def test_chosen_words_are_those_of_the_unpacked_tensor(width: int) -> None:
 def test_requests_out_of_bounds_are_refused(k: int, m: int, ring: int) -> None:
     with pytest.raises(DealerError, match="malformed request for 'lines'"):
         Lines(4, k, m, ring, 0)
+
+
+def test_a_store_holds_what_the_price_says() -> None:
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU6(), nn.MaxPool2d(2), nn.LeakyReLU(0.1), nn.Flatten(), nn.Linear(36, 3)
+    private = hummingbird.convert_model(nn.Sequential(*layers).eval(), BitWindow(20, 14), aim="rounds")
+    plan, total = dry_run(private, (2, 1, 8, 8), 2), sum((s.cost for s in private.costs((2, 1, 8, 8), 2)), cost.FREE)
+    assert [request.kind for request in plan.batch] == ["lines"] * 4 + ["lift"]
+    assert total.rounds == 5 and total.offline_bits == sum(request.correction_bits for request in plan.batch)
 
 
 # Mutations -----------------------------------------------------------------------------------------------------------

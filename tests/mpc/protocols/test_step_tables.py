@@ -181,6 +181,10 @@ def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predic
         if window == "[24:0)":
             for _, _, _, _, out in told.values():
                 assert float((torch.tensor(out) - plain).abs().max()) < 0.02, window
+    two, one = (found[f"{aim} {aims.NARROW}"] for aim in ("latency", "rounds"))
+    assert one[0] == "rounds" and one[1] == two[1] - 3 and one[2] < two[2]  # a ReLU, and two maxima of a pool
+    for *_, out in (two, one):  # what is undecided, 2^-2, stands in a mean over 36 values, and is normalised
+        assert float((torch.tensor(out) - plain).abs().max()) < 0.25
     # Splines err by 2^-14 and by twice the square of what is left undecided, 2^-8; values are rounded five times.
     for name in smooth:
         for window in map(str, aims.smooth_windows(name, windows)):  # coarse ones decide from bit 8 on
