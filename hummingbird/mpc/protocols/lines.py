@@ -223,7 +223,8 @@ def chosen(words: Words, index: Tensor, width: int) -> Tensor:
         data = torch.cat([data, data.new_zeros(-data.numel() % 8)])
     blocks = (data.clone() if data.storage_offset() % 8 else data).view(torch.int64)
     first, place = bit >> 6, bit & 63
-    # The word's lower part, without the sign that the shift copies; then its upper part, 0 if it ends before.
+    # A word's lower part, without the sign that the shift copies; then its upper part, which the mask drops if the word
+    # ends before.
     lower = (blocks.index_select(0, first) >> place) & ~(-2 << 63 - place)
     upper = blocks.index_select(0, (first + 1).clamp_(max=len(blocks) - 1)) << 1 << 63 - place
     return (lower | upper) & ((1 << width) - 1 if width < 64 else -1)
