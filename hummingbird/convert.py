@@ -160,7 +160,10 @@ def convert_model(
         but for the number of images. Floating-point tensors are private; others (masks, numbers of words) are public,
         and every party passes the same ones to a call. Flags and None are part of the converted net, and so are public
         tensors whose values forward() reads.
-    aim: the choice of tables for the masked opening. "latency": the fewest rounds. "throughput": the fewest bits of all
+    aim: the choice of tables for the masked opening. "latency": the fewest rounds with small tables. "rounds": the
+        same, but ReLUs of narrow windows take one round in place of two, with up to 1.25 KiB of the dealer for each: of
+        up to 6 bits, and of 7 if layers read up to 40 bits of the results. They decide as by the other aims; it is for
+        stores on slow links. "throughput": the fewest bits of all
         parties and the dealer together; a smooth function is then a spline of masked comparisons if that moves fewer
         bits than a table (the spline's comparisons decide from bit 8 on, or from a lower bit if the layer's window
         does). "throughput:RATIO" counts each bit of the dealer RATIO times, the bandwidth of the parties' links over

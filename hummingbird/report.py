@@ -19,7 +19,7 @@ from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
-from hummingbird.mpc.protocols.step_tables import ROUND_BITS, TABLE_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LINE_BITS, ROUND_BITS, TABLE_BITS, TableChoice
 from hummingbird.mpc.session.session import text_of
 from hummingbird.pictures import Measure, by_layer, layer_name
 from hummingbird.table import Report, text_table
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CRYPTEN = "CrypTen's ReLUs"
+_ROUNDS, _LATENCY = "rounds", "latency"  # aims
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
 
@@ -120,7 +121,7 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        notes = _notes(self.setup, variants, self.aim != "latency")
+        notes = _notes(self.setup, variants, self.aim.startswith("throughput"))
         return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
 
     __repr__ = __str__
@@ -181,9 +182,10 @@ class Estimate:
 
         It has a row for each aim, and for each comparison in `beside`.
         """
-        differ = len(set(self.aims.values())) > 1
+        shown = self._aims()
+        differ = len(set(shown.values())) > 1
         rows = []
-        for name, cost in {**(self.aims if differ else {"above": self.total}), **self.beside}.items():
+        for name, cost in {**(shown if differ else {"above": self.total}), **self.beside}.items():
             sent, offline = self.lanes * cost.bits, self.lanes * cost.offline_bits
             sizes = [f"{bits / 8e3:,.1f}" for bits in (sent, offline, self.parties * sent + offline)]
             seconds = self._seconds(cost), offline / self.dealer_bandwidth
@@ -193,7 +195,31 @@ class Estimate:
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
         words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
-        return Report.of(words, text_table(head, rows), *self._fewest(), between="\n")
+        return Report.of(words, text_table(head, rows), *self._shortest(), *self._fewest(), between="\n")
+
+    def _aims(self) -> dict[str, Cost]:
+        """Return the aims that have a row, with their prices: "rounds" has none where it is the same as "latency"."""
+        same = self.aims.get(_ROUNDS) == self.aims.get(_LATENCY) and self.aim != _ROUNDS
+        return {name: cost for name, cost in self.aims.items() if name != _ROUNDS or not same}
+
+    def _shortest(self) -> list[str]:
+        """Return lines with the aims of least time on these links, or an empty list if no layer takes one round.
+
+        Material from a store takes no time of a run. A dealer that is online sends it while the parties exchange
+        messages, so that the longer of the two counts.
+        """
+        aims = self._aims()
+        if _ROUNDS not in aims:
+            return []
+        stored = {name: self._seconds(cost) for name, cost in aims.items()}
+        dealt = {name: self.lanes * cost.offline_bits / self.dealer_bandwidth for name, cost in aims.items()}
+        streamed = {name: max(stored[name], dealt[name]) for name in aims}
+        best = []
+        for where, seconds in (("from a store", stored), ("with a dealer online", streamed)):
+            least, _, name = min((seconds[name], cost.offline_bits, name) for name, cost in aims.items())
+            best.append(f"{where} aim {name}, {1e3 * least:,.2f} ms")
+        line = f"shortest on these links, without computation: {'; '.join(best)} (the longer of wire and dealer)"
+        return [line, "without an aim: latency from a store, throughput with a dealer online"]
 
     def _fewest(self) -> list[str]:
         """Return a list with a line of advice, or an empty list.
@@ -249,8 +275,8 @@ def estimate(
     numbers of words or flags.
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
-    Totals are computed for both aims, latency and throughput for these links. dealer_bandwidth: bits per second of the
-    dealer's link.
+    Totals are computed for three aims: latency, throughput for these links, and rounds. dealer_bandwidth: bits per
+    second of the dealer's link.
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
 
@@ -272,7 +298,7 @@ def estimate(
     else:
         sizes, words = batch_of(net, example)
         net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
-    aims = ["latency", str(TableChoice("throughput", bandwidth / dealer_bandwidth))]
+    aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
@@ -389,6 +415,11 @@ def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
     )
     if "table " in variants:
         out.append("table w: one step table of 2^w bits: no other way sends less, or takes fewer rounds")
+    if "lines " in variants:
+        out.append(
+            "lines w: a ReLU in one round, which selects one of 2^w lines; where the lines of one value have at most "
+            f"{LINE_BITS // 8:,} bytes"
+        )
     if "2^" in variants:
         out.append("2^w lines, parabolas or cubics: a table of polynomials, the one of the fewest bits offline")
     if "tree " in variants and thrifty:

@@ -174,9 +174,11 @@ def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required:
 
 def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the option --aim; without it, `args.aim` is None. default: the aim that is then used, for the help."""
-    text = "aim of the choice of tables: latency, the fewest rounds, or throughput, the fewest bits of parties and "
-    text += "dealer together (throughput:RATIO counts each bit of the dealer RATIO times); the same at all parties and "
-    text += "for a "
+    text = "aim of the choice of tables: latency, the fewest rounds with small tables; rounds, ReLUs of narrow windows "
+    text += (
+        "in one round, with more bytes of the dealer; or throughput, the fewest bits of parties and dealer together "
+    )
+    text += "(throughput:RATIO counts each bit of the dealer RATIO times); the same at all parties and for a "
     parser.add_argument("--aim", help=f"{text}store (default: {default})")
 
 

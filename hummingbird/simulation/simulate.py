@@ -52,7 +52,8 @@ from hummingbird.simulation.layers import Twin, Windows, check_protocol, compari
 # opening lets the next one compute. What is global to a process, CrypTen's parts, changes hands with the turn. The
 # dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds, parties on a
 # network send the same messages bit for bit, with a net converted for latency. Other aims decide the same, and may have
-# splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py).
+# splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py). Only a ReLU between an
+# input and an output, of a value outside its window, may be wrong in another way with aim "rounds" (masked.py).
 
 
 class _Seat(Channel):

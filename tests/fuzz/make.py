@@ -195,8 +195,9 @@ def recipe(number: int) -> Recipe:
             break
     made.body.append(f"return x{len(made.kinds)}" if made.kinds else "return x")
     made.protocol = rng.choice(("masked", "masked", "gmw"))
-    if made.protocol == "masked" and random.Random(f"aim {number}").random() < 0.4:
-        made.aim = "throughput"
+    if made.protocol == "masked":
+        place = random.Random(f"aim {number}").random()
+        made.aim = "throughput" if place < 0.4 else "rounds" if place > 0.8 else "latency"
     made.parties = rng.choice((2, 2, 2, 3))
     made.weights = rng.randrange(made.parties) if rng.random() < 0.35 else "public"
     made.headroom = rng.choice((1, 2, 4)) if rng.random() < 0.1 else None

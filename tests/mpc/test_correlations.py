@@ -82,6 +82,7 @@ def test_every_parameter_is_checked(kind):
             "ring": 9,
             "bits": 9,
             "squares": 1,
+            "values": 1,
             "whole": 1,
             "shape": [2],
             "size0": [2],

@@ -19,6 +19,7 @@ from hummingbird.mpc.protocols.gmw import PrivateAnd
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.protocols.lifted_product import LiftedProduct
+from hummingbird.mpc.protocols.lines import Lines
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.poly import Polynomial
 from hummingbird.mpc.protocols.rows import LiftedRows
@@ -182,6 +183,26 @@ def check_poly(parts, *, count, name, k, fraction, w, degree, scale, gain, stret
                 row = pieces[(upper - (value >> m)) % (1 << w)]
                 exact = sum(comb(j, power) * low ** (j - power) * row[j] for j in range(power, degree + 1))
                 assert found[(i << w) + upper] == round(exact) & modulus
+
+
+def check_lines(parts, *, count, k, m, ring, values):
+    """Every line of every mask: for opened words with these upper bits, the ReLU of the value behind them."""
+    low, modulus, w = (1 << k) - 1, (1 << ring) - 1, k - m
+    sums = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
+    names = ["start", *(["slope"] if m else []), *(["wrap"] if values else [])]
+    fields = {name: total(column) for name, column in zip(names, parts[1:], strict=True)}
+    for i, mask in enumerate(sums):
+        for upper in range(1 << w):
+            at = (i << w) + upper
+            for v in {0, 1, (1 << m) - 1} if m else {0}:
+                opened = (upper << m) + v
+                wrapped = opened - (mask & low & ~((1 << m) - 1)) & low  # x and the low bits of its mask
+                exact = (wrapped - (1 << k) if wrapped >> (k - 1) else wrapped) - (mask & ((1 << m) - 1))
+                passes = exact + (mask & ((1 << m) - 1)) >= 1 << m
+                found = fields["start"][at] + fields.get("slope", fields["start"])[at] * v
+                assert (found - exact * passes) & modulus == 0
+                if values:
+                    assert (opened - mask + (fields["wrap"][at] << k) - exact) & modulus == 0
 
 
 def check_thresholds(parts, *, count, knots, k, m, tables, ring, squares):
@@ -381,6 +402,9 @@ CASES = [
         Polynomial(COUNT, "tanh(x)", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=77_881, stretch=98_765),
         check_poly,
     ),
+    (Lines(COUNT, k=18, m=12, ring=36, values=0), check_lines),
+    (Lines(COUNT, k=6, m=0, ring=20, values=1), check_lines),
+    (Lines(COUNT, k=33, m=30, ring=64, values=1), check_lines),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),

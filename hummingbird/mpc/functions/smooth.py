@@ -181,7 +181,7 @@ def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
     n: the kind of numbers. With `REALS` the result is real, in x's type; on shares it has 16 + `curve.fraction` bits of
         fraction.
     """
-    y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
+    y = n.relus(n.precise(x, LINE), curve.knots.tolist())
     line, factor = n.weighted(y, curve.line, LINE), n.weighted(y, curve.factor, FRACTION)
     moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)
     # Comparisons undecided up to d continue a parabola by d: bends add up to less than 2.

@@ -262,7 +262,11 @@ class Tabulated(Comparing):
             return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
         low, high = found.clamps
         assert low is not None and high is not None
-        above, z = n.with_comparison(self._tails, n.scale).above(x, (low, high))
+        tails = n.with_comparison(self._tails, n.scale)
+        if self.left.slope:
+            above, z = tails.above(x, (low, high))
+        else:
+            above = tails.relus(x, (low, high))
         rest = n.with_comparison(self.comparison)
         clamped = above[0] - above[1]
         inside = rest.polynomial(clamped + n.constant(low - found.middle), found.table, found.bits, whole=True)

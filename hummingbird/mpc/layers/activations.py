@@ -34,8 +34,8 @@ from hummingbird.ring import SCALE, WEIGHT_SCALE
 class ReLU(Comparing):
     """Layer for max(x, 0).
 
-    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds; with "gmw" and two parties 4w
-    + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
+    Cost for a window [k:m) of w bits: with "masked" and one table k + 2 bits in 2 rounds, or with lines k bits in 1
+    round; with "gmw" and two parties 4w + 58 - L bits in 2 + L rounds, where L = ceil(log2(w - 1)).
     """
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Hardtanh(Comparing):
         return ring.exponent_of(most / (1 + EXCESS))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        y, _ = n.above(x, (self.low, self.high))
+        y = n.relus(x, (self.low, self.high))
         return n.constant(self.low) + y[0] - y[1]
 
 
@@ -150,7 +150,7 @@ class Hardswish(Comparing):
             six = y_squared - z_squared - n.times(y + 3 * z, 3 << _COARSE, _COARSE)
             right = n.times(z, 1 << _COARSE + _COARSE_SIXTH_BITS, _COARSE + _COARSE_SIXTH_BITS)
             return (n.times(six, _COARSE_SIXTH, _COARSE_SIXTH_BITS) + right).to(x.dtype)
-        above, _ = n.above(x, (-3.0, 3.0))
+        above = n.relus(x, (-3.0, 3.0))
         product = n.apply(ShiftedSquare(3.0), above[0] - above[1] - n.constant(3.0))
         (inside,) = n.cut(SCALE + _SIXTH_BITS, n.times(product, _SIXTH, _SIXTH_BITS))  # below 18 * 2^32 * 2^24 / 6
         return inside + above[1]

@@ -2,7 +2,7 @@
 
 It is the method `formula(n, x)` of its layer. Hardtanh is
 
-    y, _ = n.above(x, (low, high))              relu(x - low), relu(x - high)
+    y = n.relus(x, (low, high))                 relu(x - low), relu(x - high)
     return n.constant(low) + y[0] - y[1]
 
 and `n` is an arithmetic, of which there are three. `Shares` (comparing.py) runs the operations between parties: private
@@ -51,6 +51,10 @@ class Arithmetic(ABC):
     def relu(self, x: Tensor) -> Tensor:
         """Compute relu(x), with 16 bits of fraction, for x with `scale` bits of fraction."""
         return self.compare(x)[0]
+
+    def relus(self, x: Tensor, knots: Sequence[float]) -> Values:
+        """Compute relu(x - t) for every public knot t, (knots, *shape), as `above` does, without x itself."""
+        return self.above(x, knots)[0]
 
     @abstractmethod
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:

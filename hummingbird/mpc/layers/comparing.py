@@ -43,9 +43,16 @@ class Shares(Arithmetic):
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.comparison.relu(self.session, x, self.scale)
 
+    def relu(self, x: Tensor) -> Tensor:
+        return self.comparison.relus(self.session, x, (0,), self.scale)[0]
+
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
         codes = ring.encode(torch.tensor(knots, dtype=torch.float64), where="constant").tolist()
         return self.comparison.above(self.session, x, codes, self.scale)
+
+    def relus(self, x: Tensor, knots: Sequence[float]) -> Values:
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), where="constant").tolist()
+        return self.comparison.relus(self.session, x, codes, self.scale)
 
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
         codes = ring.encode(torch.tensor(knots, dtype=torch.float64), fraction, where="constant").tolist()
@@ -80,7 +87,7 @@ class Shares(Arithmetic):
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
         codes = ring.encode(torch.tensor(numbers, dtype=torch.float64), SCALE + fraction, where="constant").tolist()
-        y, _ = self.comparison.above(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
+        y = self.comparison.relus(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
         return y[: len(numbers)] - y[len(numbers) :]
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
@@ -118,16 +125,24 @@ class CostTensor(Arithmetic):
         return max(self._compared, default=0)
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self._compared_with(1, x.numel(), self.scale)
+        self._compared_with(1, x.numel(), self.scale, True)
         return x, x
 
+    def relu(self, x: Tensor) -> Tensor:
+        self._compared_with(1, x.numel(), self.scale, False)
+        return x
+
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        self._compared_with(len(knots), x.numel(), self.scale)
+        self._compared_with(len(knots), x.numel(), self.scale, True)
         return x.expand(len(knots), *x.shape), x
 
-    def _compared_with(self, knots: int, count: int, scale: int) -> None:
-        self._paid.append(self.comparison.cost(count, scale, self.parties, knots))
-        self._compared.append(knots * count)
+    def relus(self, x: Tensor, knots: Sequence[float]) -> Values:
+        self._compared_with(len(knots), x.numel(), self.scale, False)
+        return x.expand(len(knots), *x.shape)
+
+    def _compared_with(self, knots: int, count: int, scale: int, value: bool) -> None:
+        self._paid.append(self.comparison.cost(count, scale, self.parties, knots, value))
+        self._compared.append(self.comparison.breadth(count, scale, knots))
 
     def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
         many = len(knots)
@@ -163,7 +178,7 @@ class CostTensor(Arithmetic):
         return operation.plain(*values)
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        self._compared_with(2 * len(numbers), x.numel(), SCALE)
+        self._compared_with(2 * len(numbers), x.numel(), SCALE, False)
         return x.expand(len(numbers), *x.shape)
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:

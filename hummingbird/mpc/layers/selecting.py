@@ -53,7 +53,7 @@ class Bounded(Comparing):
         return max(bounds[0], ring.exponent_of(self.value))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        y, _ = n.above(self.sign * x, (self.sign * self.value,))
+        y = n.relus(self.sign * x, (self.sign * self.value,))
         return self.sign * (y[0] + n.constant(self.sign * self.value))
 
 

@@ -156,7 +156,7 @@ class Softmax(Comparing):
         missed = self._missed(len(below))
         if missed > softmax_tables.HIGH or self.comparison.range(n.scale) > softmax_tables.REACH:
             ends = (softmax_tables.LOW, softmax_tables.HIGH) if missed else (softmax_tables.LOW,)
-            y, _ = n.with_comparison(self._clamping, n.scale).above(below, ends)
+            y = n.with_comparison(self._clamping, n.scale).relus(below, ends)
             below = (y[0] - y[1] if missed else y[0]) + n.constant(softmax_tables.LOW)
         return n.polynomial(below + n.constant(EXP_AT), found.exp, found.bits)
 

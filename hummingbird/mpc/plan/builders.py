@@ -61,7 +61,7 @@ def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) ->
         return spline(name, comparison)
     if (
         rows is not None
-        or aim.name == "latency"
+        or aim.name != "throughput"
         or comparison.drops
         or window.q
         or not _splines_move_less(name, comparison.name, window, aim)
@@ -154,7 +154,7 @@ def builder(
     protocol: "masked" or "gmw".
     config: the windows, and the ranges of rows.
     owner: the party with private weights; None for public weights.
-    aim: whether tables are for fewest rounds or fewest bytes.
+    aim: the choice of tables, for few rounds or few bytes.
     """
     comparison = named(protocol)
 

@@ -14,6 +14,7 @@ poly.py            smooth functions, looked up as polynomials
 boolean.py         ANDs of packed bits
 masked.py, gmw.py  ReLUs: the masked opening, and HummingBird's carry tree
 thresholds.py      several comparisons from one masked opening
+lines.py           ReLUs in one round: a masked opening selects a line
 step_tables.py     comparisons with a secret number by tables, and the choice of the number of tables
 
 interfaces.py      what layers know of protocols: result, run and price of an operation, which formulas use; and the

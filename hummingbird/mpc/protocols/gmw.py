@@ -78,13 +78,15 @@ class Gmw(Comparison):
     def variant(self, scale: int, parties: int) -> str:
         return "dropped" if self.drops else "carry tree"
 
-    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
+    ) -> tuple[Tensor, Tensor]:
         shift = scale - SCALE
         moved = torch.cat([share - ((knot << shift) if session.rank == 0 else 0) for knot in knots])
         y, z = relu(session, moved, self.window, shift)
         return y.view(len(knots), -1), z[: share.numel()]
 
-    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
+    def _price(self, n: int, knots: int, scale: int, parties: int, value: bool) -> Cost:
         extra = scale - SCALE
         return relu_price(n * knots, cut(self.window, extra)[1], extra + self.window.q, parties)
 

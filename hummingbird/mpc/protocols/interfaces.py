@@ -69,7 +69,7 @@ class Comparison(ABC):
     window: the bits that decide.
     valid: how many low bits of the input's shares are right.
     ring: how many low bits of the result later layers need.
-    aim: the aim by which the number of step tables is chosen.
+    aim: the aim by which tables are chosen.
     whole: whether the input's shares are right in all bits of the result; for a ReLU only.
     """
 
@@ -151,20 +151,39 @@ class Comparison(ABC):
         """
 
     @abstractmethod
-    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute shares of relu(x - t) for every public knot t, (J, n), and of x less the first knot, (n,).
 
-        Each protocol implements this; `above` calls it for at most AT_ONCE comparisons.
+        Each protocol implements this; it is called for at most `at_once` values.
         share: this party's share of x, (n,), with `scale` bits of fraction.
         knots: J integers in units of 2^-16.
+        value: whether the second result is wanted; else it may be None.
         """
 
     @abstractmethod
-    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
+    def _price(self, n: int, knots: int, scale: int, parties: int, value: bool) -> Cost:
         """Return the price of `_run` on n values, each compared with `knots` knots.
 
         scale: bits of fraction of the values.
+        value: whether shares of the values themselves are wanted, too.
         """
+
+    def at_once(self, scale: int, knots: int) -> int:
+        """Return how many values are compared at a time, if each is compared with `knots` knots.
+
+        This bounds the memory.
+        scale: bits of fraction of the values.
+        """
+        return most_at_once(knots)
+
+    def breadth(self, n: int, scale: int, knots: int) -> int:
+        """Return the number of comparisons that take as much memory as n values with `knots` knots.
+
+        scale: bits of fraction of the values.
+        """
+        return n * knots
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
         """Make a comparison of the same protocol and with the same aim, but for another window and other shares.
@@ -185,6 +204,13 @@ class Comparison(ABC):
         y, z = self.above(session, share, (0,), scale)
         return y[0], z
 
+    def relus(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> Tensor:
+        """Compute shares, (J, *shape), scale 2^16, of relu(x - t) for every public knot t: `above` without x.
+
+        Cost: `cost` of J knots, with value=False.
+        """
+        return self._compared(session, share, knots, scale, False)[0]
+
     def above(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
         """Compute shares, scale 2^16, of relu(x - t) for every public knot t, (J, *shape), and of x less the first one.
 
@@ -192,10 +218,19 @@ class Comparison(ABC):
         knots: J integers, at least one, in units of 2^-16. The comparisons are right if each x - t is in the window.
         Cost: `cost` of J knots; as many rounds as one ReLU.
         """
-        parts = share.reshape(-1).split(most_at_once(len(knots)))
-        done = [self._run(session, part, knots, scale) for part in parts]
-        y, z = (torch.cat(part, -1) if len(parts) > 1 else part[0] for part in zip(*done, strict=True))
-        return y.view(len(knots), *share.shape), z.view(share.shape)
+        y, z = self._compared(session, share, knots, scale, True)
+        assert z is not None
+        return y, z
+
+    def _compared(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        parts = share.reshape(-1).split(self.at_once(scale, len(knots)))
+        done = [self._run(session, part, knots, scale, value) for part in parts]
+        y, z = done[0] if len(parts) == 1 else (torch.cat([relus for relus, _ in done], -1), None)
+        if value and len(parts) > 1:
+            z = torch.cat([part for _, part in done if part is not None])
+        return y.view(len(knots), *share.shape), z if z is None else z.view(share.shape)
 
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
@@ -218,17 +253,18 @@ class Comparison(ABC):
         """
         raise NotImplementedError(f"{self.name} has no squares")
 
-    def cost(self, n: int, scale: int, parties: int, knots: int = 1) -> Cost:
+    def cost(self, n: int, scale: int, parties: int, knots: int = 1, value: bool = True) -> Cost:
         """Return the price of `above` on n elements with `knots` knots; with one knot, that of `relu`.
 
         scale: bits of fraction of the elements.
+        value: whether shares of the elements themselves are wanted; False for the price of `relus`.
         """
         if self.drops:
             return cost.FREE
-        most = most_at_once(knots)
+        most = self.at_once(scale, knots)
         whole, rest = divmod(n, most)
-        parts = self._price(most, knots, scale, parties) * whole
-        return parts + self._price(rest, knots, scale, parties) if rest or not whole else parts
+        parts = self._price(most, knots, scale, parties, value) * whole
+        return parts + self._price(rest, knots, scale, parties, value) if rest or not whole else parts
 
 
 def most_at_once(knots: int) -> int:

@@ -33,6 +33,8 @@ Comparisons of r - t for several public t have one u: masked opens r once, and i
 those of r at party 0 only, whose low bits are not among the N - 1. For a window with q, masked rounds each of several t
 to a multiple of 2^q.
 
+The form in one round (lines.py) has the law of masked with shares that are not whole.
+
 `decide` is the law on integers. `cut` is the same law for `kernels.twin_relu`, on real numbers in one pass: bit = 1 if
 and only if (d - 2^m) mod 2^k is below 2^(k-1) - 2^m (masked), or d mod 2^k is below 2^(k-1) (gmw). That pass is exact
 for every v below 2^46, whatever k and m are (kernels/simulation.py), but for the low m - 32 bits of uniform numbers

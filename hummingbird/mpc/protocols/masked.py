@@ -26,7 +26,8 @@ is not needed if the parties' shares of x are right in all bits that are wanted 
 then [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z is x. For x outside the window the right side is then off by
 x - x', with x' in [-2^(k-1), 2^(k-1)), and y is b x' + c_b (x - x').
 
-One opening serves comparisons of a value with several public numbers: thresholds.py.
+One opening serves comparisons of a value with several public numbers: thresholds.py. Narrow windows have another form
+of the same ReLU, which takes one round: lines.py.
 
 Sources: masked wires with dealt functions of the mask, Boyle, Gilboa, Ishai 2019; tables as one-time truth tables,
 Ishai, Kushilevitz, Meldgaard, Orlandi, Paskin-Cherniavsky 2013; the step table, the double look-up and the lift of x
@@ -51,7 +52,7 @@ from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import Draw, Request, layout, number
-from hummingbird.mpc.protocols import step_tables, thresholds
+from hummingbird.mpc.protocols import lines, step_tables, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
 from hummingbird.mpc.protocols.interfaces import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
@@ -280,7 +281,8 @@ class Masked(Comparison):
         return min(self.valid, (self.ring if self.whole else self.k(scale)) + scale - SCALE)
 
     def may_be_whole(self, scale: int) -> bool:
-        return not self.drops and self.k(scale) < self.ring and self.ring + scale - SCALE <= self.valid
+        tables = not self.drops and not self.in_one_round(scale)
+        return tables and self.k(scale) < self.ring and self.ring + scale - SCALE <= self.valid
 
     def range(self, scale: int) -> int:
         return self.k(scale) - SCALE - 1
@@ -302,6 +304,22 @@ class Masked(Comparison):
         """
         return self.k(scale) - self.window.low
 
+    def in_one_round(self, scale: int) -> bool:
+        """Return whether the aim lets ReLUs of this window take one round (lines.py).
+
+        `ring` must be set.
+        scale: bits of fraction of the input.
+        """
+        return self.aim.in_one_round(lines.bits(*self._bits(scale)))
+
+    def at_once(self, scale: int, knots: int) -> int:
+        return lines.most_at_once(self.width(scale)) if self.in_one_round(scale) else super().at_once(scale, knots)
+
+    def breadth(self, n: int, scale: int, knots: int) -> int:
+        # 2^w lines of two words, packed, beside a comparison's 2^8 bits and ten words.
+        lined = n << max(0, self.width(scale) - 4) if self.in_one_round(scale) else 0
+        return max(lined, super().breadth(n, scale, knots))
+
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
         """Return into how many step tables the aim divides the window, if each value is compared with `knots` knots.
 
@@ -312,6 +330,8 @@ class Masked(Comparison):
     def variant(self, scale: int, parties: int) -> str:
         if self.drops:
             return "dropped"
+        if self.in_one_round(scale):
+            return f"lines {self.width(scale)}"
         tables = self.tables(scale, parties)
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
@@ -324,20 +344,29 @@ class Masked(Comparison):
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
 
-    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        q, shift = self.window.q, scale - SCALE
-        bits = *self._bits(scale), self.tables(scale, session.parties, len(knots))
-        if len(knots) > 1:
-            # Rounded to multiples of 2^q, since the opened words have no lower bits.
-            near = [knot + (1 << q >> 1) >> q for knot in knots]
-            y, z = thresholds.relus(session, share, near, shift + q, *bits)
+    def _run(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        q, shift, bits = self.window.q, scale - SCALE, self._bits(scale)
+        # Several knots are rounded to multiples of 2^q, since the opened words have no lower bits.
+        near = [knot + (1 << q >> 1) >> q for knot in knots] if len(knots) > 1 else [0]
+        moved = share - (knots[0] << shift) if len(knots) == 1 and knots[0] and session.rank == 0 else share
+        z: Tensor | None
+        if self.in_one_round(scale):
+            y, z = lines.relus(session, moved, near, shift + q, *bits, value)
+        elif len(knots) > 1:
+            y, z = thresholds.relus(session, share, near, shift + q, *bits, self._tables(session, scale, knots))
         else:
-            moved = share - (knots[0] << shift) if knots[0] and session.rank == 0 else share
-            y, z = relu(session, moved, shift + q, *bits, self.whole)
+            y, z = relu(session, moved, shift + q, *bits, self._tables(session, scale, knots), self.whole)
             y = y[None]
-        return (y << q, z << q) if q else (y, z)
+        return (y << q, z if z is None else z << q) if q else (y, z)
 
-    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
+    def _tables(self, session: Session, scale: int, knots: Sequence[int]) -> int:
+        return self.tables(scale, session.parties, len(knots))
+
+    def _price(self, n: int, knots: int, scale: int, parties: int, value: bool) -> Cost:
+        if self.in_one_round(scale):
+            return lines.relus_price(n, *self._bits(scale), parties, value)
         how = *self._bits(scale), parties, self.tables(scale, parties, knots)
         return relu_price(n, *how, self.whole) if knots == 1 else thresholds.relus_price(n, *how, knots)
 

@@ -20,6 +20,7 @@ from hummingbird.mpc.protocols import (
     lift,
     lifted_matmul,
     lifted_product,
+    lines,
     masked,
     poly,
     rows,
@@ -35,8 +36,8 @@ PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
 
 # Another process can request the kinds that these modules define, and no others.
 MODULES = (
-    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, masked, poly, rows),
-    *(thresholds, truncation, weight_mask, provider),
+    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, lines, masked),
+    *(poly, rows, thresholds, truncation, weight_mask, provider),
 )
 _NAMES = {module.__name__ for module in MODULES}
 KINDS = {kind: found for kind, found in REGISTERED.items() if found.__module__ in _NAMES}

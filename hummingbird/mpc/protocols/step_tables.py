@@ -121,22 +121,23 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 # The number of tables -------------------------------------------------------------------------------------------------
 #
-# It is chosen by an aim: the fewest rounds, or the fewest bits of parties and dealer together. A masked ReLU looks its
+# It is chosen by an aim: few rounds, or the fewest bits of parties and dealer together. A masked ReLU looks its
 # sign up in one table of 2^w bits, or in several small tables below a tree. The tree takes more rounds and bits between
 # the parties, and far fewer bits from the dealer (protocols/masked.py). Material that is dealt in advance costs no time
 # during a run, so the fewest rounds are best. Material that the dealer streams during the run is most of what a run
 # sends, so the fewest bits are best.
 
-AIMS = ("latency", "throughput")
+AIMS = ("rounds", "latency", "throughput")
 TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
+LINE_BITS = 10_240  # bound on the bits of all lines of one ReLU in one round (lines.py): 2^7 lines of two words of 40
 ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
 
 
 @dataclass(frozen=True)
 class TableChoice:
-    """The aim by which a comparison chooses its number of step tables: fewest rounds or fewest bits.
+    """The aim by which a comparison chooses its tables: one round, the fewest rounds with step tables, or fewest bits.
 
-    name: "latency" or "throughput".
+    name: "rounds", "latency" or "throughput". "rounds" is "latency" but for narrow windows, whose ReLUs take one round.
     dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
         divided by that of the dealer's.
     """
@@ -146,13 +147,13 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """Read an aim from a text: "latency", "throughput" or "throughput:28.4", where the number is `dealer`.
+        """Read an aim from a text: "rounds", "latency", "throughput" or "throughput:28.4"; the number is `dealer`.
 
         Raises ConfigError for other texts.
         """
         name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
-        hint = '"latency", "throughput", or "throughput:RATIO", the bandwidth of the parties\' links over the dealer\'s'
-        if name not in AIMS or (colon and name == "latency"):
+        hint = '"rounds", "latency", "throughput", or "throughput:RATIO", the parties\' bandwidth over the dealer\'s'
+        if name not in AIMS or (colon and name != "throughput"):
             raise ConfigError(f"aim={text!r}", where="aim", hint=hint)
         try:
             dealer = float(number) if colon else 1.0
@@ -167,9 +168,13 @@ class TableChoice:
 
     def tables(self, w: int, parties: int, knots: int = 1) -> int:
         """Return how many step tables serve a window of w bits, if each value is compared with `knots` knots."""
-        if self.name == "latency":
-            return fewest_rounds(w, knots)
-        return fewest_bits(w, parties, self.dealer, knots)
+        if self.name == "throughput":
+            return fewest_bits(w, parties, self.dealer, knots)
+        return fewest_rounds(w, knots)
+
+    def in_one_round(self, bits: int) -> bool:
+        """Return whether ReLUs take one round (lines.py), if the lines of one of them have so many bits."""
+        return self.name == "rounds" and bits <= LINE_BITS
 
 
 LATENCY = TableChoice("latency")

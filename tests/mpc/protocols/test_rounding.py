@@ -15,10 +15,12 @@ from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols.gmw import Gmw, GmwLaw
 from hummingbird.mpc.protocols.interfaces import Comparison
+from hummingbird.mpc.protocols.lines import Lines
 from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
 from hummingbird.mpc.protocols.step_tables import AIMS, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
+from tests.mpc.protocols import test_lines
 from tests.mpc.protocols.test_masked import masks, opened_sum
 from tests.support.chance import DEVIATIONS
 from tests.support.covering import covering, every
@@ -38,14 +40,19 @@ def run(opened: list[Session], comparison: Comparison, shares: list[Tensor], sca
             session.channel.close()
 
 
-def every_value(parties: int, k: int, m: int, q: int, scale: int) -> tuple[list[Session], list[Tensor], Tensor]:
+def every_value(
+    parties: int, k: int, m: int, q: int, scale: int, one_round: bool = False
+) -> tuple[list[Session], list[Tensor], Tensor]:
     """Sessions, shares of every x in [-2^(k-1), 2^(k-1)) with `scale` bits of fraction, under every mask and every
-    rounding of party 1's share; and the masks.
+    rounding of party 1's share; and the masks. one_round: by lines, of which one request must hold all.
     """
     opened, cut, low = make_sessions(parties), scale - SCALE + q, max(m, q) - q
     pairs = (1 << k - q) * (1 << k)  # of a mask and a value in units of 2^-16
     count = 16 * pairs << q - 1
-    lam = masks(opened[0], count, k - q, low)
+    if one_round:
+        lam = test_lines.masks(opened[0], Lines(count, k - q, low, 64 - q, 1))
+    else:
+        lam = masks(opened[0], count, k - q, low)
     order = torch.argsort(lam, stable=True)
     start = torch.cumsum(torch.bincount(lam), 0) - torch.bincount(lam)
     turn = torch.empty_like(lam)
@@ -69,7 +76,7 @@ def expected(shares: list[Tensor], lam: Tensor, comparison: Comparison, scale: i
     return bit * z << window.q, z << window.q
 
 
-@covering("window, parties, aim", SMALL, [2, 3], AIMS, quick=[(9, 0, 2), (8, 1, 3), (7, 2, 1)])
+@covering("window, parties, aim", SMALL, [2, 3], ["latency", "throughput"], quick=[(9, 0, 2), (8, 1, 3), (7, 2, 1)])
 def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int], parties: int, aim: str) -> None:
     opened, shares, lam = every_value(parties, *window, SCALE)
     comparison = Masked(BitWindow(*window), aim=TableChoice.of(aim))
@@ -77,6 +84,16 @@ def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int],
     relu, value = expected(shares, lam, comparison, SCALE)
     assert torch.equal(y, relu) and torch.equal(z, value)
     assert not bool((z % (1 << window[2])).any())
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("window", [(6, 2, 1), (6, 0, 2), (7, 1, 3), (6, 3, 3)])
+def test_every_value_under_every_mask_and_rounding_in_one_round(window: tuple[int, int, int], parties: int) -> None:
+    opened, shares, lam = every_value(parties, *window, SCALE, one_round=True)
+    comparison = Masked(BitWindow(*window), aim=TableChoice("rounds"))
+    y, z = run(opened, comparison, shares, SCALE)
+    relu, value = expected(shares, lam, comparison, SCALE)
+    assert torch.equal(y, relu) and torch.equal(z, value)
 
 
 def test_the_result_is_dealt_in_q_bits_less_than_are_right() -> None:
