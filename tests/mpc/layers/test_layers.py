@@ -63,6 +63,8 @@ POOLS = [
     (nn.AdaptiveMaxPool2d((3, 4)), (2, 3, 7, 10)),
     (nn.AdaptiveMaxPool2d((6, 5)), (2, 3, 6, 4)),
     (nn.AdaptiveMaxPool1d(4), (2, 3, 9)),
+    (nn.AdaptiveAvgPool3d((2, 3, 4)), (2, 3, 5, 4, 3)),
+    (nn.AdaptiveMaxPool3d((3, 2, 4)), (2, 3, 4, 5, 3)),
 ]
 
 
@@ -71,7 +73,7 @@ def test_adaptive_pooling_that_does_not_divide(pool: nn.Module, shape: tuple[int
     """Windows of lengths that differ by one, as torch has them; behind a layer that leaves few integer bits, too."""
     torch.manual_seed(0)
     x = torch.randn(shape)
-    before = nn.Conv1d(3, 3, 1) if len(shape) == 3 else nn.Conv2d(3, 3, 1)
+    before = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3](3, 3, 1)
     for net in (pool, nn.Sequential(before, nn.SiLU(), pool, nn.ReLU())):
         for mode in ("exact", "fast"):
             with torch.no_grad():
