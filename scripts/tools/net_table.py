@@ -231,10 +231,11 @@ def measured(name: str, entry: Entry, source: str, inputs: int, data: Path | Non
     row = Row(name, entry.library, source)
     torch.manual_seed(0)
     net = prepared(entry.make())
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
-        calibrate(net, images_of(entry.side, CALIBRATION, data))
-    example = entry.example(partial(images_of, count=inputs, data=data), inputs)
     keyword = entry.keyword
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
+        several = entry.example(partial(images_of, count=CALIBRATION, data=data), CALIBRATION)
+        calibrate(net, several[keyword] if keyword else several)
+    example = entry.example(partial(images_of, count=inputs, data=data), inputs)
     x = example[keyword] if keyword else example
     row.shape = " x ".join(map(str, x.shape[1:]))
     try:

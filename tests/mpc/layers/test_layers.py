@@ -56,6 +56,16 @@ def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties:
     assert result["error"] <= 17 * 2.0**-16 < 0.01 * result["largest"], result
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "k", "m"), [("public", 64, 0), ("1", 64, 0), ("public", 20, 12)])
+def test_a_unet_on_volumes_agrees_with_torch(weights: str, k: int, m: int) -> None:
+    """With exact windows each of 20 layers rounds to 2^-16, and batch norms keep errors from growing on their way."""
+    ended = succeed(["-m", "tests.jobs.programs", "unet3d", weights, str(k), str(m)], 2)
+    result = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert result["error"] <= (20 * 2.0**-16 if k == 64 else 0.05 * result["largest"]), result
+    assert result["kept"] >= (1.0 if k == 64 else 0.98), result
+
+
 POOLS = [
     (nn.AdaptiveAvgPool2d((3, 4)), (2, 3, 7, 10)),
     (nn.AdaptiveAvgPool2d((5, 6)), (2, 3, 4, 6)),  # more windows than places
