@@ -142,7 +142,7 @@ def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> li
     if any(size % out for size, out in zip(space, sizes, strict=True)):
         raise InputError(
             f"adaptive pooling to {tuple(sizes)} does not divide the input's {space}",
-            hint="change the input size, or replace the layer by AvgPool2d or MaxPool2d",
+            hint="change the input size, or give a pool a kernel; hummingbird.convert_model takes it, on shares",
         )
     return [size // out for size, out in zip(space, sizes, strict=True)]
 
