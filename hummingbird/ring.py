@@ -179,7 +179,8 @@ def _conv_transpose(
     """
     wide = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]
     spread = torch.zeros(*x.shape[:2], *wide, dtype=x.dtype, device=x.device)
-    spread[(..., *(slice(None, None, step) for step in stride))] = x
+    depth, height, width = (slice(None, None, step) for step in stride)
+    spread[:, :, depth, height, width] = x
     margins = [by * (size - 1) - cut for by, size, cut in zip(dilation, weight.code.shape[2:], padding, strict=True)]
     # A negative margin (padding beyond the kernel) crops, which torch's pad does.
     sides = [(margin, margin + more) for margin, more in zip(margins, output_padding, strict=True)]

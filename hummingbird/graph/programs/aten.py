@@ -124,6 +124,9 @@ def _cast(x: Any, dtype: Any = None) -> Any:
     return x.to(dtype)
 
 
+_CONVOLUTIONS: tuple[Function, ...] = (F.conv1d, F.conv2d, F.conv3d)
+
+
 def _convolution(
     input: Any,
     weight: Any,
@@ -138,7 +141,7 @@ def _convolution(
     space = len(stride)
     convolve: Function
     if not transposed:
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+        convolve = _CONVOLUTIONS[space - 1]
         return convolve(input, weight, bias, stride, padding, dilation, groups)
     convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
     return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -283,6 +286,9 @@ _SPECIAL: dict[str, Function] = {
     "_unsafe_view": method("reshape"),
     "view": method("reshape"),
     "convolution": _convolution,
+    "_convolution_mode": lambda x, weight, bias, stride, *rest: _CONVOLUTIONS[len(stride) - 1](
+        x, weight, bias, stride, *rest
+    ),
     "_convolution": lambda *args, **library: _convolution(*args[:9]),  # and the choice of a library
     "addmm": _addmm,
     "mm": torch.matmul,

@@ -301,7 +301,7 @@ class Mean(_Averaging):
 
 # Bits of each axis's weights if few do not hold them, by the number of axes: two or three have those of a mean's
 # reciprocal together.
-_BITS = {1: (13,), 2: (13, 13), 3: (9, 9, 8)}
+_BITS: dict[int, tuple[int, ...]] = {1: (13,), 2: (13, 13), 3: (9, 9, 8)}
 
 
 class Resize(Layer):
@@ -317,8 +317,7 @@ class Resize(Layer):
         self.attrs = attrs
         exact = resize.exact_bits(attrs)
         axes = {"linear": 1, "bilinear": 2, "bicubic": 2}.get(attrs["mode"], 3)  # of nearest modes up to three
-        fits = exact is not None and axes * exact <= room(FLOOR)
-        self.bits = (exact,) * axes if fits else _BITS[axes]
+        self.bits = _BITS[axes] if exact is None or axes * exact > room(FLOOR) else (exact,) * axes
         self.fraction = sum(self.bits)
         self.input_limit = 50 - self.fraction
         self.growth = 1 if attrs["mode"] == "bicubic" else 0  # |weights| sum to 1.5 at most, for each of two axes
