@@ -63,7 +63,8 @@ def test_a_unet_on_volumes_agrees_with_torch(weights: str, k: int, m: int) -> No
     ended = succeed(["-m", "tests.jobs.programs", "unet3d", weights, str(k), str(m)], 2)
     result = json.loads(ended[0].out.strip().splitlines()[-1])
     assert result["error"] <= (20 * 2.0**-16 if k == 64 else 0.05 * result["largest"]), result
-    assert result["kept"] >= (1.0 if k == 64 else 0.98), result
+    # Of 32,768 places, those may change whose two largest results differ by less than twice the error.
+    assert result["kept"] >= (0.999 if k == 64 else 0.98), result
 
 
 POOLS = [
