@@ -111,26 +111,54 @@ def _integral(x: Tensor, bits: int) -> bool:
     return bool((scaled == scaled.round()).all())
 
 
-def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
-    if not any(padding):
-        return x
-    return torch.nn.functional.pad(x, [p for amount in reversed(padding) for p in (amount, amount)])
-
-
 def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
-    """Return the weight of a product in the layout that the kernels take.
+    """Return the weight of a product in the layout that this module's products take.
 
     op: the product, one of BILINEAR. weight: in torch's layout for it. A matrix stays as it is. A convolution's weight
-    becomes (O, C // groups, kh, kw), for O output and C input channels; a transposed convolution's becomes that of a
-    convolution with the flipped kernel.
+    becomes (O, C // groups, kd, kh, kw), for O output and C input channels, with kernels of length 1 along the
+    dimensions that it lacks; a transposed convolution's becomes that of a convolution with the flipped kernel.
     """
-    if op in ("conv1d", "conv_transpose1d"):
-        weight = weight[:, :, None]
-    if op.startswith("conv_transpose"):  # from (C, O // groups, kh, kw)
+    if not op.startswith("conv"):
+        return weight
+    weight = weight.reshape(*weight.shape[:2], *(1,) * (5 - weight.dim()), *weight.shape[2:])
+    if op.startswith("conv_transpose"):  # from (C, O // groups, kd, kh, kw)
         inputs, outputs, *kernel = weight.shape
-        grouped = weight.reshape(groups, inputs // groups, outputs, *kernel).transpose(1, 2).flip(-1, -2)
+        grouped = weight.reshape(groups, inputs // groups, outputs, *kernel).transpose(1, 2).flip(-1, -2, -3)
         return grouped.reshape(-1, inputs // groups, *kernel)
     return weight
+
+
+def _planes(factor: Factor) -> Factor:
+    """Return a convolution's weight with the kernel's depth among the channels: (O, C // groups * kd, kh, kw)."""
+    return Factor(factor.code.flatten(1, 2), factor.bits)
+
+
+_UNFOLDED = 1 << 21  # elements of unfolded planes at a time: more only if the input has more
+
+
+def _convolve(
+    x: Tensor, factor: Factor, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int, bits: int
+) -> Tensor:
+    """Convolve x, (B, C, D, H, W), without padding; return int64 (B, O, od, oh, ow), right in the low `bits` bits.
+
+    The planes that an output plane reads become channels of one image, so this is a convolution of two dimensions,
+
+        out[b, :, d] = conv2d(x[b, :, d s + i t for i < kd], weight),      s: stride, t: dilation along the depth.
+
+    factor: the weight, in the layout of `arranged`. stride, dilation: (depth, height, width). Raises InputError for a
+    kernel that is larger than the input, or other channels.
+    """
+    reach = dilation[0] * (factor.code.shape[2] - 1) + 1
+    if reach > x.shape[2]:
+        what = f"kernel {tuple(factor.code.shape[2:])} is larger than the padded input {tuple(x.shape[2:])}"
+        raise InputError(what, where="ring.bilinear")
+    planes = x.unfold(2, reach, stride[0])[..., :: dilation[0]].permute(0, 2, 1, 5, 3, 4)  # (B, od, C, kd, H, W)
+    step, parts = max(1, _UNFOLDED // max(1, planes[:, :1].numel())), []
+    for first in range(0, planes.shape[1], step):
+        part = planes[:, first : first + step].flatten(2, 3)
+        out = kernels.conv2d(part.flatten(0, 1), factor.made(_planes), stride[1:], dilation[1:], groups, bits)
+        parts.append(out.unflatten(0, part.shape[:2]).transpose(1, 2))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 2)).contiguous()
 
 
 def _conv_transpose(
@@ -143,27 +171,38 @@ def _conv_transpose(
     groups: int,
     bits: int,
 ) -> Tensor:
-    """Return a transposed convolution in 2 dimensions of ring elements, int64 (B, C, H, W).
+    """Return a transposed convolution of ring elements, int64 (B, C, D, H, W).
 
-    It is computed as a convolution of x with zeros put between its values, as the stride says. x: ring elements, int64
-    (B, C, H, W). weight: in the layout of `arranged`. stride, padding, output_padding, dilation: torch's options,
-    (height, width) each; groups: torch's, too. bits: how many low bits of the result must be right.
+    It is computed as a convolution of x with zeros put between its values, as the stride says. weight: in the layout of
+    `arranged`. stride, padding, output_padding, dilation: torch's options, (depth, height, width) each; groups:
+    torch's, too. bits: how many low bits of the result must be right.
     """
-    batch, channels, height, width = x.shape
-    kernel = weight.code.shape[2:]
-    spread = torch.zeros(
-        batch, channels, (height - 1) * stride[0] + 1, (width - 1) * stride[1] + 1, dtype=x.dtype, device=x.device
-    )
-    spread[:, :, :: stride[0], :: stride[1]] = x
-    margins = [dilation[d] * (kernel[d] - 1) - padding[d] for d in (0, 1)]
+    wide = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]
+    spread = torch.zeros(*x.shape[:2], *wide, dtype=x.dtype, device=x.device)
+    depth, height, width = (slice(None, None, step) for step in stride)
+    spread[:, :, depth, height, width] = x
+    margins = [by * (size - 1) - cut for by, size, cut in zip(dilation, weight.code.shape[2:], padding, strict=True)]
     # A negative margin (padding beyond the kernel) crops, which torch's pad does.
-    spread = torch.nn.functional.pad(
-        spread, (margins[1], margins[1] + output_padding[1], margins[0], margins[0] + output_padding[0])
-    )
-    return kernels.conv2d(spread, weight, (1, 1), dilation, groups, bits)
+    sides = [(margin, margin + more) for margin, more in zip(margins, output_padding, strict=True)]
+    return _convolve(_pad(spread, sides), weight, (1,) * len(stride), dilation, groups, bits)
 
 
-BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
+def _pad(x: Tensor, sides: list[tuple[int, int]]) -> Tensor:
+    """Return x with zeros around it. sides: (before, behind) for each of the last dimensions."""
+    pads = [side for pair in reversed(sides) for side in pair]
+    return torch.nn.functional.pad(x, pads) if any(pads) else x
+
+
+BILINEAR = (
+    "mul",
+    "matmul",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+)
 
 
 def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
@@ -183,16 +222,17 @@ def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: o
     if op == "matmul":
         return kernels.matmul(a, factor, bits)
     spatial = int(op[-2])
+    flat = (1,) * (3 - spatial)  # one or two dimensions are a volume of depth 1, and of height 1
     stride, padding, dilation, output_padding = (
-        (rest,) * (2 - spatial) + _option(kwargs, name, rest, spatial)
+        (rest,) * len(flat) + _option(kwargs, name, rest, spatial)
         for name, rest in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
     )
-    x = a if spatial == 2 else a[:, :, None]
+    x = a.reshape(*a.shape[:2], *flat, *a.shape[2:])
     if op.startswith("conv_transpose"):
         out = _conv_transpose(x, factor, stride, padding, output_padding, dilation, groups, bits)
     else:
-        out = kernels.conv2d(_pad(x, padding), factor, stride, dilation, groups, bits)
-    return out if spatial == 2 else out[:, :, 0]
+        out = _convolve(_pad(x, [(side, side) for side in padding]), factor, stride, dilation, groups, bits)
+    return out.reshape(*out.shape[:2], *out.shape[2 + len(flat) :])
 
 
 def _option(options: dict[str, object], name: str, default: int, length: int) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ class Hopeless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LocalResponseNorm(2), nn.ReLU())
-        self.up, self.head = nn.Upsample(scale_factor=2, mode="trilinear"), nn.ModuleDict({"act": nn.Softplus()})
+        self.up, self.head = nn.Upsample(scale_factor=2, mode="area"), nn.ModuleDict({"act": nn.Softplus()})
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(self.body(x))

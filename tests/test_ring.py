@@ -109,7 +109,7 @@ def test_matmul_wraps_exactly_over_4608_terms() -> None:
 
 def reference_conv(x: Tensor, w: Tensor, stride: int, padding: int, dilation: int, groups: int) -> Tensor:
     """torch's own int64 convolution."""
-    return (F.conv1d if x.dim() == 3 else F.conv2d)(x, w, None, stride, padding, dilation, groups)
+    return (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3](x, w, None, stride, padding, dilation, groups)
 
 
 def combinations() -> list[tuple[int, ...]]:
@@ -141,11 +141,29 @@ def test_conv1d_equals_torch_for_all_options() -> None:
         assert torch.equal(got, reference_conv(x, w, stride, padding, dilation, groups))
 
 
+@pytest.mark.parametrize("unfolded", [1, 1 << 21])  # a plane at a time, and all
+def test_conv3d_equals_torch_for_all_options(unfolded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "_UNFOLDED", unfolded)
+    for groups, per_group, out_per, kernel, stride, padding, dilation in combinations():
+        if (per_group, out_per) == (2, 1):
+            continue
+        x = full(2, groups * per_group, 8, 6, 5)
+        w = full(groups * out_per, per_group, kernel, max(1, kernel - 1), min(kernel, 2))
+        got = ring.bilinear("conv3d", x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        case = (groups, per_group, out_per, kernel, stride, padding, dilation)
+        assert torch.equal(got, reference_conv(x, w, stride, padding, dilation, groups)), case
+        assert got.is_contiguous()
+
+
 def test_uneven_strides_paddings_and_dilations() -> None:
     x, w = full(2, 4, 9, 11), full(6, 2, 2, 3)
     for stride, padding, dilation in itertools.product(((1, 2), (3, 1)), ((0, 2), (2, 1)), ((2, 1), (1, 3))):
         got = ring.bilinear("conv2d", x, w, stride=stride, padding=padding, dilation=dilation, groups=2)
         assert torch.equal(got, F.conv2d(x, w, None, stride, padding, dilation, 2))
+    x, w = full(2, 4, 7, 9, 6), full(6, 2, 3, 2, 1)
+    for stride, padding, dilation in (((3, 1, 2), (2, 0, 1), (1, 3, 2)), ((1, 2, 3), (0, 2, 0), (3, 1, 1))):
+        got = ring.bilinear("conv3d", x, w, stride=stride, padding=padding, dilation=dilation, groups=2)
+        assert torch.equal(got, F.conv3d(x, w, None, stride, padding, dilation, 2))
 
 
 def test_a_broadcast_input_is_read_correctly() -> None:
@@ -182,13 +200,18 @@ def test_conv_transpose_equals_torch_for_all_options() -> None:
             assert torch.equal(ring.bilinear("conv_transpose2d", x, w, **options), expected), options
             expected = F.conv_transpose1d(x[..., 0], w[..., 0], None, stride, padding, extra, groups, dilation)
             assert torch.equal(ring.bilinear("conv_transpose1d", x[..., 0], w[..., 0], **options), expected), options
+            if per_group == out_per == 1:
+                volume, deep = full(1, groups, 4, 3, 4), full(groups, 1, kernel, max(1, kernel - 1), kernel)
+                expected = F.conv_transpose3d(volume, deep, None, stride, padding, extra, groups, dilation)
+                assert torch.equal(ring.bilinear("conv_transpose3d", volume, deep, **options), expected), options
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 2, 5), (1, 2, 5, 2)])
+@pytest.mark.parametrize("shape", [(1, 2, 2, 5), (1, 2, 5, 2), (1, 2, 2, 5, 5), (1, 2, 5, 5, 2)])
 def test_kernels_larger_than_the_input_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="larger than the padded input"):
-        ring.bilinear("conv2d", full(*shape), full(1, 2, 3, 3))
-    assert ring.bilinear("conv2d", full(*shape), full(1, 2, 3, 3), padding=1).numel() > 0
+        ring.bilinear(f"conv{len(shape) - 2}d", full(*shape), full(1, 2, *(3,) * (len(shape) - 2)))
+    op, weight = f"conv{len(shape) - 2}d", full(1, 2, *(3,) * (len(shape) - 2))
+    assert ring.bilinear(op, full(*shape), weight, padding=1).numel() > 0
 
 
 def test_bilinear_is_linear_in_shares() -> None:
@@ -198,8 +221,10 @@ def test_bilinear_is_linear_in_shares() -> None:
         "matmul": ((3, 4), (4, 5)),
         "conv1d": ((2, 3, 7), (4, 3, 2)),
         "conv2d": ((2, 3, 5, 5), (4, 3, 2, 2)),
+        "conv3d": ((2, 3, 4, 5, 3), (4, 3, 2, 2, 2)),
         "conv_transpose1d": ((2, 3, 7), (3, 4, 2)),
         "conv_transpose2d": ((2, 3, 5, 5), (3, 4, 2, 2)),
+        "conv_transpose3d": ((2, 3, 4, 2, 3), (3, 4, 2, 2, 2)),
     }
     assert set(shapes) == set(ring.BILINEAR)
     for op, (left, right) in shapes.items():

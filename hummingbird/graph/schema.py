@@ -236,13 +236,13 @@ def _check_attributes(step: Step) -> None:
 def _check_shapes(step: Step) -> None:
     """Raise ValueError unless the attributes of a layer fit together.
 
-    Those that have a number for each spatial dimension must have equally many numbers, one or two.
+    Those that have a number for each spatial dimension must have equally many numbers, one to three.
     """
     a = step.attrs
     names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}
-    if len(space) > 1 or not space <= {1, 2}:
-        raise ValueError(f"{step.op} has one or two spatial dimensions, the same for all of its attributes")
+    if len(space) > 1 or not space <= {1, 2, 3}:
+        raise ValueError(f"{step.op} has one to three spatial dimensions, the same for all of its attributes")
     if "pads" in a and len(a["pads"]) % 2:
         raise ValueError("pads come in pairs")
     if (check_own := VOCABULARY[step.op].check) is not None:

@@ -18,6 +18,7 @@ from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
 from hummingbird.graph.ops.pools import equal_windows, places
 from hummingbird.graph.steps import refs
+from hummingbird.hybrid import spatial
 from hummingbird.hybrid.constants import ARITHMETIC, multiplied, scale_last, summed
 from hummingbird.hybrid.plan import WIDTHS
 from hummingbird.hybrid.plan_builder import PlanBuilder, UnfinishedStep
@@ -162,23 +163,6 @@ def moved(steps: Sequence[NetStep]) -> dict[int, int]:
             if steps[source].op == "relu" and readers[source] == 1:
                 found[source] = number
     return found
-
-
-def _conv(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    a, shape = step.attrs, to.shapes[number]
-    flat = (1,) * (2 - len(a["stride"]))
-    weight: Tensor = a["weight"]
-    if flat:  # one spatial dimension is one row
-        weight = weight.unsqueeze(2)
-    geometry = {
-        "image": (x.shape[0], *flat, *x.shape[1:]),
-        "weight": tuple(weight.shape),
-        "stride": (*flat, *a["stride"]),
-        "padding": (*(0,) * len(flat), *a["padding"]),
-        "dilation": (*flat, *a["dilation"]),
-        "groups": a["groups"],
-    }
-    return to.drafts.linear(step.name, to.resting(x), shape, weight, a["bias"], geometry)
 
 
 def _linear(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
@@ -332,42 +316,6 @@ def _maximum(drafts: PlanBuilder, name: str, x: UnfinishedStep, window: BitWindo
     return drafts.local(f"{name}.max", "reshape", x, x.shape[1:], {})
 
 
-def _sum_pool(
-    to: Lowering, name: str, x: UnfinishedStep, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]
-) -> UnfinishedStep:
-    """Turn an average pooling into steps of the plan: sums over windows, in a unit that makes them averages.
-
-    to: collects the plan's steps. name: of the steps. x: the input. shape: of the result. divisor: the number that sums
-    are divided by. sizes: kernel, stride and padding, for each dimension. Returns the plan's step for the averages.
-    """
-    flat = len(x.shape) - 1 < 2
-    rows = [(1, *size) if flat else tuple(size) for size in sizes]
-    if flat:
-        rows[2] = (0, *sizes[2])
-        x = to.drafts.local(f"{name}.rows", "reshape", x, (x.shape[0], 1, *x.shape[1:]), {})
-    kernel, stride, padding = rows
-    places = [(x.shape[1 + d] + 2 * padding[d] - kernel[d]) // stride[d] + 1 for d in (0, 1)]
-    attrs = {"kernel": kernel, "stride": stride, "padding": padding}
-    out = to.drafts.local(name, "sum_pool", x, (x.shape[0], *places), attrs, 1 / divisor)
-    return out if out.shape == shape else to.drafts.local(f"{name}.view", "reshape", out, shape, {})
-
-
-def _avg_pool(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    a = step.attrs
-    divisor = a.get("divisor") or math.prod(a["kernel"])
-    return _sum_pool(to, step.name, x, to.shapes[number], divisor, a["kernel"], a["stride"], a["padding"])
-
-
-def _adaptive(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    kernel = equal_windows(x.shape, step.attrs["output_size"])
-    return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
-
-
-def _mean(to: Lowering, number: int, step: NetStep, x: UnfinishedStep) -> UnfinishedStep:
-    kernel = x.shape[1:]
-    return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
-
-
 def _reshape(to: Lowering, number: int, step: NetStep, x: UnfinishedStep, *sizes: UnfinishedStep) -> UnfinishedStep:
     shape = to.shapes[number]
     return x if shape == x.shape else to.drafts.local(step.name, "reshape", x, shape, {})
@@ -389,7 +337,7 @@ def _none(to: Lowering, number: int, step: NetStep, *given: Any) -> Any:
 
 _RULES: dict[str, Callable[..., Any]] = {
     "input": lambda to, number, step: to.drafts.input(step.name, to.shapes[number]),
-    "conv": _conv,
+    "conv": spatial.conv,
     "linear": _linear,
     "affine": _affine,
     "relu": _relu,
@@ -398,9 +346,9 @@ _RULES: dict[str, Callable[..., Any]] = {
     "prelu": _prelu,
     "cat": _cat,
     "max_pool": _max_pool,
-    "avg_pool": _avg_pool,
-    "adaptive_avg_pool": _adaptive,
-    "mean": _mean,
+    "avg_pool": spatial.avg_pool,
+    "adaptive_avg_pool": spatial.adaptive_avg_pool,
+    "mean": spatial.mean,
     "scale_last": scale_last,
     **dict.fromkeys(("add", "sub"), summed),
     **dict.fromkeys(("mul", "neg"), multiplied),

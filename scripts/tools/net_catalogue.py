@@ -18,12 +18,12 @@ LAYER_SCALE = 0.1  # in place of the 1e-6 that blocks begin their training with,
 
 @dataclass(frozen=True)
 class Entry:
-    """A net of the table. side: of its images; 0 for rows of text, (tokens, width) then. classes: their dimension."""
+    """A net of the table. side: of its images; 0 for random numbers of this `shape`. classes: their dimension."""
 
     library: str
     make: Callable[[], nn.Module]
     side: int = 0
-    tokens: tuple[int, int] = (0, 0)
+    shape: tuple[int, ...] = ()
     keyword: str = ""
     classes: int = 1
 
@@ -32,7 +32,7 @@ class Entry:
         if self.side:
             x = images(self.side)[:batch]
         else:
-            x = torch.randn(batch, *self.tokens, generator=torch.Generator().manual_seed(1))
+            x = torch.randn(batch, *self.shape, generator=torch.Generator().manual_seed(1))
         return {self.keyword: x} if self.keyword else x
 
 
@@ -113,31 +113,38 @@ class Recurrent(nn.Module):
 
 
 class UNet(nn.Module):
-    """Ronneberger et al., "U-Net", 2015, three levels, with batch norms and padding."""
+    """Ronneberger et al., "U-Net", 2015, three levels, with batch norms and padding.
 
-    def __init__(self) -> None:
+    Of volumes with space=3: Cicek et al., "3D U-Net", 2016. inputs: channels of an input; widths: of the levels.
+    """
+
+    def __init__(self, inputs: int = 3, widths: tuple[int, int, int] = (16, 32, 64), space: int = 2) -> None:
         super().__init__()
-        self.down = nn.ModuleList([self._pair(3, 16), self._pair(16, 32), self._pair(32, 64)])
-        self.up = nn.ModuleList([nn.ConvTranspose2d(64, 32, 2, 2), nn.ConvTranspose2d(32, 16, 2, 2)])
-        self.join = nn.ModuleList([self._pair(64, 32), self._pair(32, 16)])
-        self.head = nn.Conv2d(16, 4, 1)
+        self.pool = (nn.MaxPool2d, nn.MaxPool3d)[space - 2](2)
+        convolution, norm = ((nn.Conv2d, nn.BatchNorm2d), (nn.Conv3d, nn.BatchNorm3d))[space - 2]
+        transposed = (nn.ConvTranspose2d, nn.ConvTranspose3d)[space - 2]
 
-    @staticmethod
-    def _pair(inputs: int, outputs: int) -> nn.Sequential:
-        first = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
-        return nn.Sequential(*first, nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+        def pair(inputs: int, outputs: int) -> nn.Sequential:
+            first = [convolution(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU()]
+            return nn.Sequential(*first, convolution(outputs, outputs, 3, padding=1), norm(outputs), nn.ReLU())
+
+        a, b, c = widths
+        self.down = nn.ModuleList([pair(inputs, a), pair(a, b), pair(b, c)])
+        self.up = nn.ModuleList([transposed(c, b, 2, 2), transposed(b, a, 2, 2)])
+        self.join = nn.ModuleList([pair(c, b), pair(b, a)])
+        self.head = convolution(a, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         kept = []
         for number, pair in enumerate(self.down):
-            x = pair(x if number == 0 else torch.max_pool2d(x, 2))
+            x = pair(x if number == 0 else self.pool(x))
             kept.append(x)
         for up, join, other in zip(self.up, self.join, kept[-2::-1], strict=True):
             x = join(torch.cat([up(x), other], 1))
         return self.head(x)
 
 
-_WORDS = {"tokens": (16, 128), "keyword": "inputs_embeds"}
+_WORDS = {"shape": (16, 128), "keyword": "inputs_embeds"}
 _TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 128, "intermediate_size": 512}
 _VISION = {"side": 64, "keyword": "pixel_values"}
 NETS: dict[str, Entry] = {
@@ -158,6 +165,7 @@ NETS: dict[str, Entry] = {
     "fcn_resnet50": _torchvision("fcn_resnet50", weights_backbone=None),
     "deeplabv3_mobilenet_v3_large": _torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None),
     "unet": Entry("torch", UNet, 32),
+    "unet3d": Entry("torch", lambda: UNet(1, (8, 16, 32), 3), shape=(1, 32, 32, 32)),
     "vit_tiny_patch16": _timm("vit_tiny_patch16_224", img_size=64),
     "deit_tiny_patch16": _timm("deit_tiny_patch16_224", img_size=64),
     "convnext_atto": _timm("convnext_atto"),
@@ -204,7 +212,7 @@ NETS: dict[str, Entry] = {
         depths=[2, 2, 2, 2],
         hidden_sizes=[40, 80, 160, 320],
     ),
-    "text_cnn": Entry("torch", TextCnn, tokens=(24, 128)),
-    "transformer_encoder": Entry("torch", Encoder, tokens=(16, 128)),
-    "lstm": Entry("torch", lambda: Recurrent(nn.LSTM), tokens=(8, 64)),
+    "text_cnn": Entry("torch", TextCnn, shape=(24, 128)),
+    "transformer_encoder": Entry("torch", Encoder, shape=(16, 128)),
+    "lstm": Entry("torch", lambda: Recurrent(nn.LSTM), shape=(8, 64)),
 }

@@ -112,10 +112,10 @@ BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring
 PARTIES = 2
 HEAD = """Made by `python -m scripts.tools.net_table --out docs/nets.md`: {total} of the {catalogue} nets of
 `scripts/tools/net_catalogue.py`. Of these, {converted} convert. {ran} ran privately between two parties, `masked`,
-exact comparisons, public weights, on {images} inputs ({kind}; random vectors for words). Weights are random: nothing is
-downloaded. Layer scales are {scale}; batch norms have the statistics of {calibration} images, these among them. Sizes
-of images and numbers of tokens are small ones: the catalogue has them, and `estimate` prices others. Libraries:
-{versions}.
+exact comparisons, public weights, on {images} inputs ({kind}; random numbers for words and volumes). Weights are
+random: nothing is downloaded. Layer scales are {scale}; batch norms have the statistics of {calibration} images, these
+among them. Sizes of images and numbers of tokens are small ones: the catalogue has them, and `estimate` prices others.
+Libraries: {versions}.
 
 The error is the largest difference of a result to torch's, in percent of the largest result; a class is kept if the
 largest logit is the same one, for segmentation at a place, for a language model at a token. Rounds are those of a
@@ -231,10 +231,11 @@ def measured(name: str, entry: Entry, source: str, inputs: int, data: Path | Non
     row = Row(name, entry.library, source)
     torch.manual_seed(0)
     net = prepared(entry.make())
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
-        calibrate(net, images_of(entry.side, CALIBRATION, data))
-    example = entry.example(partial(images_of, count=inputs, data=data), inputs)
     keyword = entry.keyword
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net.modules()):
+        several = entry.example(partial(images_of, count=CALIBRATION, data=data), CALIBRATION)
+        calibrate(net, several[keyword] if keyword else several)
+    example = entry.example(partial(images_of, count=inputs, data=data), inputs)
     x = example[keyword] if keyword else example
     row.shape = " x ".join(map(str, x.shape[1:]))
     try:

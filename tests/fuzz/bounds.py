@@ -202,13 +202,16 @@ def _greater(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Any = None, f: 
 
 
 def _resize(a: Attrs, rounding: float, x: Tensor, e: Tensor, *sizes: int) -> Tensor:
-    """Errors through |weights|, and weights of each of two axes 2^-13 off, up to eight of them together by 2^-11."""
+    """Errors through |weights|, and weights of each of two axes 2^-13 off, up to eight of them together by 2^-11.
+
+    Weights of three axes are 2^-10, 2^-10 and 2^-9 off, both of each axis.
+    """
     largest = (x.abs() + e).flatten(2).amax(2).view(*x.shape[:2], *[1] * (x.dim() - 2))
-    exact = exact_bits(a) is not None
+    own = 0.0 if exact_bits(a) is not None else 2.0**-6 if a["mode"] == "trilinear" else 2.0**-10
     magnitudes = 2.5 if a["mode"] == "bicubic" else 1.0
     spread = torch.zeros_like(OPS["resize"](a, e, *sizes[::2]))
     most = e.flatten(2).amax(2).view(largest.shape)
-    return spread + magnitudes * most + (0.0 if exact else 2.0**-10) * largest + rounding
+    return spread + magnitudes * most + own * largest + rounding
 
 
 def _two(op: str) -> Bound:

@@ -110,6 +110,8 @@ class Cut:
         linear = self._named[step.name][1]
         source = self._plan.steps[linear.inputs[0].index]
         assert isinstance(linear, Linear)
+        while source.name.startswith(f"{step.name}."):  # planes that become channels
+            source = self._plan.steps[source.inputs[0].index]
         if isinstance(source, Gate) and source.name.endswith(".lift"):
             e = self.cut(source.name.removesuffix(".lift"), self._lift, x, e)
         weight, bias = _LAYERS[step.op]

@@ -85,7 +85,7 @@ class Draw:
 
     def spatial(self, at_least: int = 1) -> int:
         n = len(self.shape) - 2
-        self.need(n in (1, 2) and min(self.shape[2:]) >= at_least)
+        self.need(n in (1, 2, 3) and min(self.shape[2:]) >= at_least)
         return n
 
     def compares(self, per_element: float) -> None:

@@ -56,7 +56,7 @@ def cat(d: Draw) -> str:
 
 
 def stack(d: Draw) -> str:
-    d.need(len(d.shape) <= 3)
+    d.need(len(d.shape) <= 4)
     return f"torch.stack([{{x}}, {_other(d)}], {d.rng.randint(1, max(1, len(d.shape)))})"
 
 
@@ -102,7 +102,7 @@ def squeeze(d: Draw) -> str:
 
 
 def unsqueeze(d: Draw) -> str:
-    d.need(1 <= len(d.shape) <= 3)
+    d.need(1 <= len(d.shape) <= 4)
     return d.pick(f"{{x}}.unsqueeze({d.rng.randint(1, len(d.shape))})", "torch.unsqueeze({x}, -1)")
 
 
@@ -130,7 +130,7 @@ def getitem(d: Draw) -> str:
 
 def pad(d: Draw) -> str:
     d.need(len(d.shape) >= 2 and d.numel < ELEMENTS // 4)
-    n = min(2, len(d.shape) - 1)
+    n = min(3, len(d.shape) - 1)
     pads = [d.rng.randint(0, 2) for _ in range(2 * n)]
     if len(d.shape) > 2 and d.chance(0.4):
         return d.module(f"nn.ZeroPad{len(d.shape) - 2}d({tuple(pads[: 2 * len(d.shape) - 4])})")
@@ -170,13 +170,14 @@ def where(d: Draw) -> str:
 
 
 def resize(d: Draw) -> str:
-    d.need(len(d.shape) in (3, 4) and d.numel < ELEMENTS // 9)
-    line, many = len(d.shape) == 3, len(d.shape) - 2
-    mode = d.pick("nearest", "nearest-exact", *(["linear"] if line else ["bilinear", "bilinear", "bicubic"]))
+    many = len(d.shape) - 2
+    d.need(many in (1, 2, 3) and d.numel < ELEMENTS // 3**many)
+    smooth = (["linear"], ["bilinear", "bilinear", "bicubic"], ["trilinear", "trilinear"])[many - 1]
+    mode = d.pick("nearest", "nearest-exact", *smooth)
     how = f"scale_factor={d.rng.choice((2, 2.0, 4, 1.5, 0.5))}" if d.chance(0.5) else None
     how = how or f"size={tuple(d.rng.randint(1, 2 * n + 1) for n in d.shape[2:])}"
     corners = f", align_corners={d.chance(0.5)}" if "linear" in mode or mode == "bicubic" else ""
-    if d.chance(0.5) and many:
+    if d.chance(0.5):
         return d.module(f"nn.Upsample({how}, mode={mode!r}{corners})")
     return f"F.interpolate({{x}}, {how}, mode={mode!r}{corners})"
 
@@ -193,7 +194,7 @@ def rearrange(d: Draw) -> str:
 
 
 def edge_pad(d: Draw) -> str:
-    d.need(len(d.shape) in (3, 4) and d.numel < ELEMENTS // 4 and min(d.shape[2:]) > 2)
+    d.need(len(d.shape) in (3, 4, 5) and d.numel < ELEMENTS // 4 and min(d.shape[2:]) > 2)
     pads = tuple(d.rng.randint(0, 2) for _ in range(2 * len(d.shape) - 4))
     return f"F.pad({{x}}, {pads}, mode={d.pick('reflect', 'replicate', 'circular')!r})"
 
@@ -212,7 +213,7 @@ def constant(d: Draw) -> str:
 
 def identity(d: Draw) -> str:
     layers = ["Identity", "Dropout", "AlphaDropout", "FeatureAlphaDropout"]
-    layers += {3: ["Dropout1d"], 4: ["Dropout2d", "Dropout3d"]}.get(len(d.shape), [])
+    layers += {3: ["Dropout1d"], 4: ["Dropout2d", "Dropout3d"], 5: ["Dropout3d"]}.get(len(d.shape), [])
     texts = ["{x}.contiguous()", "{x}.clone()", "{x}.detach()", "F.dropout({x}, 0.5, self.training)"]
     texts += [f"F.{d.pick('alpha_dropout', 'feature_alpha_dropout')}({{x}}, 0.5, training=self.training)"]
     return d.module(f"nn.{d.pick(*layers)}()") if d.chance(0.4) else d.pick(*texts)

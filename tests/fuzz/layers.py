@@ -66,11 +66,11 @@ def matmul(d: Draw) -> str:
 
 def batch_norm(d: Draw) -> str:
     rank, channels = len(d.shape), d.shape[1] if len(d.shape) > 1 else 0
-    d.need(rank in (2, 3, 4))
+    d.need(rank in (2, 3, 4, 5))
     var = d.log(1e-8, 1e6)
     gain = min(1e2, max(1e-4, d.gain(1) * math.sqrt(var + 1e-5)))
     d.need(gain * d.size / math.sqrt(var + 1e-5) < 2 * d.highest)
-    kind = 2 if rank == 4 else 1
+    kind = max(1, rank - 2)
     if d.chance(0.2):
         mean, variance = d.constant((channels,), d.size / 4, "Buffer"), d.constant((channels,), 0.5, "Buffer", True)
         return f"F.batch_norm({{x}}, {mean}, {variance}, None, None)"
@@ -245,7 +245,7 @@ def avg_pool(d: Draw) -> str:
     stride = [k if d.numel > 5000 else d.rng.randint(max(1, k // 2), k) for k in kernel]
     options = f"{tuple(kernel)}, {tuple(stride)}, {tuple(padding)}, ceil_mode={d.chance(0.3)}, "
     options += f"count_include_pad={d.chance(0.5)}"
-    if n == 2 and d.chance(0.2):
+    if n > 1 and d.chance(0.2):
         options += f", divisor_override={d.rng.randint(1, math.prod(kernel))}"
     return d.module(f"nn.AvgPool{n}d({options})") if d.chance(0.6) else f"F.avg_pool{n}d({{x}}, {options})"
 

@@ -109,10 +109,10 @@ class Growing:
         self.rng, self.recipe, self.highest, self._kinds = rng, recipe, highest, kinds
         self.root = nn.Module()
         self.root.training = False
-        rank = 4 if large else rng.choice((2, 3, 4, 4))
-        side = (56, 112, 224, 256, 128) if large else (4, 5, 6, 8, 9, 12)
+        rank = 4 if large else rng.choice((2, 3, 4, 4, 5))
+        side = (56, 112, 224, 256, 128) if large else (3, 4, 5, 6) if rank == 5 else (4, 5, 6, 8, 9, 12)
         height = rng.choice(side)
-        space = [height, height if rng.random() < 0.7 else rng.choice(side)][: rank - 2]
+        space = [height, height if rng.random() < 0.7 else rng.choice(side), rng.choice(side)][: rank - 2]
         if large and rng.random() < 0.15:
             rank, space = 3, [rng.choice((256, 1024, 4096))]
         shape = (1 if large else rng.choice((1, 2, 3)), 1 if large else rng.choice((1, 2, 3, 4, 6)), *space)

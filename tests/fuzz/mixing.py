@@ -35,7 +35,7 @@ def norm_last(d: Draw) -> str:
 
 
 def norm_channels(d: Draw) -> str:
-    d.need(len(d.shape) in (2, 3, 4))
+    d.need(len(d.shape) in (2, 3, 4, 5))
     channels, places = d.shape[1], math.prod(d.shape[2:])
     groups = d.rng.choice([g for g in range(1, channels + 1) if channels % g == 0])
     d.need(d.shape[0] * channels // groups * places > 1)  # torch asks for more than one value of a channel

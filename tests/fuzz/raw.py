@@ -42,7 +42,7 @@ def standardising(module: nn.Module, seed: int) -> nn.Module:
         means, deviations = statistics(module.num_features, seed)
         module.running_mean, module.running_var = means, deviations.square()
         return module
-    assert isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
+    assert isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
     means, deviations = statistics(module.weight.shape[1], seed)
     view = (1, -1, *[1] * (module.weight.dim() - 2))
     with torch.no_grad():

@@ -88,7 +88,7 @@ WRONG: list[tuple[Step, str]] = [
     (Step("s", "resize", (Ref(0),), SIZES), "sizes or factors"),
     (Step("s", "resize", (Ref(0), 4), RESIZE), "sizes or factors"),
     (Step("s", "resize", (Ref(0), Ref(0)), SIZES), "expected size"),
-    (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (2.0, 2.0, 2.0)}), "one or two spatial dimensions"),
+    (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (2.0,) * 4}), "one to three spatial dimensions"),
     (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (0.0,)}), "scale of resize must be numbers or none"),
     (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (float("nan"),)}), "scale of resize must be numbers or none"),
     (Step("s", "resize", (Ref(0),), RESIZE | {"mode": "area"}), "mode of resize must be resizing"),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hummingbird.errors import ModelError
-from hummingbird.hybrid import lowering, plan_builder
+from hummingbird.hybrid import lowering, plan_builder, spatial
 from hummingbird.hybrid.plan import Gate, LinearWeights
 from tests.fuzz import hybrid, nets
 from tests.fuzz.hybrid import judge, recipe
@@ -50,16 +50,16 @@ def _floored(step: Any) -> LinearWeights:
     return LinearWeights(whole.contiguous(), shift.long())
 
 
-def _divided(to: Any, name: str, x: Any, shape: Any, divisor: int, *sizes: Any) -> Any:
-    return _SUM_POOL(to, name, x, shape, divisor + 1, *sizes)
+def _divided(drafts: Any, name: str, x: Any, shape: Any, divisor: int, *sizes: Any) -> Any:
+    return _SUM_POOL(drafts, name, x, shape, divisor + 1, *sizes)
 
 
-_SUM_POOL = lowering._sum_pool
+_SUM_POOL = spatial._sum_pool
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a ReLU lets everything pass": ("relu", lambda patch: patch.setitem(lowering._RULES, "relu", _lifted)),
     "weights are cut off": ("conv", lambda patch: patch.setattr(plan_builder, "_parameters", _floored)),
     "gates of a bit less": ("relu", lambda patch: patch.setattr(plan_builder, "Gate", _narrower)),
-    "averages over one place more": ("avg_pool", lambda patch: patch.setattr(lowering, "_sum_pool", _divided)),
+    "averages over one place more": ("avg_pool", lambda patch: patch.setattr(spatial, "_sum_pool", _divided)),
 }
 
 

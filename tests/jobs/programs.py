@@ -27,6 +27,7 @@ from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions
 from hummingbird.prg import Stream
 from models import get_model
+from scripts.tools.net_catalogue import NETS
 from tests.support.operations import cases
 from tests.support.patience import HANG
 
@@ -374,6 +375,24 @@ def resnet(weights: str) -> dict[str, float]:
     return {"error": float((logits - plain).abs().max()), "largest": float(plain.abs().max())}
 
 
+def unet3d(weights: str, k: str, m: str) -> dict[str, float]:
+    """A U-Net on a volume of 32 x 32 x 32: the largest error, the largest result, and the part of the classes kept."""
+    session = launch.init(timeout=HANG)
+    torch.manual_seed(0)
+    net, x = NETS["unet3d"].make(), torch.randn(1, 1, 32, 32, 32)
+    for norm in net.modules():
+        norm.momentum = 1.0  # of a batch norm
+    with torch.no_grad():
+        net.train()(x)  # batch-norm statistics
+        plain = net.eval()(x)
+    owner = weights if weights == "public" else int(weights)
+    logits = answered(hummingbird.convert_model(net, BitWindow(int(k), int(m)), owner), x)
+    if session.rank:
+        return {}
+    kept = (logits.argmax(1) == plain.argmax(1)).float().mean()
+    return {"error": float((logits - plain).abs().max()), "largest": float(plain.abs().max()), "kept": float(kept)}
+
+
 def slices(weights: str) -> dict[str, float]:
     """Batches in slices of two images, twice: the second one is supplied ahead."""
     session = launch.init(timeout=HANG)
@@ -403,6 +422,7 @@ def slices(weights: str) -> dict[str, float]:
 JOBS: dict[str, Callable[..., Any]] = {
     "slices": slices,
     "resnet": resnet,
+    "unet3d": unet3d,
     "operations": operations,
     "smooth": smooth,
     "private_weights": private_weights,

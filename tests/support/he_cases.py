@@ -55,6 +55,14 @@ LINEAR: dict[str, Case] = {
         ),
         (2, 6),
     ),
+    "conv3d": (
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 2, (2, 1, 2), stride=(1, 1, 2), padding=(1, 0, 0), groups=2),
+            nn.ConvTranspose3d(2, 1, 2, 2),
+            nn.AvgPool3d(2, 2, 1, count_include_pad=False),
+        ),
+        (2, 2, 2, 4),
+    ),
     "transposed conv and a pool": (
         lambda: nn.Sequential(
             nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), nn.AvgPool2d(3, 2, 1)

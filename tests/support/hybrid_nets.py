@@ -122,6 +122,19 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (2, 8),
     ),
+    "volumes": (
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 4, (2, 3, 2), stride=(1, 2, 1), padding=(1, 0, 1), groups=2),
+            nn.ReLU(),
+            nn.MaxPool3d((1, 2, 2), 1),
+            nn.Conv3d(4, 2, 2, dilation=(2, 1, 1)),
+            nn.AvgPool3d((2, 1, 2), 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        ),
+        (2, 4, 7, 5),
+    ),
     "max pooling": (
         lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)),
         (1, 6, 6),

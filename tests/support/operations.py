@@ -113,7 +113,7 @@ def norm(module: nn.Module) -> nn.Module:
     """A batch norm with statistics that are not the initial ones."""
     with torch.no_grad():
         for m in module.modules():
-            if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                 m.running_mean.uniform_(-0.5, 0.5)
                 m.running_var.uniform_(0.5, 2.0)
                 m.weight.uniform_(0.5, 1.5)
@@ -138,6 +138,36 @@ def _rearranged(image: Tensor) -> dict[str, Case]:
     }
     found = {name: Case(net, image, 5 * UNIT) for name, net in exact.items()}
     return found | {name: Case(net, image, 5 * 2.0**-10) for name, net in near.items()}
+
+
+def _of_volumes(volume: Tensor) -> dict[str, Case]:
+    """Layers of three spatial dimensions; their bounds are those of two. volume: (2, 4, 5, 6, 4)."""
+    linear = {
+        "conv3d": nn.Conv3d(4, 6, 3, stride=(1, 2, 1), padding=(1, 0, 2)),
+        "conv3d groups": nn.Conv3d(4, 8, (3, 2, 1), dilation=(2, 1, 1), groups=2, padding="same"),
+        "conv_transpose3d": nn.ConvTranspose3d(4, 6, 2, stride=2, groups=2, output_padding=(1, 0, 1)),
+    }
+    found = {name: Case(net, volume, linear_bound(net, volume)) for name, net in linear.items()}
+    net = nn.Conv3d(4, 6, 2)
+    folded = norm(nn.Sequential(net, nn.BatchNorm3d(6)))
+    found["batch norm of volumes"] = Case(folded, volume, 2.2 * linear_bound(net, volume))
+    exact = {
+        "max_pool3d": nn.MaxPool3d(3, stride=2, padding=1, ceil_mode=True),
+        "adaptive_max_pool3d": nn.AdaptiveMaxPool3d((2, 4, 3)),
+        "trilinear by 2": nn.Upsample(scale_factor=2, mode="trilinear"),
+        "nearest of volumes": nn.Upsample((4, 9, 4)),
+        "pad of volumes": nn.Sequential(nn.ZeroPad3d((1, 0, 2, 1, 0, 1)), nn.ReplicationPad3d((0, 1, 1, 0, 2, 0))),
+    }
+    found |= {name: Case(net, volume, 5 * UNIT) for name, net in exact.items()}
+    near = {
+        "avg_pool3d": nn.AvgPool3d((2, 3, 2), stride=2, padding=(0, 1, 1), count_include_pad=False),
+        "adaptive_avg_pool3d": nn.AdaptiveAvgPool3d((3, 4, 3)),  # divides no side
+    }
+    found |= {name: Case(net, volume, 27 * 5 / 2 * UNIT + 3 * UNIT) for name, net in near.items()}
+    # A weight errs by half a unit of 2^-9, 2^-9 and 2^-8, and so does the other of two: 2^-7 of the largest value.
+    corners = nn.Upsample((7, 6, 9), mode="trilinear", align_corners=True)
+    found["trilinear, corners"] = Case(corners, volume, 5 * 2.0**-7)
+    return found
 
 
 def _selected(image: Tensor) -> dict[str, Case]:
@@ -267,6 +297,6 @@ def cases() -> dict[str, Case]:
     reused = Reused()
     gain = float(reused.a.weight.detach().abs().sum(1).max())  # what the second layer makes of the first one's error
     out["reused modules, shared weights"] = Case(reused, row, (1 + gain) * linear_bound(reused.a, 2 * row))
-    out |= _rearranged(image) | _selected(image)
+    out |= _rearranged(image) | _selected(image) | _of_volumes(torch.randn(2, 4, 5, 6, 4))
     out["squeeze and excitation"] = Case(Gate(), image, 5 * (SMOOTH + 60 * 5 * UNIT))
     return out

@@ -113,14 +113,14 @@ def matmul(b: StepBuilder, input: Any, other: Any) -> Ref:
 
 def _conv(a: Attrs, x: Tensor) -> Tensor:
     check_batch(a, x)
-    conv = (F.conv1d, F.conv2d)[len(a["stride"]) - 1]
+    conv = (F.conv1d, F.conv2d, F.conv3d)[len(a["stride"]) - 1]
     weight, bias = like(a["weight"], x), like(a["bias"], x)
     return conv(x, weight, bias, a["stride"], a["padding"], a["dilation"], a["groups"])
 
 
 def _conv_transpose(a: Attrs, x: Tensor) -> Tensor:
     check_batch(a, x)
-    conv = (F.conv_transpose1d, F.conv_transpose2d)[len(a["stride"]) - 1]
+    conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(a["stride"]) - 1]
     weight, bias = like(a["weight"], x), like(a["bias"], x)
     return conv(x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"])
 
@@ -146,8 +146,8 @@ OPS = [
         _conv,
         ranks.spatial,
         [
-            Spelling(partial(conv, n=1), "conv1d", {nn.Conv1d: _CONV}),
-            Spelling(partial(conv, n=2), "conv2d", {nn.Conv2d: _CONV}),
+            Spelling(partial(conv, n=n), f"conv{n}d", {module: _CONV})
+            for n, module in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1)
         ],
         attrs=f"{_WEIGHTS} stride=positives padding=wholes dilation=positives groups=positive",
         check=_check,
@@ -158,8 +158,8 @@ OPS = [
         _conv_transpose,
         ranks.spatial,
         [
-            Spelling(partial(conv_transpose, n=1), "conv_transpose1d", {nn.ConvTranspose1d: _CONV + " output_padding"}),
-            Spelling(partial(conv_transpose, n=2), "conv_transpose2d", {nn.ConvTranspose2d: _CONV + " output_padding"}),
+            Spelling(partial(conv_transpose, n=n), f"conv_transpose{n}d", {module: _CONV + " output_padding"})
+            for n, module in enumerate((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1)
         ],
         attrs=f"{_WEIGHTS} stride=positives padding=wholes output_padding=wholes dilation=positives groups=positive",
         check=_check,
@@ -176,7 +176,6 @@ OPS = [
     ),
 ]
 REFUSED = [
-    Refused("one or two spatial dimensions only", (nn.Conv3d, nn.ConvTranspose3d), "conv3d"),
     Refused(
         "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix",
         (nn.Bilinear,),

@@ -395,7 +395,7 @@ OPS = [
         [
             Spelling(
                 batch_norm,
-                modules=dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm), _STATISTICS),
+                modules=dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _STATISTICS),
                 functions=(torch.nn.functional.batch_norm,),
             )
         ],
@@ -410,8 +410,10 @@ OPS = [
             Spelling(layer_norm, "layer_norm", {nn.LayerNorm: "normalized_shape weight bias eps"}),
             Spelling(group_norm, "group_norm", {nn.GroupNorm: "num_groups weight bias eps"}),
             Spelling(instance_norm, "instance_norm"),
-            Spelling(partial(instance_norm_layer, n=1), modules={nn.InstanceNorm1d: _INSTANCE}),
-            Spelling(partial(instance_norm_layer, n=2), modules={nn.InstanceNorm2d: _INSTANCE}),
+            *(
+                Spelling(partial(instance_norm_layer, n=n), modules={module: _INSTANCE})
+                for n, module in enumerate((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), 1)
+            ),
             Spelling(rms_norm, "rms_norm", _RMS),
         ],
         attrs="last=positive|none groups=whole|none eps=number center=bool sizes=positives|none rank?=positive",
@@ -439,7 +441,6 @@ OPS = [
 ]
 SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt"), Spelling(var, "var")]
 REFUSED = [
-    Refused("one or two spatial dimensions only", (nn.BatchNorm3d, nn.InstanceNorm3d)),
     Refused(_NO_ROOT, (nn.LocalResponseNorm, nn.CrossMapLRN2d), "local_response_norm"),
     Refused("vectors of n values at unit length are F.rms_norm(x, (n,), eps=1e-12) / n ** 0.5", names="normalize"),
 ]

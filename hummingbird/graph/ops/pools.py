@@ -14,7 +14,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph.build import StepBuilder, Unsupported
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, check_batch
+from hummingbird.graph.ops.op import Attrs, Op, Spelling, check_batch
 from hummingbird.graph.steps import Ref
 
 
@@ -74,7 +74,7 @@ def _no_indices(return_indices: bool) -> None:
 
 def _max_pool(a: Attrs, x: Tensor) -> Tensor:
     check_batch(a, x)
-    pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d)[len(a["kernel"]) - 1]
+    pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(a["kernel"]) - 1]
     return pool(x, a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"])
 
 
@@ -83,7 +83,8 @@ def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
     if len(a["kernel"]) == 1:
         return F.avg_pool1d(x, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"])
     counts = (a["ceil_mode"], a["count_include_pad"], a["divisor"])
-    return F.avg_pool2d(x, a["kernel"], a["stride"], a["padding"], *counts)
+    pool: Callable[..., Tensor] = (F.avg_pool2d, F.avg_pool3d)[len(a["kernel"]) - 2]
+    return pool(x, a["kernel"], a["stride"], a["padding"], *counts)
 
 
 def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
@@ -141,12 +142,13 @@ def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> li
     if any(size % out for size, out in zip(space, sizes, strict=True)):
         raise InputError(
             f"adaptive pooling to {tuple(sizes)} does not divide the input's {space}",
-            hint="change the input size, or replace the layer by AvgPool2d or MaxPool2d",
+            hint="change the input size, or give a pool a kernel; hummingbird.convert_model takes it, on shares",
         )
     return [size // out for size, out in zip(space, sizes, strict=True)]
 
 
 _POOL = "kernel_size stride padding ceil_mode"
+_COUNTS = f"{_POOL} count_include_pad"
 _WINDOW = "kernel=positives stride=positives padding=wholes"
 
 OPS = [
@@ -155,8 +157,8 @@ OPS = [
         _max_pool,
         ranks.spatial,
         [
-            Spelling(partial(max_pool, n=1), "max_pool1d", {nn.MaxPool1d: _POOL + " dilation return_indices"}),
-            Spelling(partial(max_pool, n=2), "max_pool2d", {nn.MaxPool2d: _POOL + " dilation return_indices"}),
+            Spelling(partial(max_pool, n=n), f"max_pool{n}d", {module: _POOL + " dilation return_indices"})
+            for n, module in enumerate((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), 1)
         ],
         attrs=f"{_WINDOW} dilation=positives ceil_mode=bool",
         batch=batch.first,
@@ -167,10 +169,9 @@ OPS = [
         _avg_pool,
         ranks.spatial,
         [
-            Spelling(partial(avg_pool, n=1), "avg_pool1d", {nn.AvgPool1d: _POOL + " count_include_pad"}),
-            Spelling(
-                partial(avg_pool, n=2), "avg_pool2d", {nn.AvgPool2d: _POOL + " count_include_pad divisor_override"}
-            ),
+            Spelling(partial(avg_pool, n=1), "avg_pool1d", {nn.AvgPool1d: _COUNTS}),
+            Spelling(partial(avg_pool, n=2), "avg_pool2d", {nn.AvgPool2d: f"{_COUNTS} divisor_override"}),
+            Spelling(partial(avg_pool, n=3), "avg_pool3d", {nn.AvgPool3d: f"{_COUNTS} divisor_override"}),
         ],
         attrs=f"{_WINDOW} ceil_mode=bool count_include_pad=bool divisor=positive|none",
         batch=batch.first,
@@ -178,11 +179,11 @@ OPS = [
     ),
     Op(
         "adaptive_avg_pool",
-        _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+        _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
         ranks.spatial,
         [
-            Spelling(partial(adaptive_avg_pool, n=1), "adaptive_avg_pool1d", {nn.AdaptiveAvgPool1d: "output_size"}),
-            Spelling(partial(adaptive_avg_pool, n=2), "adaptive_avg_pool2d", {nn.AdaptiveAvgPool2d: "output_size"}),
+            Spelling(partial(adaptive_avg_pool, n=n), f"adaptive_avg_pool{n}d", {module: "output_size"})
+            for n, module in enumerate((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), 1)
         ],
         attrs="output_size=positives",
         batch=batch.first,
@@ -190,29 +191,14 @@ OPS = [
     ),
     Op(
         "adaptive_max_pool",
-        _adaptive(F.adaptive_max_pool1d, F.adaptive_max_pool2d),
+        _adaptive(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
         ranks.spatial,
         [
-            Spelling(
-                partial(adaptive_max_pool, n=1),
-                "adaptive_max_pool1d",
-                {nn.AdaptiveMaxPool1d: "output_size return_indices"},
-            ),
-            Spelling(
-                partial(adaptive_max_pool, n=2),
-                "adaptive_max_pool2d",
-                {nn.AdaptiveMaxPool2d: "output_size return_indices"},
-            ),
+            Spelling(partial(adaptive_max_pool, n=n), f"adaptive_max_pool{n}d", {module: "output_size return_indices"})
+            for n, module in enumerate((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), 1)
         ],
         attrs="output_size=positives",
         batch=batch.first,
         integers="kept",
-    ),
-]
-REFUSED = [
-    Refused(
-        "one or two spatial dimensions only",
-        (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
-        "max_pool3d avg_pool3d adaptive_avg_pool3d",
     ),
 ]

@@ -21,7 +21,8 @@ from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling
 from hummingbird.graph.steps import Ref, Step
 from hummingbird.kernels.devices import put
 
-MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic")
+MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic")
+_LINEAR = ("linear", "bilinear", "trilinear")  # of one, two and three spatial dimensions
 
 
 def interpolate(
@@ -89,7 +90,7 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
     resized. axis: which one of these this is, from 0.
     """
     units = torch.eye(size, dtype=torch.float64).view(size, 1, size, 1)
-    mode = "bilinear" if a["mode"] == "linear" else a["mode"]
+    mode = "bilinear" if a["mode"] in _LINEAR else a["mode"]
     if a["scale"] is None:
         found = F.interpolate(units, size=(out, 1), mode=mode, align_corners=a["align_corners"])
     else:
@@ -102,13 +103,13 @@ def axis_matrix(a: dict[str, Any], size: int, out: int, axis: int, axes: int) ->
 def exact_bits(a: dict[str, Any]) -> int | None:
     """Return how many bits of fraction make the weights of a resize exact, along each axis; None if that is not known.
 
-    It is known for nearest modes, and without `align_corners` for linear and bilinear modes with scales 1, 2, 4 and so
-    on. a: the step's attributes.
+    It is known for nearest modes, and without `align_corners` for linear, bilinear and trilinear modes with scales 1,
+    2, 4 and so on. a: the step's attributes.
     """
     if a["mode"].startswith("nearest"):
         return 0
     doubles = a["scale"] is not None and all(s >= 1 and math.log2(s).is_integer() for s in a["scale"])
-    if a["mode"] in ("linear", "bilinear") and not a["align_corners"] and doubles:
+    if a["mode"] in _LINEAR and not a["align_corners"] and doubles:
         return max(int(math.log2(s)) for s in a["scale"]) + 1
     return None
 
@@ -179,8 +180,8 @@ def _check_resize(step: Step) -> None:
     scale = step.attrs["scale"]
     if (len(step.inputs) > 1) == (scale is not None):
         raise ValueError("resizing takes sizes or factors")
-    if len(scale or ()) > 2:
-        raise ValueError("resizing is of one or two spatial dimensions")
+    if len(scale or ()) > 3:
+        raise ValueError("resizing is of one to three spatial dimensions")
 
 
 def _check_roll(step: Step) -> None:
@@ -263,11 +264,11 @@ OPS = [
         [
             Spelling(
                 partial(edge_pad_layer, mode="reflect"),
-                modules={nn.ReflectionPad1d: "padding", nn.ReflectionPad2d: "padding"},
+                modules=dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), "padding"),
             ),
             Spelling(
                 partial(edge_pad_layer, mode="replicate"),
-                modules={nn.ReplicationPad1d: "padding", nn.ReplicationPad2d: "padding"},
+                modules=dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), "padding"),
             ),
         ],
         attrs="pads=ints mode=edges",

@@ -406,8 +406,10 @@ OPS = [
         ranks.same,
         [
             Spelling(pad, "pad"),
-            Spelling(zero_pad, modules={nn.ZeroPad1d: "padding", nn.ZeroPad2d: "padding"}),
-            Spelling(zero_pad, modules={nn.ConstantPad1d: "padding value", nn.ConstantPad2d: "padding value"}),
+            Spelling(zero_pad, modules=dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d), "padding")),
+            Spelling(
+                zero_pad, modules=dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), "padding value")
+            ),
         ],
         attrs="pads=ints value=number",
         batch=batch.padded,

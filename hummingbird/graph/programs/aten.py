@@ -124,6 +124,9 @@ def _cast(x: Any, dtype: Any = None) -> Any:
     return x.to(dtype)
 
 
+_CONVOLUTIONS: tuple[Function, ...] = (F.conv1d, F.conv2d, F.conv3d)
+
+
 def _convolution(
     input: Any,
     weight: Any,
@@ -138,7 +141,7 @@ def _convolution(
     space = len(stride)
     convolve: Function
     if not transposed:
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[space - 1]
+        convolve = _CONVOLUTIONS[space - 1]
         return convolve(input, weight, bias, stride, padding, dilation, groups)
     convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[space - 1]
     return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -283,6 +286,9 @@ _SPECIAL: dict[str, Function] = {
     "_unsafe_view": method("reshape"),
     "view": method("reshape"),
     "convolution": _convolution,
+    "_convolution_mode": lambda x, weight, bias, stride, *rest: _CONVOLUTIONS[len(stride) - 1](
+        x, weight, bias, stride, *rest
+    ),
     "_convolution": lambda *args, **library: _convolution(*args[:9]),  # and the choice of a library
     "addmm": _addmm,
     "mm": torch.matmul,
@@ -303,11 +309,14 @@ _SPECIAL: dict[str, Function] = {
     ),
     "native_layer_norm": lambda x, shape, weight, bias, eps: (F.layer_norm(x, shape, weight, bias, eps),),
     "native_group_norm": _group_norm,
+    "max_pool3d_with_indices": lambda *args, **kwargs: (F.max_pool3d(*args, **kwargs),),
     "max_pool2d_with_indices": lambda *args, **kwargs: (F.max_pool2d(*args, **kwargs),),
     "max_pool1d_with_indices": lambda *args, **kwargs: (F.max_pool1d(*args, **kwargs),),
     "_adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "_adaptive_avg_pool3d": F.adaptive_avg_pool3d,
     "adaptive_max_pool1d": lambda x, size: (F.adaptive_max_pool1d(x, size),),
     "adaptive_max_pool2d": lambda x, size: (F.adaptive_max_pool2d(x, size),),
+    "adaptive_max_pool3d": lambda x, size: (F.adaptive_max_pool3d(x, size),),
     "_softmax": _softmax(torch.softmax),
     "_log_softmax": _softmax(torch.log_softmax),
     "_safe_softmax": _softmax(torch.softmax),
@@ -325,14 +334,11 @@ _SPECIAL: dict[str, Function] = {
     **{f"{name}dropout_": F.dropout for name in ("", "feature_", "alpha_", "feature_alpha_")},  # all do nothing in eval
     "feature_dropout": F.dropout,
     "constant_pad_nd": lambda x, pad, value=0: F.pad(x, pad, "constant", value),
-    "reflection_pad1d": lambda x, pad: F.pad(x, pad, "reflect"),
-    "reflection_pad2d": lambda x, pad: F.pad(x, pad, "reflect"),
-    "replication_pad1d": lambda x, pad: F.pad(x, pad, "replicate"),
-    "replication_pad2d": lambda x, pad: F.pad(x, pad, "replicate"),
-    "upsample_nearest1d": _resize("nearest", False),
-    "upsample_nearest2d": _resize("nearest", False),
-    "_upsample_nearest_exact1d": _resize("nearest-exact", False),
-    "_upsample_nearest_exact2d": _resize("nearest-exact", False),
+    **{f"reflection_pad{n}d": lambda x, pad: F.pad(x, pad, "reflect") for n in (1, 2, 3)},
+    **{f"replication_pad{n}d": lambda x, pad: F.pad(x, pad, "replicate") for n in (1, 2, 3)},
+    **{f"upsample_nearest{n}d": _resize("nearest", False) for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d": _resize("nearest-exact", False) for n in (1, 2, 3)},
+    "upsample_trilinear3d": _resize("trilinear", True),
     "upsample_bilinear2d": _resize("bilinear", True),
     "upsample_bicubic2d": _resize("bicubic", True),
     "upsample_linear1d": _resize("linear", True),

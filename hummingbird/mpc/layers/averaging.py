@@ -74,14 +74,15 @@ class AvgPool(Layer):
         return self.division.bound(bounds)
 
     def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """Compute torch's avg_pool2d of x with this layer's options, for two spatial dimensions or for one.
+        """Compute torch's average pooling of x with this layer's options.
 
         divisor: the number by which each pooling window's sum is divided; None: the number of its elements, as torch
             counts it.
         """
         flat = len(self.kernel) == 1
         one = (1,) if flat else ()
-        out = torch.nn.functional.avg_pool2d(
+        average = torch.nn.functional.avg_pool3d if len(self.kernel) == 3 else torch.nn.functional.avg_pool2d
+        out = average(  # torch's avg_pool1d has no divisor
             x[:, :, None] if flat else x,
             one + self.kernel,
             one + self.stride,
@@ -298,23 +299,26 @@ class Mean(_Averaging):
 # Weights are multiples of 2^-f, and each row of a matrix sums to the exact number: an image of one color keeps its
 # color.
 
-_BITS = 13  # of weights that few bits do not hold: for two axes together those of a mean's reciprocal
+# Bits of each axis's weights if few do not hold them, by the number of axes: two or three have those of a mean's
+# reciprocal together.
+_BITS: dict[int, tuple[int, ...]] = {1: (13,), 2: (13, 13), 3: (9, 9, 8)}
 
 
 class Resize(Layer):
-    """Layer for torch's interpolate (nearest, linear, bilinear, bicubic): products with public weights.
+    """Layer for torch's interpolate (nearest, linear, bilinear, trilinear, bicubic): products with public weights.
 
     attrs: the attributes of the graph's op "resize", such as its mode.
-    Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most.
+    Weights are exact if few bits hold them, as for factors that are powers of two; others err by 2^-13 at most, and by
+    2^-8 in the mode "trilinear".
     """
 
     def __init__(self, attrs: dict[str, Any]) -> None:
         super().__init__()
         self.attrs = attrs
         exact = resize.exact_bits(attrs)
-        axes = 1 if attrs["mode"] == "linear" else 2
-        self.bits = _BITS if exact is None else exact
-        self.fraction = axes * self.bits
+        axes = {"linear": 1, "bilinear": 2, "bicubic": 2}.get(attrs["mode"], 3)  # of nearest modes up to three
+        self.bits = _BITS[axes] if exact is None or axes * exact > room(FLOOR) else (exact,) * axes
+        self.fraction = sum(self.bits)
         self.input_limit = 50 - self.fraction
         self.growth = 1 if attrs["mode"] == "bicubic" else 0  # |weights| sum to 1.5 at most, for each of two axes
 
@@ -327,11 +331,12 @@ class Resize(Layer):
     def matrices(self, before: Sequence[int], after: Sequence[int]) -> list[Tensor]:
         """Return each spatial axis's matrix of weights, (after, before), that resizes it; int64 in units of 2^-bits.
 
-        before, after: the lengths of the axes before and after resizing. The layer's `bits` is the bits of fraction.
+        before, after: the lengths of the axes before and after resizing. The layer's `bits` has each axis's bits of
+        fraction.
         """
         return [
-            _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), self.bits)
-            for axis, (size, out) in enumerate(zip(before, after, strict=True))
+            _whole(resize.axis_matrix(self.attrs, size, out, axis, len(before)), bits)
+            for axis, (size, out, bits) in enumerate(zip(before, after, self.bits, strict=False))
         ]
 
     def forward(self, session: Session, x: Shared, *sizes: Any) -> Shared:
@@ -339,8 +344,7 @@ class Resize(Layer):
         after = resize.resize(self.attrs, torch.empty(share.shape, device="meta"), *sizes).shape[2:]
         for axis, matrix in enumerate(self.matrices(share.shape[2:], after)):
             share = _along(share, put(matrix, share.device), axis + 2)
-        missing = self.fraction - self.bits * len(after)  # for modes with any number of axes
-        return Shared(share << missing, x.scale + self.fraction)
+        return Shared(share, x.scale + self.fraction)
 
     def real(self, x: Tensor, after: Sequence[int]) -> Tensor:
         """Resize real x as the layer resizes private values, that is with rounded weights, and return it.
@@ -348,9 +352,8 @@ class Resize(Layer):
         after: the lengths of the spatial axes of the result.
         """
         for axis, matrix in enumerate(self.matrices(x.shape[2:], after)):
-            x = torch.tensordot(x, matrix.to(x.device, x.dtype) * 2.0**-self.bits, ([axis + 2], [1])).movedim(
-                -1, axis + 2
-            )
+            weights = matrix.to(x.device, x.dtype) * 2.0 ** -self.bits[axis]
+            x = torch.tensordot(x, weights, ([axis + 2], [1])).movedim(-1, axis + 2)
         return x
 
     def label(self) -> str:

@@ -29,6 +29,8 @@ C1, C2, T1, T2 = nn.Conv1d(4, 6, 3), nn.Conv2d(4, 6, 3), nn.ConvTranspose1d(4, 6
 C1S, C2S = nn.Conv1d(4, 6, 4, padding="same", dilation=3), nn.Conv2d(4, 6, (2, 3), padding="same")
 C2G = nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False)
 T2G = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
+C3 = nn.Conv3d(4, 6, (2, 3, 3), stride=(2, 1, 1), padding=(0, 1, 2), dilation=(2, 1, 1), groups=2)
+C3S, T3 = nn.Conv3d(4, 6, (2, 3, 4), padding="same"), nn.ConvTranspose3d(4, 6, 3, 2, output_padding=(0, 1, 0), groups=2)
 LIN, PRELU = nn.Linear(8, 3), nn.PReLU(4)
 
 
@@ -68,7 +70,7 @@ def same(net: nn.Module, x: Tensor, bound: float = 0.0) -> list[Step]:
     return steps
 
 
-ROW = (2, 4, 9)
+ROW, VOLUME = (2, 4, 9), (2, 4, 5, 6, 7)
 # op, shape of x, spellings: modules, or functions of x.
 FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("conv", ROW, [C1, lambda x, m: F.conv1d(x, m.weight, m.bias), lambda x, m: torch.conv1d(x, m.weight, m.bias, 1)]),
@@ -76,6 +78,9 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("conv", (), [C2G, lambda x, m: F.conv2d(x, m.weight, None, (2, 1), [1, 0], (1, 2), 2)]),
     ("conv", ROW, [C1S, lambda x, m: F.conv1d(x, m.weight, m.bias, padding="same", dilation=3)]),
     ("conv", (), [C2S, lambda x, m: F.conv2d(x, m.weight, m.bias, padding="same")]),
+    ("conv", VOLUME, [C3, lambda x, m: F.conv3d(x, m.weight, m.bias, (2, 1, 1), (0, 1, 2), (2, 1, 1), 2)]),
+    ("conv", VOLUME, [C3S, lambda x, m: torch.conv3d(x, m.weight, m.bias, padding="same")]),
+    ("conv_transpose", VOLUME, [T3, lambda x, m: F.conv_transpose3d(x, m.weight, m.bias, 2, 0, (0, 1, 0), 2)]),
     ("conv_transpose", ROW, [T1, lambda x, m: F.conv_transpose1d(x, m.weight, m.bias)]),
     ("conv_transpose", (), [T2, lambda x, m: F.conv_transpose2d(x, m.weight, m.bias)]),
     ("conv_transpose", (), [T2G, lambda x, m: F.conv_transpose2d(x, m.weight, m.bias, 2, 1, 1, 2)]),
@@ -105,6 +110,10 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
      + [lambda x: x.log_softmax(-1)]),
     ("max_pool", ROW, [nn.MaxPool1d(3), lambda x: F.max_pool1d(x, 3), lambda x: torch.max_pool1d(x, 3)]),
     ("max_pool", (), [nn.MaxPool2d(3, 2, 1, ceil_mode=True), lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True)]),
+    ("max_pool", VOLUME, [nn.MaxPool3d(3, 2, 1, ceil_mode=True), lambda x: F.max_pool3d(x, 3, 2, 1, ceil_mode=True)]),
+    ("avg_pool", VOLUME, [nn.AvgPool3d((3, 2, 1), padding=(1, 0, 0), count_include_pad=False)]
+     + [lambda x: F.avg_pool3d(x, (3, 2, 1), padding=(1, 0, 0), count_include_pad=False)]),
+    ("avg_pool", VOLUME, [nn.AvgPool3d(2, divisor_override=3), lambda x: F.avg_pool3d(x, 2, divisor_override=3)]),
     ("avg_pool", ROW, [nn.AvgPool1d(3, 2), lambda x: F.avg_pool1d(x, 3, 2), lambda x: torch.avg_pool1d(x, 3, 2)]),
     ("avg_pool", (), [nn.AvgPool2d((3, 2), padding=1, count_include_pad=False)]
      + [lambda x: F.avg_pool2d(x, (3, 2), padding=1, count_include_pad=False)]),
@@ -113,6 +122,8 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("adaptive_avg_pool", (), [nn.AdaptiveAvgPool2d(3), lambda x: F.adaptive_avg_pool2d(x, (3, 3))]),
     ("adaptive_max_pool", ROW, [nn.AdaptiveMaxPool1d(2), lambda x: F.adaptive_max_pool1d(x, 2)]),
     ("adaptive_max_pool", (), [nn.AdaptiveMaxPool2d((3, 2)), lambda x: F.adaptive_max_pool2d(x, (3, 2))]),
+    ("adaptive_avg_pool", VOLUME, [nn.AdaptiveAvgPool3d((2, 4, 3)), lambda x: F.adaptive_avg_pool3d(x, (2, 4, 3))]),
+    ("adaptive_max_pool", VOLUME, [nn.AdaptiveMaxPool3d((2, 4, 3)), lambda x: F.adaptive_max_pool3d(x, (2, 4, 3))]),
     ("mean", (), [lambda x: x.mean((2, 3)), lambda x: x.mean(dim=[2, 3]), lambda x: torch.mean(x, axis=(2, 3))]),
     ("mean", (), [lambda x: x.mean(), torch.mean]),
     ("sum", (), [lambda x: x.sum(1, keepdim=True), lambda x: torch.sum(x, 1, True)]),
@@ -141,12 +152,15 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("minimum", (), [lambda x: x.argmax(1).clamp(max=0.5), lambda x: x.argmax(1).clamp_max(0.5)]),
     ("resize", (), [nn.Upsample(scale_factor=2), lambda x: F.interpolate(x, scale_factor=2)]),
     ("resize", (), [lambda x: F.interpolate(x, (5, 7), mode="bilinear")]),
+    ("resize", VOLUME, [nn.Upsample((5, 7, 4), mode="trilinear", align_corners=True)]
+     + [lambda x: F.interpolate(x, (5, 7, 4), mode="trilinear", align_corners=True)]),
     ("pixel_shuffle", (), [nn.PixelShuffle(2), lambda x: F.pixel_shuffle(x, 2)]),
     ("pixel_unshuffle", (), [nn.PixelUnshuffle(2), lambda x: F.pixel_unshuffle(x, 2)]),
     ("channel_shuffle", (), [nn.ChannelShuffle(2), lambda x: F.channel_shuffle(x, 2)]),
     ("flip", (), [lambda x: x.flip(1, 3), lambda x: torch.flip(x, [1, 3]), lambda x: x.flip((1, 3))]),
     ("roll", (), [lambda x: x.roll(1, 2), lambda x: torch.roll(x, 1, dims=2)]),
     ("edge_pad", (), [nn.ReflectionPad2d(1), lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")]),
+    ("edge_pad", VOLUME, [nn.ReplicationPad3d(2), lambda x: F.pad(x, (2,) * 6, mode="replicate")]),
     ("stack", (), [lambda x: torch.stack((x, x.relu()), 1), lambda x: torch.stack([x, x.relu()], dim=1)]),
     ("flatten", (), [nn.Flatten(), lambda x: x.flatten(1), lambda x: torch.flatten(x, start_dim=1)]),
     ("reshape", (), [lambda x: x.view(2, -1), lambda x: x.reshape((2, -1)), lambda x: torch.reshape(x, (2, -1))]),
@@ -165,6 +179,7 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("getitem", (), [lambda x: x[:, 1:3, ..., None], lambda x: x[(slice(None), slice(1, 3), Ellipsis, None)]]),
     ("pad", (), [nn.ZeroPad2d((1, 0, 2, 1)), lambda x: F.pad(x, (1, 0, 2, 1))]
      + [lambda x: F.pad(x, [1, 0, 2, 1], value=0)]),
+    ("pad", VOLUME, [nn.ConstantPad3d((1, 0, 2, 1, 0, 3), 0.5), lambda x: F.pad(x, (1, 0, 2, 1, 0, 3), value=0.5)]),
     ("output", (), [nn.Identity(), nn.Dropout(), nn.Dropout2d(), lambda x: x.contiguous(), torch.clone]
      + [lambda x: x.detach()]
      + [lambda x: F.dropout(x, 0.5, training=False), torchvision.ops.StochasticDepth(0.5, "row")]),
@@ -337,6 +352,7 @@ FOLDS: dict[str, tuple[nn.Module, tuple[int, ...], int]] = {  # net, shape, step
         (2, 4, 8, 8),
         0,
     ),
+    "volumes": (nn.Sequential(nn.Conv3d(4, 6, 3, groups=2), nn.BatchNorm3d(6)), (2, 4, 5, 4, 3), 0),
     "linear": (nn.Sequential(nn.Linear(4, 6), nn.Dropout(), nn.BatchNorm1d(6)), (32, 4), 0),
     "linear after flatten": (nn.Sequential(nn.Flatten(), nn.Linear(36, 6), nn.BatchNorm1d(6)), (32, 4, 9), 0),
     "rows": (nn.Sequential(nn.Linear(9, 6), nn.BatchNorm1d(4)), ROW, 1),

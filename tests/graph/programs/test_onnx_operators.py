@@ -88,6 +88,10 @@ def test_what_the_evaluator_does_not_know_follows_the_standard() -> None:
     assert np.array_equal(
         computed(*one("MaxPool", image, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 0, 2, 1]))[0], wanted
     )
+    volume = torch.randn(1, 2, 5, 6, 4)
+    found = computed(*one("MaxPool", volume.numpy(), kernel_shape=[2, 3, 2], strides=[2, 2, 1], pads=[0, 1, 0] * 2))[0]
+    assert np.array_equal(found, torch.nn.functional.max_pool3d(volume, (2, 3, 2), (2, 2, 1), (0, 1, 0)))
+    assert np.array_equal(computed(*one("GlobalMaxPool", volume.numpy()))[0], volume.amax((2, 3, 4), keepdim=True))
     for auto, pads in (("SAME_UPPER", [0, 1, 1, 1]), ("SAME_LOWER", [1, 1, 0, 1])):  # of 7 x 6 values to 4 x 2
         for op in ("MaxPool", "AveragePool"):
             same, given = ({"auto_pad": auto}, {"pads": pads})

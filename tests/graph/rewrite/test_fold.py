@@ -78,6 +78,7 @@ def test_sums_by_halves_are_sums(length: int) -> None:
 LAYERS = {
     "conv": lambda bias: (nn.Conv2d(4, 6, 3, bias=bias), nn.BatchNorm2d(6, eps=0.5)),
     "conv_transpose": lambda bias: (nn.ConvTranspose2d(4, 6, 3, groups=2, bias=bias), nn.BatchNorm2d(6, eps=0.5)),
+    "conv3d": lambda bias: (nn.Conv3d(4, 6, 2, groups=2, bias=bias), nn.BatchNorm3d(6, eps=0.5)),
     "linear": lambda bias: (nn.Linear(4, 6, bias), nn.BatchNorm1d(6, eps=0.5)),
 }
 
@@ -103,8 +104,8 @@ def folded(net: nn.Module, x: Tensor) -> list[str]:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_batch_norms_become_weights_of_the_layer_before(kind: str, bias: bool) -> None:
     layer, norm = LAYERS[kind](bias)
-    x = torch.randn((5, 4) if kind == "linear" else (5, 4, 6, 6))
-    assert folded(nn.Sequential(layer, drawn(norm)), x) == [kind]
+    x = torch.randn({"linear": (5, 4), "conv3d": (5, 4, 3, 4, 5)}.get(kind, (5, 4, 6, 6)))
+    assert folded(nn.Sequential(layer, drawn(norm)), x) == [kind.removesuffix("3d")]
 
 
 class Shared(nn.Module):

@@ -56,6 +56,17 @@ def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties:
     assert result["error"] <= 17 * 2.0**-16 < 0.01 * result["largest"], result
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "k", "m"), [("public", 64, 0), ("1", 64, 0), ("public", 20, 12)])
+def test_a_unet_on_volumes_agrees_with_torch(weights: str, k: int, m: int) -> None:
+    """With exact windows each of 20 layers rounds to 2^-16, and batch norms keep errors from growing on their way."""
+    ended = succeed(["-m", "tests.jobs.programs", "unet3d", weights, str(k), str(m)], 2)
+    result = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert result["error"] <= (20 * 2.0**-16 if k == 64 else 0.05 * result["largest"]), result
+    # Of 32,768 places, those may change whose two largest results differ by less than twice the error.
+    assert result["kept"] >= (0.999 if k == 64 else 0.98), result
+
+
 POOLS = [
     (nn.AdaptiveAvgPool2d((3, 4)), (2, 3, 7, 10)),
     (nn.AdaptiveAvgPool2d((5, 6)), (2, 3, 4, 6)),  # more windows than places
@@ -63,6 +74,8 @@ POOLS = [
     (nn.AdaptiveMaxPool2d((3, 4)), (2, 3, 7, 10)),
     (nn.AdaptiveMaxPool2d((6, 5)), (2, 3, 6, 4)),
     (nn.AdaptiveMaxPool1d(4), (2, 3, 9)),
+    (nn.AdaptiveAvgPool3d((2, 3, 4)), (2, 3, 5, 4, 3)),
+    (nn.AdaptiveMaxPool3d((3, 2, 4)), (2, 3, 4, 5, 3)),
 ]
 
 
@@ -71,7 +84,7 @@ def test_adaptive_pooling_that_does_not_divide(pool: nn.Module, shape: tuple[int
     """Windows of lengths that differ by one, as torch has them; behind a layer that leaves few integer bits, too."""
     torch.manual_seed(0)
     x = torch.randn(shape)
-    before = nn.Conv1d(3, 3, 1) if len(shape) == 3 else nn.Conv2d(3, 3, 1)
+    before = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3](3, 3, 1)
     for net in (pool, nn.Sequential(before, nn.SiLU(), pool, nn.ReLU())):
         for mode in ("exact", "fast"):
             with torch.no_grad():

@@ -26,6 +26,7 @@ def whole(*shape: int) -> Tensor:
         ("mul", (2, 5, 3, 3), (5,), {}, (-1, 1, 1)),
         ("conv1d", (2, 4, 7), (6, 2, 3), {"stride": [2], "groups": 2}, None),
         ("conv2d", (2, 4, 5, 5), (6, 2, 3, 3), {"stride": [2, 1], "padding": [1, 1], "groups": 2}, None),
+        ("conv3d", (2, 4, 4, 5, 3), (6, 2, 3, 2, 3), {"stride": [2, 1, 1], "padding": [1, 0, 1], "groups": 2}, None),
         ("conv_transpose1d", (2, 4, 5), (4, 3, 3), {"stride": [2], "groups": 2}, None),
         ("conv_transpose2d", (2, 4, 5, 5), (4, 3, 3, 3), {"stride": [2, 2], "output_padding": [1, 0]}, None),
     ],

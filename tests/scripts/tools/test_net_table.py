@@ -79,7 +79,7 @@ class Words(nn.Module):
 
 
 TINY = {
-    "words": Entry("torch", Words, tokens=(4, 8), keyword="inputs_embeds"),
+    "words": Entry("torch", Words, shape=(4, 8), keyword="inputs_embeds"),
     "images": Entry("torch", lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), 8),
 }
 

@@ -106,7 +106,7 @@ def _resized(
         hint = "export with sizes in place of scales: runtimes differ in where the last element lies"
         raise InputError("align_corners with scales that do not give whole sizes", hint=hint)
     at = {dim: _coordinates(old[dim], new[dim], factors[dim], place) for dim in dims}
-    images, space = min(dims) >= 2 and len(old) in (3, 4), list(range(2, len(old)))
+    images, space = min(dims) >= 2 and len(old) in (3, 4, 5), list(range(2, len(old)))
     if mode == "nearest":
         chosen = {dim: _nearest(at[dim], old[dim], rounding) for dim in dims}
         for name in ("nearest", "nearest-exact") if images else ():
@@ -126,7 +126,7 @@ def _resized(
             raise InputError(f"cubic resizing with coordinate_transformation_mode={place!r}", hint=hint)
         return F.interpolate(x, size=[new[dim] for dim in space], mode="bicubic", align_corners=corners)
     if usual and exact and images:
-        kind = "linear" if len(space) == 1 else "bilinear"
+        kind = ("linear", "bilinear", "trilinear")[len(space) - 1]
         doubled = all(factors[dim] >= 1 and math.log2(factors[dim]).is_integer() for dim in dims)
         if doubled and not corners:  # exact in private, where the factors are known
             return F.interpolate(x, scale_factor=[factors[dim] for dim in space], mode=kind, align_corners=False)

@@ -395,9 +395,8 @@ def padded(data: Any, sides: Sequence[tuple[int, int]], mode: str, filled: Any) 
     if mode == "constant":
         return F.pad(data, flat, value=filled)
     dims, spatial = rank(data), len(sides) - first
-    if (dims, spatial) in ((3, 1), (4, 1), (4, 2)) and min(flat) >= 0 and mode != "wrap":
-        flat = flat + [0, 0] if (dims, spatial) == (4, 1) else flat
-        return F.pad(data, flat, mode=_MODES[mode])
+    if 3 <= dims <= 5 and spatial <= dims - 2 and min(flat) >= 0 and mode != "wrap":
+        return F.pad(data, flat + [0, 0] * (dims - 2 - spatial), mode=_MODES[mode])
     for dim, (before, behind) in enumerate(sides):
         size = shape(data)[dim]
         if (before, behind) == (0, 0):
