@@ -148,6 +148,7 @@ def builder(
     aim: whether tables are for fewest rounds or fewest bytes.
     """
     comparison = named(protocol)
+    made: dict[Any, tuple[Step, Linear]] = {}  # with its step, whose tensors keep their identities
 
     def build(step: Step) -> Built:
         if step.op == "custom":
@@ -158,11 +159,26 @@ def builder(
         compare = comparison(config.window(step.name), aim=aim)
         if step.op in ON_ROWS:
             layer = ON_ROWS[step.op](step, compare, config.rows_of(step.name))
+        elif (key := call_of_weights(step)) in made:
+            layer = made[key][1].again()
         else:
             layer = BUILDERS[step.op](step, compare, owner)
+            if key is not None and isinstance(layer, Linear):
+                made[key] = step, layer
         return Built(layer, None, layer.input_limit, layer.whole_input)
 
     return build
+
+
+def call_of_weights(step: Step) -> Any:
+    """Return a key that two steps share if they apply the same weights in the same way, as a recurrent net's steps do.
+
+    Weights count as the same if they are one tensor. None for steps that are neither linear layers nor convolutions.
+    """
+    if step.op not in ("linear", "conv", "conv_transpose"):
+        return None
+    attrs = (id(value) if isinstance(value, Tensor) else repr(value) for value in step.attrs.values())
+    return step.op, *step.attrs, *attrs
 
 
 def _bind(step: Step) -> Callable[..., Any]:

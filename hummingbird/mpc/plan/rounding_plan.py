@@ -155,12 +155,16 @@ class Planner:
     def _coarsen(self) -> None:
         """Round the public weights of each linear layer to no more bits of fraction than the layers after it need."""
         needed = [0] * len(self._steps)
+        made: dict[tuple[int, int], Linear] = {}  # layers may share a weight, by bits of fraction
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
             own = needed[number]
             if isinstance(built.layer, Layer):
                 if isinstance(built.layer, Linear):
-                    self._built[number] = Built(built.layer.coarser(own), None, built.limit, built.whole)
+                    key = id(built.layer.weight), own
+                    layer = made[key].again() if key in made else built.layer.coarser(own)
+                    self._built[number] = Built(layer, None, built.limit, built.whole)
+                    made.setdefault(key, layer)
                 own = built.layer.weight_scale(own)
             elif built.layer is not None or built.whole:
                 own = WEIGHT_SCALE
