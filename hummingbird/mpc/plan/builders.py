@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hummingbird.bits import EXACT, BitConfig, BitWindow, Rows
 from hummingbird.cost import FREE
 from hummingbird.graph import OPS, Ref, Step
+from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
@@ -254,7 +255,7 @@ def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 def _add(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "value" in step.attrs:
         return AddConstant(_constant(step), owner=_owner(step, owner))
-    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
+    return Combine(lambda xs: xs[0] + xs[1], "add", 1, step.attrs.get("most"))
 
 
 def _sub(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
@@ -396,6 +397,7 @@ BUILDERS: dict[str, Build] = {
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
     "constant": lambda step, comparison, owner: Constant(_constant(step), owner),
     "pad": _pad,
+    "shown": lambda step, comparison, owner: Local(lambda x, mask: x * put(mask, x.device).long(), "where shown"),
     "share_public": lambda step, comparison, owner: SharePublic(step.attrs.get("shown", False)),
     "embedding": lambda step, comparison, owner: Embedding(step.attrs["weight"], owner),
     **dict.fromkeys(
