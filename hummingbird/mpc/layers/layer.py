@@ -410,6 +410,10 @@ class Combine(Layer):
     def out_scale(self, scales: Sequence[int]) -> int:
         return max(scales)
 
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        # A shift to the left leaves as many bits fewer of a share in the result.
+        return [max(1, later - (max(scales) - scale)) for scale in scales]
+
     def grain(self) -> int:
         highest = max(given.scale for given in self.given)
         return min(given.grain + highest - given.scale for given in self.given)
