@@ -61,15 +61,17 @@ def pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bo
     """
     if not isinstance(input, fx.Proxy):
         return _PACK(input, lengths, batch_first, enforce_sorted)
+    x: Any = input
     if isinstance(lengths, fx.Proxy):
-        if lengths.tracer.known(lengths).dtype not in PUBLIC_TYPES:  # type: ignore[attr-defined]
+        tracer: Any = lengths.tracer
+        if tracer.known(lengths).dtype not in PUBLIC_TYPES:
             what = "pack_padded_sequence with private lengths"
             raise Unsupported(what, "give them as int64, which are public: example=(x, lengths)")
     else:
         lengths = torch.as_tensor(lengths, dtype=torch.int64)
     time = 1 if batch_first else 0
-    mask = inside(lengths, input.shape[time])  # here, so that wrong lengths are refused before the layer runs
-    return Sequences(input, time, lengths, mask)
+    mask = inside(lengths, x.shape[time])  # here, so that wrong lengths are refused before the layer runs
+    return Sequences(x, time, lengths, mask)
 
 
 def pad(

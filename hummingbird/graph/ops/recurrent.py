@@ -102,7 +102,7 @@ def _sequence(
     w, v = (arranged(getattr(layer, kind + names)) for kind in ("weight_ih", "weight_hh"))
     b, c = (arranged(getattr(layer, kind + names)) if layer.bias else None for kind in ("bias_ih", "bias_hh"))
     project = getattr(layer, "weight_hr" + names) if layer.proj_size else None
-    parts = [(a,) for a in F.linear(x, w, b).unbind(time)]
+    parts: list[tuple[Any, ...]] = [(a,) for a in F.linear(x, w, b).unbind(time)]
     most, first = most_after(len(parts), grows, state), state
 
     def run(a: Any, *state: Any) -> State:
