@@ -20,6 +20,7 @@ from hummingbird.graph.calls import shapes_for, unpacked
 from hummingbird.graph.ops.recurrent import ERROR, gru_grows, lstm_grows, most_after
 from hummingbird.graph.steps import Step
 from hummingbird.mpc.layers.linear import Linear
+from hummingbird.mpc.layers.products import Multiply
 from tests.support.covering import every
 from tests.support.operations import SMOOTH
 
@@ -200,6 +201,14 @@ def test_rounds_of_a_step(make: Any, rounds: int) -> None:
         # All steps share their weights; those of the first and the last steps may be rounded otherwise.
         assert len(layers) > steps - 2 and len({id(layer.weight) for layer in layers}) <= 4
     assert totals[1] - totals[0] == rounds, totals
+
+
+def test_a_state_is_opened_in_the_bits_that_its_bound_or_its_window_takes() -> None:
+    """16 bits of fraction, a bound's bits, and `held`'s 3: c < 2^3 within [20:..), and < 2^4 after 14 steps."""
+    for k, bits in ((20, 16 + 3 + 3), (30, 16 + 4 + 3)):
+        private = build(Layer(nn.LSTM).eval(), BitWindow(k, 12), example=torch.zeros(2, 14, 3))
+        opened = [layer._opened(layer._ring) for s in private.plan if isinstance(layer := s.layer, Multiply)]
+        assert opened[-2][1][1] == bits, k  # the last step's product with the state; behind it is o tanh(c)
 
 
 def test_what_packing_is_refused_and_how() -> None:
