@@ -23,7 +23,17 @@ from hummingbird.graph import Step, properties
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
-from hummingbird.mpc.plan.builders import BUILDERS, CUSTOM, PLAIN, bare, builder, check_ranges, check_rows, compares
+from hummingbird.mpc.plan.builders import (
+    BUILDERS,
+    CUSTOM,
+    PLAIN,
+    bare,
+    builder,
+    call_of_weights,
+    check_ranges,
+    check_rows,
+    compares,
+)
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
@@ -94,6 +104,7 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
         steps = columns.kept(steps)
     elif owner.known:
         found += columns.lost(steps, config)
+    built: set[Any] = set()
     for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
             hint = "net.to_empty(device='cpu'), then load_state_dict"
@@ -103,7 +114,8 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
         elif step.op not in BUILDERS and step.op not in PLAIN:
             hint = "register_converter can teach one for its module"
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
-        elif step.op in BUILDERS:
+        elif step.op in BUILDERS and ((key := call_of_weights(step)) is None or key not in built):
+            built.add(key)
             try:
                 BUILDERS[step.op](step, Gmw(EXACT), owner)
             except InputError as error:

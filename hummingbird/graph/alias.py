@@ -7,6 +7,7 @@ a part or another shape of the tensor; where such a value is read later, the net
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -88,6 +89,7 @@ def in_place(root: nn.Module, node: fx.Node) -> bool:
     return False
 
 
+@functools.lru_cache(1024)
 def _parameters(function: Any) -> list[str]:
     """Return the names of a function's parameters; [] for a builtin function without a signature."""
     try:

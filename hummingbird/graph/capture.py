@@ -28,7 +28,8 @@ from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import ANY, is_unsupported, module_hint
-from hummingbird.graph.ops.recurrent import LAYERS, unrolled
+from hummingbird.graph.ops.packed import stand_ins
+from hummingbird.graph.ops.recurrent import UNROLLED, unrolled
 from hummingbird.graph.ops.vocabulary import module_rule
 from hummingbird.graph.programs import ProgramNet
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
@@ -37,6 +38,7 @@ from hummingbird.structure import TENSOR, Structure, flatten
 _HINTS = {  # by words of errors that torch.fx and Python raise
     "not installed as a submodule": "make the layer in __init__ and keep it as an attribute: self.layer = ...",
     "interpreted as an integer": "write sizes as numbers",
+    "_pack_padded_sequence": "call torch's pack_padded_sequence by this name",
     "argument of type": "use Python's numbers and torch's tensors",
 }
 _SIZES = (2, 3), (4, 7)  # batch sizes of the two traces that leave the batch free
@@ -149,7 +151,7 @@ class _Tracer(SymbolTracer):
 
     def _unrolls(self, m: nn.Module) -> bool:
         """Whether the trace replaces `m`, a recurrent layer, by calls for each time step; this needs an example."""
-        known = type(m) in LAYERS and type(m) not in self.custom
+        known = type(m) in UNROLLED and type(m) not in self.custom
         return known and self.running is not None and self.path_of_module(m) not in self.opaque
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -171,7 +173,7 @@ class _Tracer(SymbolTracer):
             if self._unrolls(m):
                 if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m):
                     self.refuse("a hook, or another forward(), on a recurrent layer would be lost", "remove it first")
-                assert isinstance(m, nn.RNNBase)
+                assert isinstance(m, (nn.RNNBase, nn.RNNCellBase))
                 forward = partial(unrolled, m)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -304,7 +306,8 @@ def _capture(
         tracer = _Tracer(custom, opaque, example, running)
         try:
             opened = nullcontext() if example is None else _wrapped_functions_open()
-            with _TRACING, answering(), Sizing(tracer), opened:
+            packing = nullcontext() if example is None else stand_ins(net)
+            with _TRACING, answering(), Sizing(tracer), opened, packing:
                 graph = tracer.trace(net)
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
@@ -357,7 +360,7 @@ def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> li
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)
-        if is_unsupported(module) and not (example is not None and type(module) in LAYERS)
+        if is_unsupported(module) and not (example is not None and type(module) in UNROLLED)
     ]
 
 

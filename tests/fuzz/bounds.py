@@ -286,8 +286,9 @@ BOUNDS: dict[str, Bound] = {
     "resize": _resize,
     "constant": lambda a, rounding: torch.full_like(a["value"].double(), HALF),
     "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
+    "shown": lambda a, rounding, x, e, mask, _: OPS["shown"](a, e, mask),
 }
-MOVES = builders.MOVES | {"output", "getitem", "size", "int"}
+MOVES = builders.MOVES | {"output", "getitem", "size", "int", "public_constant", "public_call"}
 
 
 def walk(steps: Sequence[Step], x: Tensor, parties: int, public: bool = False) -> tuple[list[Any], list[Any]]:

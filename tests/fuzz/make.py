@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.fuzz.draw import ELEMENTS, HIGHEST, Draw, Impossible
 from tests.fuzz.grammar import KINDS
@@ -43,6 +44,21 @@ def filled(module: nn.Module, gain: float, seed: int, var: float = 1.0, mean: fl
             elif tensor.is_floating_point():
                 tensor.normal_(generator=generator).mul_(mean if name == "running_mean" else gain)
     return module
+
+
+def by_hand(cell: nn.RNNCellBase, x: Tensor) -> Tensor:
+    """The states h of a recurrent cell that goes through x, (batch, time, features)."""
+    state, found = None, []
+    for time in range(x.shape[1]):
+        state = cell(x[:, time], state)
+        found.append(state[0] if isinstance(cell, nn.LSTMCell) else state)
+    return torch.stack(found, 1)
+
+
+def on_packed(layer: nn.RNNBase, x: Tensor, lengths: list[int]) -> Tensor:
+    """The states of a recurrent layer on sequences of these lengths, padded as x is, (batch, time, features)."""
+    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=x.shape[1])[0]
 
 
 @dataclass
@@ -86,6 +102,7 @@ class Recipe:
 
 def _names() -> dict[str, Any]:
     given = {"filled": filled, "normal": normal, "raw": raw, "standardising": standardising, "spread": spread}
+    given |= {"by_hand": by_hand, "on_packed": on_packed}
     return {"torch": torch, "nn": nn, "F": F, "operator": operator} | given
 
 

@@ -32,7 +32,7 @@ from hummingbird.commands.program import end
 from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench.party import workers
-from tests.fuzz import he, hybrid
+from tests.fuzz import he, hybrid, recurrent
 from tests.fuzz.bounds import UNIT
 from tests.fuzz.grammar import KINDS
 from tests.fuzz.run import VERDICTS, Result, details, judge
@@ -41,6 +41,7 @@ CHUNK = 8  # nets that a process takes at a time
 FAILED = ("wrong", "raw")
 _GRAMMARS: dict[str, tuple[Callable[[int], str], Callable[[int], Result], Iterable[str]]] = {
     "private": (details, judge, KINDS),
+    "recurrent": (recurrent.details, recurrent.judge, recurrent.KINDS),
     "two-party": (hybrid.details, hybrid.judge, hybrid.WEIGHTS),
     "encrypted": (he.details, he.judge, he.WEIGHTS),
 }

@@ -87,7 +87,7 @@ class Truth:
             _largest(step, v)
             for step, value in zip(self.steps, self.values, strict=True)
             for v in (value if isinstance(value, tuple) else (value,))
-            if isinstance(v, Tensor) and v.numel()
+            if isinstance(v, Tensor) and v.numel() and v.dtype != torch.bool  # a public mask
         ]
         return max(found)
 
@@ -100,9 +100,12 @@ def _largest(step: Step, value: Tensor) -> float:
     return float(shown.abs().max())
 
 
-def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False) -> Truth:
-    """Everything in float64; raises what tracing raises. public: whether weights are, which are then held to more."""
-    steps = graph.trace(net)
+def truth(net: nn.Module, x: Tensor, parties: int, public: bool = False, example: Tensor | None = None) -> Truth:
+    """Everything in float64; raises what tracing raises. public: whether weights are, which are then held to more.
+
+    example: with which the net is traced, if it needs one.
+    """
+    steps = graph.trace(net, example=example)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # what torch makes of integers, after argmax
     try:
@@ -190,16 +193,21 @@ def _windows(made: Recipe, known: Truth) -> BitConfig:
 
 def judge(number: int, tamper: Tamper | None = None) -> Result:
     """Make net `number`, compute it twice, and compare."""
-    made = recipe(number)
+    return judged(recipe(number), tamper)
+
+
+def judged(made: Recipe, tamper: Tamper | None = None, example: bool = False) -> Result:
+    """Compute a net twice, and compare. example: whether the net is traced with its input for torch's results, too."""
     protocol = made.protocol if made.aim == "latency" else f"{made.protocol}, {made.aim}"
-    result = Result(number, "raw", kinds=made.kinds, protocol=protocol, parties=made.parties)
+    result = Result(made.number, "raw", kinds=made.kinds, protocol=protocol, parties=made.parties)
     result.weights = "public" if made.weights == "public" else "private"
     result.windows = "exact" if made.headroom is None else "windows"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, on shapes that are odd on purpose
         try:
             net, x = made.build()
-            known = truth(net, x, made.parties, made.weights == "public" and made.headroom is None)
+            public = made.weights == "public" and made.headroom is None
+            known = truth(net, x, made.parties, public, x if example else None)
             if known.largest_inside >= RANGE:
                 result.verdict = "out of range"
                 return result
@@ -256,11 +264,15 @@ def _cut(steps: Sequence[Step], index: int) -> list[Step]:
 
 def details(number: int) -> str:
     """Net `number` as code, the verdict, and the error of every step as if the net ended there."""
-    made, result = recipe(number), judge(number)
+    return shown(recipe(number), judge(number))
+
+
+def shown(made: Recipe, result: Result, example: bool = False) -> str:
+    """A net as code, its verdict, and the error of every step as if the net ended there. example: as for `judged`."""
     net, x = made.build()
     lines = [made.source, f"# protocol {made.protocol}, {made.parties} parties, weights {made.weights}", str(result)]
     try:
-        known = truth(net, x, made.parties)
+        known = truth(net, x, made.parties, example=x if example else None)
         lines.append(f"torch:   {_some(known.output)}")
         lines.append(f"private: {_some(private_output(made, net, x, known))}")
     except Exception as error:  # noqa: BLE001 - shown, as the verdict above

@@ -17,7 +17,7 @@ from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.sharing import Shared
-from tests.fuzz import nets, run
+from tests.fuzz import nets, recurrent, run
 from tests.fuzz.bounds import BOUNDS, MOVES, UNIT, walk
 from tests.fuzz.grammar import KINDS
 from tests.fuzz.make import PAIRS, SPREAD, recipe
@@ -38,7 +38,7 @@ def test_two_hundred_random_nets_are_right_or_refused() -> None:
 
 
 def test_every_operation_has_a_bound() -> None:
-    undrawn = {"pack", "public", "public_constant", "public_call", "share_public", "embedding"}  # no random net has one
+    undrawn = {"pack", "public", "share_public", "embedding"}  # no random net has one
     assert set(BOUNDS) | MOVES | undrawn | {"input", "custom", "elementwise"} == set(OPS)
     assert not set(BOUNDS) & MOVES
 
@@ -226,3 +226,13 @@ def test_one_net_is_shown_with_the_errors_of_its_steps(capsys: pytest.CaptureFix
     assert nets.main(["--only", "2"]) == 0
     shown = capsys.readouterr().out
     assert "class Net(nn.Module)" in shown and "private:" in shown and ", bound " in shown
+
+
+# Recurrent nets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [range(2), pytest.param(range(2, 60), marks=pytest.mark.slow)])
+def test_random_recurrent_nets_are_right(numbers: range) -> None:
+    found = [recurrent.judge(number) for number in numbers]
+    assert {result.verdict for result in found} <= {"right", "out of range"}, found
+    assert len(numbers) < 8 or {kind for result in found for kind in result.kinds} == recurrent.KINDS.keys()

@@ -1,6 +1,6 @@
 """Public inputs at two parties: `python -m tests.jobs.public_inputs COUNT`. Party 0 prints one line of JSON.
 
-COUNT: of the nets, up to 3.
+COUNT: of the nets, up to 4.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hummingbird
 from hummingbird.errors import AgreementError
@@ -45,6 +46,24 @@ class Rows(nn.Module):
         return self.head(self.table(ids).relu().mean(1))
 
 
+class Sequences(nn.Module):
+    """A GRU in both directions on sequences of public lengths, four steps of two private numbers at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(2, 4, batch_first=True, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        lengths = mask.sum(1).clamp(1, 4)
+        packed = pack_padded_sequence(x.view(-1, 4, 2), lengths, batch_first=True, enforce_sorted=False)
+        out, last = self.layer(packed)
+        padded, _ = pad_packed_sequence(out, batch_first=True, total_length=4)
+        return self.head(padded.sum(1) + last.transpose(0, 1).flatten(1))
+
+
+TAKES = {Words: slice(3), Rows: slice(1), Sequences: slice(1, 3)}
+
+
 def numbers(seed: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     mask = (torch.rand(batch, 6, generator=draw) > 0.3).long()
@@ -62,13 +81,13 @@ def compare(kind: type[nn.Module], owner: Any, batches: list[int]) -> list[float
 
     right = make(3)
     net = right if owner in ("public", rank) else make(4)
-    count = 3 if kind is Words else 1
-    example = numbers(0, 2)[:count]
+    takes = TAKES[kind]
+    example = numbers(0, 2)[takes]
     private = hummingbird.convert_model(net, weights=owner, example=example)
     private.images_per_slice = 2
     found = []
     for seed, batch in enumerate(batches):
-        given = numbers(seed + 5, batch)[:count]
+        given = numbers(seed + 5, batch)[takes]
         shared = [hummingbird.cryptensor(x, src=0) if x.is_floating_point() else x for x in given]
         with hummingbird.meter() as m:
             out = private(*shared).get_plain_text()
@@ -92,7 +111,7 @@ def disagree() -> str:
 
 def main() -> None:
     session = launch.init(timeout=HANG)
-    pairs: list[tuple[type[nn.Module], Any]] = [(Words, 1), (Rows, 0), (Words, "public")]
+    pairs: list[tuple[type[nn.Module], Any]] = [(Words, 1), (Rows, 0), (Sequences, 1), (Words, "public")]
     errors = {f"{kind.__name__} {owner}": compare(kind, owner, [1, 3]) for kind, owner in pairs[: int(sys.argv[1])]}
     told = disagree()
     assert "disagree on ids" in told and "party 0 has" in told and "party 1 has" in told, told

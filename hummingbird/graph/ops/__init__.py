@@ -10,7 +10,8 @@ pools.py             maximum and average pools
 arithmetic.py        sums, products, reductions
 select.py            maxima of two values, comparisons, selection
 attention.py         products of two values, masks, attention; encoder.py: torch's transformer encoder
-recurrent.py         RNN, LSTM and GRU, unrolled
+recurrent.py         RNN, LSTM and GRU, and their cells, unrolled
+packed.py            sequences of different lengths in one tensor
 shapes.py            values moved, selected or repeated; resize.py: images resized and rearranged
 public.py            public values, and rows of tables
 functions.py         smooth functions of one value, and several steps that are one such function

@@ -249,7 +249,7 @@ OPS = [
         ranks.same,
         [Spelling(arithmetic("add"), "add", operators="add"), Spelling(addcmul, "addcmul")],
         inputs="x x?",
-        attrs="value?=number|tensor",
+        attrs="value?=number|tensor most?=number",  # most: bound of a recurrent state's magnitude (recurrent.py)
         batch=batch.broadcast,
         integers="promoted",
     ),

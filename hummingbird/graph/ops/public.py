@@ -5,6 +5,7 @@
     public_call      a call of one of the functions below
     share_public     a public value, converted to a private one
     embedding        rows of a table, selected by public numbers
+    shown            x where a public mask is 1 or true, 0 elsewhere
 
 Every party computes them by itself on plain tensors; nothing is sent. If a function is not in the list, or one of its
 arguments is a weight, the call is private: its public arguments become private values first.
@@ -65,6 +66,29 @@ def hidden(mask: Tensor) -> Tensor:
     return (mask - most).clamp(min=HIDDEN)  # a row's softmax is the same less any number
 
 
+def inside(lengths: Any, steps: int) -> Any:
+    """Return the mask (batch, steps) that is true in row i at the first lengths[i] places.
+
+    Raises InputError unless all lengths are from 1 to `steps`.
+    """
+    if isinstance(lengths, fx.Proxy):
+        return lengths.tracer.create_proxy("call_function", inside, (lengths, steps), {})
+    if type(lengths) is Tensor and not lengths.is_meta and lengths.numel():  # not a fake one, which has no numbers
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 1 or most > steps:
+            wrong = least if least < 1 else most
+            what = f"a sequence of length {wrong} in a tensor of {steps} time steps"
+            raise InputError(what, where="lengths", hint=f"lengths from 1 to {steps}")
+    return torch.arange(steps, device=lengths.device) < lengths[:, None]
+
+
+def shown(x: Any, mask: Any) -> Any:
+    """Return x where `mask`, 1 or true, shows it, and 0 elsewhere; the mask must be public."""
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", shown, (x, mask), {})
+    return x * mask.to(x.dtype)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"torch.{name}": getattr(torch, name) for name in _NAMES if hasattr(torch, name)},
     **{f"Tensor.{name}": getattr(Tensor, name) for name in _NAMES if hasattr(Tensor, name)},
@@ -73,10 +97,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "F.pad": F.pad,
     "F.one_hot": F.one_hot,
     "hidden": hidden,
+    "inside": inside,
 }
 _FOUND = {function: name for name, function in FUNCTIONS.items()}
 # Functions that take public values themselves, beside private ones.
-_TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention)
+_TAKERS = (F.embedding, F.embedding_bag, F.scaled_dot_product_attention, shown)
 
 
 def name_of(node: fx.Node) -> str | None:
@@ -100,7 +125,7 @@ def emit(b: StepBuilder, name: str, args: Any, kwargs: dict[str, Any], suffix: s
     kwargs = {key: value for key, value in kwargs.items() if key != "device"}  # all are where the caller's are
     args = [value for value in args if not isinstance(value, torch.device)]
     structure, values = flatten((tuple(args), kwargs), lambda value: isinstance(value, (Ref, Tensor)))
-    found = [_constant(b, value) if isinstance(value, Tensor) else value for value in values]
+    found = [constant_of(b, value) if isinstance(value, Tensor) else value for value in values]
     return b.emit("public_call", *found, suffix=suffix, kind=PUBLIC, function=name, call=_plain(structure))
 
 
@@ -109,7 +134,8 @@ def is_short(value: Any) -> bool:
     return is_public(value) and value.numel() <= MOST_NUMBERS
 
 
-def _constant(b: StepBuilder, value: Tensor) -> Ref:
+def constant_of(b: StepBuilder, value: Tensor) -> Ref:
+    """Emit a step for a public constant, a short tensor of integers or truth values; return a reference to it."""
     if not is_short(value):
         raise Unsupported(f"a constant of {value.numel()} numbers, {value.dtype}, beside public values", "cut it first")
     numbers, shape = tuple(value.reshape(-1).tolist()), tuple(value.shape)
@@ -197,6 +223,10 @@ def embedding_bag(
     rows = embedding(b, input, weight, None, max_norm)
     b.name = name
     return b.emit(mode, rows, dims=(1,), keepdim=False)
+
+
+def _shown(b: StepBuilder, x: Any, mask: Any) -> Ref:
+    return b.emit("shown", b.tensor(x), constant_of(b, mask) if isinstance(mask, Tensor) else mask)
 
 
 # What the steps compute
@@ -345,6 +375,14 @@ OPS = [
         attrs="weight=tensor",
         check=_check_table,
         batch=batch.each,
+    ),
+    Op(
+        "shown",
+        lambda a, x, mask: shown(x, mask.to(x.device)),
+        ranks.first,
+        [Spelling(_shown, functions=(shown,))],
+        inputs="x public",
+        batch=batch.broadcast,
     ),
 ]
 REFUSED = [Refused(_TABLE, names="gather")]

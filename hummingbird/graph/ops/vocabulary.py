@@ -23,6 +23,7 @@ from hummingbird.graph.ops import (
     linear,
     net,
     norms,
+    packed,
     pools,
     public,
     recurrent,
@@ -33,7 +34,7 @@ from hummingbird.graph.ops import (
 from hummingbird.graph.ops.op import Op, Refused, Rule, Spelling
 
 ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
-ROOMS += (shapes, resize, public, functions, elementwise)
+ROOMS += (packed, shapes, resize, public, functions, elementwise)
 OPERATIONS: dict[str, Op] = {op.name: op for room in ROOMS for op in getattr(room, "OPS", ())}
 REFUSED: list[Refused] = [refused for room in ROOMS for refused in getattr(room, "REFUSED", ())]
 SPELLINGS: list[Spelling] = [

@@ -258,18 +258,28 @@ def _recurrent(kind: type[nn.RNNBase], op: Any, nonlinearity: str = "tanh") -> F
         vars(layer).update(zip(names, params, strict=True), training=train, proj_size=0, nonlinearity=nonlinearity)
         vars(layer).update(num_layers=num_layers, bias=has_biases, batch_first=batch_first, dropout=dropout)
         vars(layer).update(bidirectional=bidirectional)
-        states = hx if kind is nn.LSTM else (hx,)
-        output, last = unrolled(layer, input, None if all(map(_is_zero, states)) else hx)
+        output, last = unrolled(layer, input, hx)
         return (output, *last) if kind is nn.LSTM else (output, last)
 
     return call
 
 
-def _is_zero(state: Any) -> bool:
-    """Whether the first state of a recurrent layer is known to be 0: a tensor of zeros, or a symbol for torch.zeros."""
-    if isinstance(state, fx.Proxy):
-        return state.node.target is torch.zeros
-    return isinstance(state, Tensor) and not state.any()
+def _cell(kind: type[nn.RNNCellBase], op: Any, nonlinearity: str = "tanh") -> Function:
+    """Return the function for an operation of ATen that computes one step of a recurrent cell, such as lstm_cell.
+
+    kind: nn.LSTMCell, nn.GRUCell or nn.RNNCell. op, nonlinearity: as for `_recurrent`.
+    """
+
+    def call(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        if not isinstance(input, fx.Proxy):
+            return op(input, hx, w_ih, w_hh, b_ih, b_hh)
+        cell = kind.__new__(kind)
+        nn.Module.__init__(cell)
+        vars(cell).update(weight_ih=w_ih, weight_hh=w_hh, bias_ih=b_ih, bias_hh=b_hh, bias=b_ih is not None)
+        vars(cell).update(nonlinearity=nonlinearity)
+        return unrolled(cell, input, hx)
+
+    return call
 
 
 _SPECIAL: dict[str, Function] = {
@@ -342,6 +352,10 @@ _SPECIAL: dict[str, Function] = {
     "upsample_bilinear2d": _resize("bilinear", True),
     "upsample_bicubic2d": _resize("bicubic", True),
     "upsample_linear1d": _resize("linear", True),
+    "lstm_cell": _cell(nn.LSTMCell, torch.ops.aten.lstm_cell),
+    "gru_cell": _cell(nn.GRUCell, torch.ops.aten.gru_cell),
+    "rnn_tanh_cell": _cell(nn.RNNCell, torch.ops.aten.rnn_tanh_cell),
+    "rnn_relu_cell": _cell(nn.RNNCell, torch.ops.aten.rnn_relu_cell, "relu"),
     "lstm.input": _recurrent(nn.LSTM, torch.ops.aten.lstm.input),
     "gru.input": _recurrent(nn.GRU, torch.ops.aten.gru.input),
     "rnn_tanh.input": _recurrent(nn.RNN, torch.ops.aten.rnn_tanh.input),

@@ -151,6 +151,13 @@ class AddConstant(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], self.size) + 1
 
+    def grain(self) -> int:
+        given = self.given[0]
+        if self.owner is not None or self.value.is_meta or not given.grain:
+            return 0
+        unit = 1 << given.grain
+        return 0 if bool((self.code(given.scale) % unit).any()) else given.grain
+
     def weight_scale(self, later: int) -> int:
         return later
 

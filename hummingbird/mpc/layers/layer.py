@@ -48,7 +48,7 @@ from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.lift import lift, lift_price
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
-from hummingbird.ring import SCALE, WEIGHT_SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE, exponent_of
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: for values with a known bound
 FLOOR = 20  # every value of a net may reach 2^20, unless a smaller bound is known
@@ -385,6 +385,7 @@ class Combine(Layer):
     function: takes the list of shares, such as a sum or torch.cat.
     name: for the layer's printed form.
     growth: the result is below 2^growth times the largest input.
+    most: a known bound of the result; None if there is none but by `growth`.
     """
 
     input_limit = MAX_SCALE
@@ -393,18 +394,25 @@ class Combine(Layer):
         # A shift to the left adds as many valid bits.
         return min(64, *(low + max(scales) - scale for low, scale in zip(valid, scales, strict=True)))
 
-    def __init__(self, function: Callable[[list[Tensor]], Tensor], name: str, growth: int = 0) -> None:
+    def __init__(
+        self, function: Callable[[list[Tensor]], Tensor], name: str, growth: int = 0, most: float | None = None
+    ) -> None:
         super().__init__()
         self.function, self.name, self.growth = function, name, growth
+        self.most = FLOOR if most is None else exponent_of(most)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return max(bounds) + self.growth
+        return min(max(bounds) + self.growth, self.most)
 
     def weight_scale(self, later: int) -> int:
         return later
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return max(scales)
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        # A shift to the left leaves as many bits fewer of a share in the result.
+        return [max(1, later - (max(scales) - scale)) for scale in scales]
 
     def grain(self) -> int:
         highest = max(given.scale for given in self.given)

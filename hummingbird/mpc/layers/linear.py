@@ -187,6 +187,10 @@ class Linear(Layer):
         other.fraction = fraction
         return other
 
+    def again(self) -> Linear:
+        """Return a copy of this layer for another call of the same weights, which both layers share."""
+        return copy.deepcopy(self, {id(self.weight): self.weight})
+
     def share_weights(self, session: Session) -> None:
         if self.owner is not None and self.bias is not None:
             self.bias = sharing.share_secret(session, self.bias, tuple(self.bias.shape), self.owner.rank)

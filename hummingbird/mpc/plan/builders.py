@@ -16,6 +16,7 @@ from hummingbird.cost import FREE
 from hummingbird.errors import ConfigError
 from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.ops import functions
+from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
 from hummingbird.mpc.functions.tabulated import RANGE_HINT, InRange, Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
@@ -157,6 +158,7 @@ def builder(
     aim: the choice of tables, for few rounds or few bytes.
     """
     comparison = named(protocol)
+    made: dict[Any, tuple[Step, Linear]] = {}  # with its step, whose tensors keep their identities
 
     def build(step: Step) -> Built:
         if step.op == "custom":
@@ -167,11 +169,26 @@ def builder(
         compare = comparison(config.window(step.name), aim=aim)
         if step.op in ON_ROWS:
             layer = ON_ROWS[step.op](step, compare, config.rows_of(step.name))
+        elif (key := call_of_weights(step)) in made:
+            layer = made[key][1].again()
         else:
             layer = BUILDERS[step.op](step, compare, owner)
+            if key is not None and isinstance(layer, Linear):
+                made[key] = step, layer
         return Built(layer, None, layer.input_limit, layer.whole_input)
 
     return build
+
+
+def call_of_weights(step: Step) -> Any:
+    """Return a key that two steps share if they apply the same weights in the same way, as a recurrent net's steps do.
+
+    Weights count as the same if they are one tensor. None for steps that are neither linear layers nor convolutions.
+    """
+    if step.op not in ("linear", "conv", "conv_transpose"):
+        return None
+    attrs = (id(value) if isinstance(value, Tensor) else repr(value) for value in step.attrs.values())
+    return step.op, *step.attrs, *attrs
 
 
 def _bind(step: Step) -> Callable[..., Any]:
@@ -247,7 +264,7 @@ def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 def _add(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
     if "value" in step.attrs:
         return AddConstant(_constant(step), owner=_owner(step, owner))
-    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
+    return Combine(lambda xs: xs[0] + xs[1], "add", 1, step.attrs.get("most"))
 
 
 def _sub(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
@@ -417,6 +434,7 @@ BUILDERS: dict[str, Build] = {
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
     "constant": lambda step, comparison, owner: Constant(_constant(step), owner),
     "pad": _pad,
+    "shown": lambda step, comparison, owner: Local(lambda x, mask: x * put(mask, x.device).long(), "where shown"),
     "share_public": lambda step, comparison, owner: SharePublic(step.attrs.get("shown", False)),
     "embedding": lambda step, comparison, owner: Embedding(step.attrs["weight"], owner),
     **dict.fromkeys(

@@ -155,12 +155,16 @@ class Planner:
     def _coarsen(self) -> None:
         """Round the public weights of each linear layer to no more bits of fraction than the layers after it need."""
         needed = [0] * len(self._steps)
+        made: dict[tuple[int, int], Linear] = {}  # layers may share a weight, by bits of fraction
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
             own = needed[number]
             if isinstance(built.layer, Layer):
                 if isinstance(built.layer, Linear):
-                    self._built[number] = Built(built.layer.coarser(own), None, built.limit, built.whole)
+                    key = id(built.layer.weight), own
+                    layer = made[key].again() if key in made else built.layer.coarser(own)
+                    self._built[number] = Built(layer, None, built.limit, built.whole)
+                    made.setdefault(key, layer)
                 own = built.layer.weight_scale(own)
             elif built.layer is not None or built.whole:
                 own = WEIGHT_SCALE
@@ -170,15 +174,31 @@ class Planner:
     def _bounded(self) -> list[int]:
         """Return log2 of the largest magnitude that each step's result can have, by step; from 0 to FLOOR (20)."""
         bounds: list[int] = []
-        for step, built in zip(self._steps, self._built, strict=True):
+        promised = self._promised()
+        for number, (step, built) in enumerate(zip(self._steps, self._built, strict=True)):
             given = [bounds[ref.index] for ref in refs(step.inputs)]
             if step.op == "input" or step.op == "custom" or not given:
                 bounds.append(FLOOR)
             else:
                 own = built.layer.bound(given) if isinstance(built.layer, Layer) else max(given)
-                own = min(own, self._bound_of_norm(step, built.layer))
+                own = min(own, self._bound_of_norm(step, built.layer), promised.get(number, FLOOR))
                 bounds.append(max(0, min(FLOOR, own)))
         return bounds
+
+    def _promised(self) -> dict[int, int]:
+        """Return, by step, log2 of the magnitude below which windows promise that a recurrent state stays.
+
+        The function that reads a state wraps beyond its window, and all later states with it: the state needs no bits
+        for more. Steps are those with a known bound (attribute "most"), which is mostly larger than the window.
+        """
+        found: dict[int, int] = {}
+        for step, built in zip(self._steps, self._built, strict=True):
+            comparison = built.layer.comparison if isinstance(built.layer, Layer) else None
+            if comparison is not None and not comparison.drops:
+                for ref in refs(step.inputs):
+                    if "most" in self._steps[ref.index].attrs:
+                        found[ref.index] = min(found.get(ref.index, FLOOR), max(0, comparison.window.k - 1 - SCALE))
+        return found
 
     def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
         """Return log2 of the largest magnitude of a linear layer's result if it reads a norm over the last dimension.

@@ -16,7 +16,7 @@ from tests.jobs.public_inputs import Rows, Words, numbers
 from tests.support.parties import succeed
 
 
-@pytest.mark.parametrize("nets", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nets", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_call_brings_its_own_and_parties_that_differ_are_told(nets: int) -> None:
     """With either party's weights and with public ones; in batches of other sizes, and in slices."""
     ended = succeed(["-m", "tests.jobs.public_inputs", str(nets)], 2)
@@ -24,7 +24,9 @@ def test_every_call_brings_its_own_and_parties_that_differ_are_told(nets: int) -
     assert len(errors) == nets
     for name, found in errors.items():
         # A softmax errs by 2^-7 of its weights, on rows whose norm is at most sqrt(8), through a head of 8 numbers.
-        assert max(found) < (2.0**-4 if name.startswith("Words") else 2.0**-13), errors
+        # A gate errs by 2^-13: three gates in each of four steps, five states together through 8 weights of 0.36.
+        most = {"Words": 2.0**-4, "Rows": 2.0**-13, "Sequences": 4 * 3 * 2.0**-13 * 5 * 8 * 0.36}
+        assert max(found) < most[name.partition(" ")[0]], errors
 
 
 def test_what_a_net_asks_of_its_dealer_does_not_depend_on_public_values() -> None:

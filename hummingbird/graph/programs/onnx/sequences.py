@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hummingbird.errors import InputError
+from hummingbird.graph.ops.recurrent import gated, gru_grows, in_time, lstm_grows, lstm_step, most_after
 from hummingbird.graph.programs.onnx.values import ints, is_known, operator, rank, shape, tensor, unlike
 
 
@@ -33,8 +34,9 @@ def _unrolled(
     sequence_lens: Any,
     direction: str,
     layout: int,
-    cell: Callable[[Any, Any, tuple[Any, ...], int], tuple[Any, ...]],
+    cell: Callable[[Any, Any, tuple[Any, ...], int, float | None], tuple[Any, ...]],
     arranged: Callable[[Any], Any],
+    grows: Callable[[float], float] | None = None,
 ) -> tuple[Any, ...]:
     """Run a recurrent layer of ONNX step by step in time; return its outputs: Y, then the last states.
 
@@ -42,8 +44,9 @@ def _unrolled(
     states, (directions, batch, hidden) each, or None for zeros. layout: if 1, the batch comes first in all of these.
     weights: ONNX's W, R and B of all directions. sequence_lens, direction: as in ONNX.
     cell: computes the next state, a tuple that begins with h. Its arguments are what the input adds to the gates, a
-    pair of the state's matrix and bias, the state (() for zeros), and the number of the direction. arranged: a function
-    that puts the rows of a weight into the order that `cell` takes.
+    pair of the state's matrix and bias, the state (() for zeros), the number of the direction, and a bound of the next
+    state or None. arranged: a function that puts the rows of a weight into the order that `cell` takes. grows: as for
+    `most_after`.
     """
     if layout:  # the batch before the time
         X, states = X.transpose(0, 1), [None if state is None else tensor(state).transpose(0, 1) for state in states]
@@ -63,13 +66,18 @@ def _unrolled(
         if start is not None and len(start) != len(given):
             raise InputError("an initial_h without an initial_c", hint="give both, or neither")
         state: tuple[Any, ...] = () if start is None else start
-        recurrent, term = arranged(r[number]), None if mine is None else mine[1]
-        steps = []
-        for part in reversed(list(parts)) if turned else parts:
-            state = cell(part, (recurrent, term), state, number)
-            steps.append(state[0])
+        term = None if mine is None else mine[1]
+        ordered = [(part,) for part in parts][:: -1 if turned else 1]
+        extra = (arranged(r[number]), term), number, most_after(len(ordered), grows, state)
+
+        def run(part: Any, *state: Any, extra: Any = extra) -> tuple[Any, ...]:
+            weights, number, most = extra
+            return cell(part, weights, state, number, most)
+
+        states = in_time(run, ordered, state)
+        steps = [state[0] for state in states]
         outputs.append(torch.stack(steps[::-1] if turned else steps, 0))
-        last.append(state)
+        last.append(states[-1])
     if len(backwards) == 1:
         y, *ends = outputs[0].unsqueeze(1), *(part.unsqueeze(0) for part in last[0])
     else:
@@ -121,7 +129,7 @@ def rnn(
     names = ["Tanh"] * count if activations is None else [name.capitalize() for name in activations]
     unlike("activations", sorted(set(names)), ["Tanh"], ["Relu"], ["Relu", "Tanh"])
 
-    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int, most: float | None) -> tuple[Any, ...]:
         return ((torch.tanh if names[number] == "Tanh" else torch.relu)(_plus(a, _of_state(weights, state))),)
 
     return _unrolled(X, (W, R, B), (initial_h,), sequence_lens, direction, layout, cell, lambda weight: weight)
@@ -147,9 +155,7 @@ def lstm(
 ) -> tuple[Any, ...]:
     """Run ONNX's LSTM, and return its outputs Y, Y_h and Y_c.
 
-    c' = sigmoid(f) c + sigmoid(i) tanh(g)   h' = sigmoid(o) tanh(c')
-
-    As tanh(g) = 2 sigmoid(2 g) - 1, one sigmoid computes all four gates i, o, f, g. The arguments are ONNX's inputs and
+    Its gates are those of torch's LSTM in another order: i, o, f, g. The arguments are ONNX's inputs and
     attributes.
     """
     unlike("input_forget", input_forget, 0)
@@ -161,17 +167,11 @@ def lstm(
         i, o, f, g = weight.chunk(4, 0)
         return torch.cat([f, i, o, 2 * g], 0)
 
-    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int) -> tuple[Any, ...]:
-        f, i, o, g = torch.sigmoid(_plus(a, _of_state(weights, state))).chunk(4, 1)
-        g = 2 * g - 1
-        if state:
-            kept, new = (torch.cat([f, i], 1) * torch.cat([state[1], g], 1)).chunk(2, 1)
-            c = kept + new
-        else:
-            c = i * g
-        return o * torch.tanh(c), c
+    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int, most: float | None) -> tuple[Any, ...]:
+        return lstm_step(None, a, _of_state(weights, state), state, most)
 
-    return _unrolled(X, (W, R, B), (initial_h, initial_c), sequence_lens, direction, layout, cell, arranged)
+    states = initial_h, initial_c
+    return _unrolled(X, (W, R, B), states, sequence_lens, direction, layout, cell, arranged, lstm_grows)
 
 
 @operator("GRU", 22)
@@ -190,7 +190,7 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Any, ...]:
-    """Run ONNX's GRU, h' = n + sigmoid(z) (h - n), and return its outputs Y and Y_h.
+    """Run ONNX's GRU, h' = sigmoid(z) h + (1 - sigmoid(z)) n, and return its outputs Y and Y_h.
 
     n = tanh(W x + b + sigmoid(r) (R h + c))   if linear_before_reset is 1, as in torch
     n = tanh(W x + b + R (sigmoid(r) h) + c)   if it is 0
@@ -199,7 +199,7 @@ def gru(
     """
     _usual(activations, clip, _directions(direction), ("Sigmoid", "Tanh"))
 
-    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int, most: float | None) -> tuple[Any, ...]:
         *zr, n = a.chunk(3, 1)
         recurrent, term = weights
         size = shape(recurrent)[1]
@@ -216,9 +216,10 @@ def gru(
         else:
             hidden = None if term is None else term[2 * size :]
             n = torch.tanh(n + F.linear(r * state[0], recurrent[2 * size :], hidden))
-        return (n + z * (state[0] - n) if state else n - z * n,)
+        return (gated(z, n, state, most),)
 
-    return _unrolled(X, (W, R, B), (initial_h,), sequence_lens, direction, layout, cell, lambda weight: weight)
+    arranged = lambda weight: weight  # noqa: E731
+    return _unrolled(X, (W, R, B), (initial_h,), sequence_lens, direction, layout, cell, arranged, gru_grows)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
