@@ -99,9 +99,9 @@ class Rows:
 
     A row that breaks the assumption gives a random result, and no error. For a softmax over x, the assumption is: x
     minus the mean of its row is in [least, most], where least < 0 < most, and the mean of exp(x - mean) over a row is
-    at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a row is in [least, most],
-    where 0 < least, and there is no `sum`. Raises ConfigError for numbers that are not finite, least >= most, and a sum
-    below 1.
+    at most `sum` (None: the maximum that the range allows). For a norm, or another root of a row's squares: the number
+    under the root, such as variance + eps, is 0 or in [least, most], 0 < least; no `sum`. Raises ConfigError for
+    numbers that are not finite, least >= most, and a sum below 1.
 
     >>> from hummingbird.bits import Rows
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))

@@ -122,7 +122,7 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     """
     if isinstance(layer, Norm):
         norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
-        return lambda x, *_: norm.formula(exact, x)
+        return lambda *x: norm.formula(exact, *x)
     assert isinstance(layer, Comparing), f"no simulation of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()

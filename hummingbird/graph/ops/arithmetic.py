@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
+from hummingbird.graph.build import BOOL, INT, INVERSE, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
 from hummingbird.graph.ops import elementwise, norms
@@ -37,8 +37,7 @@ def arithmetic(op: str) -> Callable[..., Ref]:
         if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
             return _chosen(b, input, other)
         if op == "mul" and INVERSE in (b.kind(input), b.kind(other)):
-            x, root = (other, input) if b.kind(input) == INVERSE else (input, other)
-            return norms.divided(b, x, root)
+            return norms.multiplied(b, *((other, input) if b.kind(input) == INVERSE else (input, other)))
         if op == "mul" and isinstance(input, Ref) and input == other:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
@@ -121,8 +120,8 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
         raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
     if rounding_mode is not None:
         raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
-    if b.kind(other) == ROOT:
-        return norms.inverse(b, other) if norms.is_one(input) else norms.divided(b, input, other)
+    if isinstance(other, Ref) and (found := norms.divided(b, input, other)) is not None:
+        return found
     if isinstance(other, Ref):
         raise Unsupported("division by a private value", _RECIPROCAL)
     divisor = constant(b, other)

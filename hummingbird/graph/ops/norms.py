@@ -14,21 +14,22 @@ Norms that are written out in forward(), as in ONNX files and many nets, become 
     m = x.mean(-1, keepdim=True); c = x - m
     c / ((c ** 2).mean(-1, keepdim=True) + eps).sqrt()          without m, a root-mean-square norm
 
-The root alone has no private form: its value has the kind ROOT or INVERSE until x - m is divided by it, or multiplied
-by its inverse.
+The root is a step "moment" (moments.py), which is dropped if nothing but the norm reads it. An inverse root alone has
+no private form: its value has the kind INVERSE until x - m is multiplied by it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import INVERSE, ROOT, StepBuilder, Unsupported
+from hummingbird.graph.build import INVERSE, StepBuilder, Unsupported
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
 from hummingbird.graph.ops.activations import ROOTS
@@ -170,78 +171,126 @@ def _affine(b: StepBuilder, op: str, x: Ref, weight: Any, bias: Any, shape: tupl
 
 # Norms that are written out -----------------------------------------------------------------------------------------
 
+NEGLIGIBLE = 2.0**-19  # an eps that is added to a root and may be a bound from below instead: 1e-6 is less
+
+
+class _Squares(NamedTuple):
+    """The squares of a value's rows, as "moment" has them: of the step `x`, over `dims`; see `moments.Statistic`."""
+
+    x: Ref
+    dims: tuple[int, ...] | None
+    keepdim: bool
+    center: bool
+    correction: int | None
+    eps: float
+    least: float = 0.0
+
 
 def sqrt(b: StepBuilder, input: Any) -> Ref:
-    return _root(b, input, ROOT)
+    """Convert the root of a mean or sum of squares, and maybe a number, to a step "moment".
+
+    Raises Unsupported for other roots. The steps are added to `b`; returns a reference to the result.
+    """
+    return _root(b, input, "sqrt")
 
 
 def rsqrt(b: StepBuilder, input: Any) -> Ref:
-    return _root(b, input, INVERSE)
+    """Convert the inverse root of a mean or sum of squares to a value of kind INVERSE, a factor of a norm.
 
-
-def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
-
-    input: the mean of squares plus the number. kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
-    Raises Unsupported for other roots. The step is added to `b`; returns a reference to its value.
+    Raises Unsupported for other roots. The steps are added to `b`; returns a reference to the result.
     """
-    name = "sqrt" if kind == ROOT else "rsqrt"
-    if _variance(b, b.tensor(input)) is None or b.plain:
-        raise Unsupported(f"{name} of a value that is no mean of squares with keepdim=True", ROOTS)
-    return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
+    return _inverse(b, _root(b, input, "rsqrt", ".root"))
+
+
+def _root(b: StepBuilder, input: Any, name: str, suffix: str = "") -> Ref:
+    found = None if b.plain else _squares(b, b.tensor(input))
+    if found is None:
+        raise Unsupported(f"{name} of a value that is no mean or sum of squares", ROOTS)
+    attrs = found._asdict()
+    x, least = attrs.pop("x"), attrs.pop("least")
+    if not least:
+        return b.emit("moment", x, suffix=suffix, **attrs, root=True)
+    return b.emit("maximum", b.emit("moment", x, suffix=".unbounded", **attrs, root=True), suffix=suffix, value=least)
+
+
+def _inverse(b: StepBuilder, root: Ref) -> Ref:
+    return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
+
+
+def _squares(b: StepBuilder, value: Ref) -> _Squares | None:
+    """Recognize a mean or sum of squares, plus a number, and maybe bounded from below; None for another value."""
+    step, eps, least = b.steps[value.index], 0.0, 0.0
+    if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
+        step, least = b.steps[step.inputs[0].index], math.sqrt(step.attrs["value"])
+    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
+        step, eps = b.steps[step.inputs[0].index], number
+    a = step.attrs
+    if eps < 0:
+        return None
+    if step.op == "moment" and not a["root"]:
+        known = a["dims"], a["keepdim"], a["center"], a["correction"], a["eps"] + eps
+        return _Squares(step.inputs[0], *known, least)
+    square = b.steps[step.inputs[0].index] if step.op in ("mean", "sum") else step
+    if square.op != "square" or square is step:
+        return None
+    x, dims = square.inputs[0], a["dims"]
+    mean = _less_mean(b, x)
+    center = mean is not None and dims is not None and sorted(mean[1]) == sorted(dims)
+    correction = 0 if step.op == "mean" else None
+    return _Squares(mean[0] if mean and center else x, dims, a["keepdim"], center, correction, eps, least)
+
+
+def multiplied(b: StepBuilder, input: Any, inverse: Ref) -> Ref:
+    """Convert a product with the inverse of the root of a value's own squares to a step "norm" or "normalize".
+
+    inverse: a value of kind INVERSE. Raises Unsupported if it is the inverse of another value's root. The steps are
+    added to `b`; returns a reference to the result.
+    """
+    made = divided(b, input, b.steps[inverse.index].inputs[0])
+    if made is None:
+        raise Unsupported("a product with the inverse of the root of another value's squares", _NORM)
+    return made
+
+
+def divided(b: StepBuilder, input: Any, root: Ref) -> Ref | None:
+    """Convert a division by the root of a value's own squares to a step "norm" or "normalize"; else return None.
+
+    input: the value that is divided; for the constant 1 the result is a value of kind INVERSE, a factor of a norm.
+    root: the divisor: a step "moment" with a root, bounded from below or not; a number up to 2^-19 that is added to the
+        root counts as such a bound. The steps are added to `b`; returns a reference to the result.
+    """
+    step, least, spread = b.steps[root.index], 0.0, None
+    if step.op == "expand":
+        spread, step = step, b.steps[step.inputs[0].index]
+    if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
+        step, least = b.steps[step.inputs[0].index], step.attrs["value"]
+    elif step.op == "add" and len(step.inputs) == 1 and 0 < (_eps(b, step.attrs["value"]) or 0.0) <= NEGLIGIBLE:
+        step, least = b.steps[step.inputs[0].index], float(_eps(b, step.attrs["value"]) or 0.0)
+    if step.op != "moment" or not step.attrs["root"]:
+        return None
+    if is_one(input):
+        return _inverse(b, root)
+    a, x = step.attrs, step.inputs[0]
+    if not isinstance(input, Ref) or not (a["keepdim"] or a["dims"] is None):
+        return None
+    if a["center"]:
+        mean = _less_mean(b, input)
+        if mean is None or mean[0] != x or a["dims"] is None or sorted(mean[1]) != sorted(a["dims"]):
+            return None
+    elif input != x:
+        return None
+    if a["correction"] == 0 and not least and a["dims"] is not None:
+        made = _written(b, x, a["dims"], a["eps"], a["center"])
+    else:
+        kept = {name: a[name] for name in ("dims", "center", "correction", "eps")}
+        made = b.emit("normalize", x, suffix="" if spread is None else ".normalized", **kept, least=least)
+    return made if spread is None else b.emit("expand", made, *spread.inputs[1:], **spread.attrs)
 
 
 def is_one(value: Any) -> bool:
     """Whether a constant is the number 1."""
     one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta)
     return one and bool(value == 1)
-
-
-def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """Emit a step that stands for 1 / root, a factor of a norm that forward() writes out.
-
-    The step's value has the kind INVERSE.
-
-    root: a value of kind ROOT, the root of a mean of squares.
-    The steps are added to `b`; returns a reference to the result.
-    """
-    return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
-
-
-def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """Convert a division by the root of a value's own mean square, which forward() writes out, to a step "norm".
-
-    input: the value that is divided. root: a value of kind ROOT; or of kind INVERSE, the inverse of the root, with
-    which `input` is multiplied. The steps are added to `b`; returns a reference to the result.
-    """
-    step = b.steps[root.index]
-    while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
-        step = b.steps[step.inputs[0].index]
-    found = _variance(b, step.inputs[0])
-    x = b.tensor(input)
-    if found is None:
-        raise Unsupported("a division by a root", _NORM)
-    squared, dims, eps = found
-    mean = _less_mean(b, x)
-    if x != squared and (mean is None or mean != _less_mean(b, squared)):
-        raise Unsupported("a division by the root of another value's mean square", _NORM)
-    center = mean is not None and mean[1] == dims
-    return _written(b, mean[0] if mean is not None and center else x, dims, eps, center)
-
-
-def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize the value x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
-
-    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
-    another way.
-    """
-    step, eps = b.steps[value.index], 0.0
-    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
-        step, eps = b.steps[step.inputs[0].index], number
-    if step.op != "mean" or not step.attrs["keepdim"] or step.attrs["dims"] is None or eps < 0:
-        return None
-    square = b.steps[step.inputs[0].index]
-    return (square.inputs[0], step.attrs["dims"], eps) if square.op == "square" else None
 
 
 def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
@@ -300,23 +349,6 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
     turned = b.emit("permute", x, suffix=".turned", dims=tuple(order))
     made = b.emit("norm", turned, suffix=".norm", **attrs)
     return b.emit("permute", made, dims=tuple(order.index(dim) for dim in range(rank)))
-
-
-def var(
-    b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
-) -> Ref:
-    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2.
-
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
-    """
-    many = isinstance(dim, (tuple, list))
-    if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
-        hint = "x.var(dim, correction=0), over dimensions that are named"
-        raise Unsupported("a variance over everything, or with a correction", hint)
-    x, dims = b.tensor(input), b.ints(dim, len(dim) if many else 1, "dim")
-    mean = b.emit("mean", x, suffix=".mean", dims=dims, keepdim=True)
-    square = b.emit("square", b.emit("sub", x, mean, suffix=".less_mean"), suffix=".square")
-    return b.emit("mean", square, dims=dims, keepdim=bool(keepdim))
 
 
 # Meanings ------------------------------------------------------------------------------------------------------------
@@ -435,9 +467,8 @@ OPS = [
         batch=batch.apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
     ),
 ]
-SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt"), Spelling(var, "var")]
+SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt")]
 REFUSED = [
     Refused("one or two spatial dimensions only", (nn.BatchNorm3d, nn.InstanceNorm3d)),
     Refused(_NO_ROOT, (nn.LocalResponseNorm, nn.CrossMapLRN2d), "local_response_norm"),
-    Refused("vectors of n values at unit length are F.rms_norm(x, (n,), eps=1e-12) / n ** 0.5", names="normalize"),
 ]

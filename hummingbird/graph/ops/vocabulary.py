@@ -20,6 +20,7 @@ from hummingbird.graph.ops import (
     elementwise,
     encoder,
     linear,
+    moments,
     net,
     norms,
     pools,
@@ -32,7 +33,7 @@ from hummingbird.graph.ops import (
 from hummingbird.graph.ops.op import Op, Refused, Rule, Spelling
 
 ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
-ROOMS += (shapes, resize, public, elementwise)
+ROOMS += (moments, shapes, resize, public, elementwise)
 OPERATIONS: dict[str, Op] = {op.name: op for room in ROOMS for op in getattr(room, "OPS", ())}
 REFUSED: list[Refused] = [refused for room in ROOMS for refused in getattr(room, "REFUSED", ())]
 SPELLINGS: list[Spelling] = [

@@ -188,11 +188,13 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 def test_every_op_has_a_spelling_here() -> None:
     """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
-    test_example.py, constant and greater in tests/support/operations.py, norms and products in tests/mpc,
+    test_example.py, constant and greater in tests/support/operations.py, norms and products in tests/mpc, statistics of
+    rows in test_moments.py,
     embedding and what is public in test_public.py.
     """
-    apart = "input affine int size custom elementwise pack constant greater causal einsum matmul norm "
-    apart += "root_scale scale_last unbind unflatten public public_constant public_call share_public embedding"
+    apart = "input affine int size custom elementwise pack constant greater causal einsum matmul norm moment "
+    apart += "normalize cosine root_scale scale_last unbind unflatten public public_constant public_call "
+    apart += "share_public embedding"
     assert OPS.keys() - {op for op, _, _ in FORMS} == set(apart.split())
 
 

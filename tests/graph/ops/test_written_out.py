@@ -119,13 +119,15 @@ def test_a_norm_that_is_written_out_is_one_step(name: str) -> None:
     "function",
     [
         lambda x: x.sqrt(),
-        lambda x: ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
+        lambda x: ((x * x).mean(-1, keepdim=True) + 1e-5).rsqrt(),
         lambda x: (2 * x) / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: x.relu() / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: (
             (x - x.mean(1, keepdim=True)) / ((x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)).sqrt()
         ),
-        lambda x: x.var(-1),
+        lambda x: x / x.std(-1, keepdim=True),
+        lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-3),
+        lambda x: x / x.norm(dim=-1),
     ],
 )
 def test_a_root_that_is_no_norm_is_refused_with_a_hint(function: Callable[[Tensor], Tensor]) -> None:
