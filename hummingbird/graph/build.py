@@ -15,7 +15,7 @@ from hummingbird.graph.steps import Ref, Step
 # Kinds of values. "unknown" is a value that could not be converted: it passes every check, so that one problem neither
 # hides others nor causes them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
-INVERSE = "inverse root"  # of a sum of squares, by which a norm multiplies (ops/norms.py)
+INVERSE = "inverse root"  # of a sum of squares, by which a norm multiplies (ops/written_out.py)
 PUBLIC = "public"  # a tensor that every party has (ops/public.py)
 # Hints by kind, where a tensor computed from the net's input is needed.
 _INSTEAD = {

@@ -16,7 +16,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph.build import BOOL, INT, INVERSE, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops import elementwise, norms
+from hummingbird.graph.ops import elementwise, written_out
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
@@ -37,7 +37,7 @@ def arithmetic(op: str) -> Callable[..., Ref]:
         if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
             return _chosen(b, input, other)
         if op == "mul" and INVERSE in (b.kind(input), b.kind(other)):
-            return norms.multiplied(b, *((other, input) if b.kind(input) == INVERSE else (input, other)))
+            return written_out.multiplied(b, *((other, input) if b.kind(input) == INVERSE else (input, other)))
         if op == "mul" and isinstance(input, Ref) and input == other:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
@@ -120,7 +120,7 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
         raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
     if rounding_mode is not None:
         raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
-    if isinstance(other, Ref) and (found := norms.divided(b, input, other)) is not None:
+    if isinstance(other, Ref) and (found := written_out.divided(b, input, other)) is not None:
         return found
     if isinstance(other, Ref):
         raise Unsupported("division by a private value", _RECIPROCAL)
@@ -139,7 +139,9 @@ def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
     """
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
-        return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
+        return (written_out.sqrt if exponent > 0 else written_out.rsqrt)(b, input)
+    if isinstance(exponent, (int, float)) and exponent == 1 and isinstance(input, Ref):
+        return b.tensor(input)
     if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
         raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
     x = b.tensor(input)

@@ -9,34 +9,23 @@ A row is the last `last` dimensions; or, with `groups` g, one g-th of the channe
 (g = 0: each channel is a row). Weight and bias are a step of their own: "affine" per channel, or "scale_last" for
 factors along the last dimensions.
 
-Norms that are written out in forward(), as in ONNX files and many nets, become the same step:
-
-    m = x.mean(-1, keepdim=True); c = x - m
-    c / ((c ** 2).mean(-1, keepdim=True) + eps).sqrt()          without m, a root-mean-square norm
-
-The root is a step "moment" (moments.py), which is dropped if nothing but the norm reads it. An inverse root alone has
-no private form: its value has the kind INVERSE until x - m is multiplied by it.
+Norms that are written out in forward() become the same step (written_out.py).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import INVERSE, StepBuilder, Unsupported
+from hummingbird.graph.build import StepBuilder, Unsupported
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops.activations import ROOTS
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
-
-_NORM = "divide the value whose squares it has: (x - mean) / (variance + eps).sqrt(), as a norm does"
 
 
 def batch_norm(
@@ -169,188 +158,6 @@ def _affine(b: StepBuilder, op: str, x: Ref, weight: Any, bias: Any, shape: tupl
     return b.emit(op, x, scale=scale, shift=torch.zeros_like(known) if shift is None else shift)
 
 
-# Norms that are written out -----------------------------------------------------------------------------------------
-
-NEGLIGIBLE = 2.0**-19  # an eps that is added to a root and may be a bound from below instead: 1e-6 is less
-
-
-class _Squares(NamedTuple):
-    """The squares of a value's rows, as "moment" has them: of the step `x`, over `dims`; see `moments.Statistic`."""
-
-    x: Ref
-    dims: tuple[int, ...] | None
-    keepdim: bool
-    center: bool
-    correction: int | None
-    eps: float
-    least: float = 0.0
-
-
-def sqrt(b: StepBuilder, input: Any) -> Ref:
-    """Convert the root of a mean or sum of squares, and maybe a number, to a step "moment".
-
-    Raises Unsupported for other roots. The steps are added to `b`; returns a reference to the result.
-    """
-    return _root(b, input, "sqrt")
-
-
-def rsqrt(b: StepBuilder, input: Any) -> Ref:
-    """Convert the inverse root of a mean or sum of squares to a value of kind INVERSE, a factor of a norm.
-
-    Raises Unsupported for other roots. The steps are added to `b`; returns a reference to the result.
-    """
-    return _inverse(b, _root(b, input, "rsqrt", ".root"))
-
-
-def _root(b: StepBuilder, input: Any, name: str, suffix: str = "") -> Ref:
-    found = None if b.plain else _squares(b, b.tensor(input))
-    if found is None:
-        raise Unsupported(f"{name} of a value that is no mean or sum of squares", ROOTS)
-    attrs = found._asdict()
-    x, least = attrs.pop("x"), attrs.pop("least")
-    if not least:
-        return b.emit("moment", x, suffix=suffix, **attrs, root=True)
-    return b.emit("maximum", b.emit("moment", x, suffix=".unbounded", **attrs, root=True), suffix=suffix, value=least)
-
-
-def _inverse(b: StepBuilder, root: Ref) -> Ref:
-    return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
-
-
-def _squares(b: StepBuilder, value: Ref) -> _Squares | None:
-    """Recognize a mean or sum of squares, plus a number, and maybe bounded from below; None for another value."""
-    step, eps, least = b.steps[value.index], 0.0, 0.0
-    if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
-        step, least = b.steps[step.inputs[0].index], math.sqrt(step.attrs["value"])
-    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
-        step, eps = b.steps[step.inputs[0].index], number
-    a = step.attrs
-    if eps < 0:
-        return None
-    if step.op == "moment" and not a["root"]:
-        known = a["dims"], a["keepdim"], a["center"], a["correction"], a["eps"] + eps
-        return _Squares(step.inputs[0], *known, least)
-    square = b.steps[step.inputs[0].index] if step.op in ("mean", "sum") else step
-    if square.op != "square" or square is step:
-        return None
-    x, dims = square.inputs[0], a["dims"]
-    mean = _less_mean(b, x)
-    center = mean is not None and dims is not None and sorted(mean[1]) == sorted(dims)
-    correction = 0 if step.op == "mean" else None
-    return _Squares(mean[0] if mean and center else x, dims, a["keepdim"], center, correction, eps, least)
-
-
-def multiplied(b: StepBuilder, input: Any, inverse: Ref) -> Ref:
-    """Convert a product with the inverse of the root of a value's own squares to a step "norm" or "normalize".
-
-    inverse: a value of kind INVERSE. Raises Unsupported if it is the inverse of another value's root. The steps are
-    added to `b`; returns a reference to the result.
-    """
-    made = divided(b, input, b.steps[inverse.index].inputs[0])
-    if made is None:
-        raise Unsupported("a product with the inverse of the root of another value's squares", _NORM)
-    return made
-
-
-def divided(b: StepBuilder, input: Any, root: Ref) -> Ref | None:
-    """Convert a division by the root of a value's own squares to a step "norm" or "normalize"; else return None.
-
-    input: the value that is divided; for the constant 1 the result is a value of kind INVERSE, a factor of a norm.
-    root: the divisor: a step "moment" with a root, bounded from below or not; a number up to 2^-19 that is added to the
-        root counts as such a bound. The steps are added to `b`; returns a reference to the result.
-    """
-    step, least, spread = b.steps[root.index], 0.0, None
-    if step.op == "expand":
-        spread, step = step, b.steps[step.inputs[0].index]
-    if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
-        step, least = b.steps[step.inputs[0].index], step.attrs["value"]
-    elif step.op == "add" and len(step.inputs) == 1 and 0 < (_eps(b, step.attrs["value"]) or 0.0) <= NEGLIGIBLE:
-        step, least = b.steps[step.inputs[0].index], float(_eps(b, step.attrs["value"]) or 0.0)
-    if step.op != "moment" or not step.attrs["root"]:
-        return None
-    if is_one(input):
-        return _inverse(b, root)
-    a, x = step.attrs, step.inputs[0]
-    if not isinstance(input, Ref) or not (a["keepdim"] or a["dims"] is None):
-        return None
-    if a["center"]:
-        mean = _less_mean(b, input)
-        if mean is None or mean[0] != x or a["dims"] is None or sorted(mean[1]) != sorted(a["dims"]):
-            return None
-    elif input != x:
-        return None
-    if a["correction"] == 0 and not least and a["dims"] is not None:
-        made = _written(b, x, a["dims"], a["eps"], a["center"])
-    else:
-        kept = {name: a[name] for name in ("dims", "center", "correction", "eps")}
-        made = b.emit("normalize", x, suffix="" if spread is None else ".normalized", **kept, least=least)
-    return made if spread is None else b.emit("expand", made, *spread.inputs[1:], **spread.attrs)
-
-
-def is_one(value: Any) -> bool:
-    """Whether a constant is the number 1."""
-    one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta)
-    return one and bool(value == 1)
-
-
-def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize the value x - x.mean(dimensions, keepdim=True); return x and the dimensions.
-
-    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
-    another way.
-    """
-    step = b.steps[value.index]
-    if step.op != "sub" or len(step.inputs) != 2:
-        return None
-    mean = b.steps[step.inputs[1].index]
-    fits = mean.op == "mean" and mean.attrs["keepdim"] and mean.attrs["dims"] is not None
-    return (step.inputs[0], mean.attrs["dims"]) if fits and mean.inputs == step.inputs[:1] else None
-
-
-_ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in range(10)]
-
-
-def _eps(b: StepBuilder, value: Any) -> float | None:
-    """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
-
-    Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7. If it equals none of them, Unsupported is raised, as it may be a secret that was
-    learned.
-    """
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return None
-    if isinstance(value, Tensor) and value.is_meta:
-        raise Unsupported("the eps of a norm has no value, on the meta device", "write the number into the code")
-    if b.is_hidden(value):
-        found = next((number for number in _ROUND if bool((value == number).all())), None)
-        if found is None:
-            b.check_told(value, "the eps of a norm, which all parties see,")
-        return found
-    return float(value)
-
-
-def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm of x over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
-
-    eps: the norm's constant. center: whether the norm subtracts the mean. The steps are added to `b`; returns a
-    reference to the result.
-    """
-    attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
-    if sorted(dims) == [*range(-len(dims), 0)]:
-        return b.emit("norm", x, **attrs)
-    rank = b.rank(x)
-    if not isinstance(rank, int):
-        hint = "name the last dimensions from the end, x.mean(-1, keepdim=True), or give an example="
-        raise Unsupported(f"a norm over dimensions {tuple(dims)} of a value whose rank is not known", hint)
-    taken = sorted(dim % rank for dim in dims)
-    order = [*(dim for dim in range(rank) if dim not in taken), *taken]
-    if order == [*range(rank)]:
-        return b.emit("norm", x, **attrs)
-    turned = b.emit("permute", x, suffix=".turned", dims=tuple(order))
-    made = b.emit("norm", turned, suffix=".norm", **attrs)
-    return b.emit("permute", made, dims=tuple(order.index(dim) for dim in range(rank)))
-
-
 # Meanings ------------------------------------------------------------------------------------------------------------
 
 
@@ -467,7 +274,6 @@ OPS = [
         batch=batch.apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
     ),
 ]
-SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt")]
 REFUSED = [
     Refused("one or two spatial dimensions only", (nn.BatchNorm3d, nn.InstanceNorm3d)),
     Refused(_NO_ROOT, (nn.LocalResponseNorm, nn.CrossMapLRN2d), "local_response_norm"),

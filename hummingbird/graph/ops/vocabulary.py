@@ -29,11 +29,12 @@ from hummingbird.graph.ops import (
     resize,
     select,
     shapes,
+    written_out,
 )
 from hummingbird.graph.ops.op import Op, Refused, Rule, Spelling
 
 ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
-ROOMS += (moments, shapes, resize, public, elementwise)
+ROOMS += (moments, written_out, shapes, resize, public, elementwise)
 OPERATIONS: dict[str, Op] = {op.name: op for room in ROOMS for op in getattr(room, "OPS", ())}
 REFUSED: list[Refused] = [refused for room in ROOMS for refused in getattr(room, "REFUSED", ())]
 SPELLINGS: list[Spelling] = [

@@ -20,7 +20,8 @@ result is noise. A variance is exact but for the rounding of the values and thei
 
 *Cosines.* Both values' rows are stacked for one division. The rows of length 1 are then cut to G = 15 bits of fraction,
 or 20 in a range, and a product of matrices gives one sum for each pair. Rounding by N/2 units changes a cosine by at
-most N sqrt(n) 2^-G, and by N 2^-G on average over chance.
+most N sqrt(n) 2^-G, and by N 2^-G on average over chance. A sum is right in 33 bits, or 56; with "gmw", whose layers
+read the whole ring, it is lifted.
 """
 
 from __future__ import annotations
@@ -298,7 +299,16 @@ class Cosine(OfRows):
         out = self.divided(n, torch.cat(flat), 64)
         parts = out.split([len(part) for part in flat])
         units = (part.view(value.shape) for part, value in zip(parts, (left, right), strict=True))
-        return n.apply(Dots(self._shift, min(self.read, 64 - self._shift)), *units).squeeze(-1).to(x.dtype)
+        if self.exact.takes_rounded_shares:
+            dots = n.apply(Dots(self._shift, min(self.read, self._right)), *units)
+        else:  # its layers read the whole ring
+            (dots,) = n.cut(0, n.apply(Dots(self._shift, self._right), *units), top=self._right - MARGIN)
+        return dots.squeeze(-1).to(x.dtype)
+
+    @property
+    def _right(self) -> int:
+        """How many low bits of a sum of products are right."""
+        return 64 - self._shift
 
     @property
     def _shift(self) -> int:
@@ -309,7 +319,8 @@ class Cosine(OfRows):
         return 30 if self.assumed is None else 40
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return 64 - self._shift if min(valid) == 64 else 0
+        whole = 64 if not self.exact.takes_rounded_shares else self._right
+        return whole if min(valid) == 64 else 0
 
     def bound(self, bounds: Sequence[int]) -> int:
         return 0

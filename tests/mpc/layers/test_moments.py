@@ -219,6 +219,16 @@ def test_the_table_of_any_sum_is_a_root_down_to_0() -> None:
         assert float((got - wanted)[~inside].abs().max()) <= gain / 8 and abs(float(got[0])) <= 2 * UNIT
 
 
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("name", ["norm", "std", "normalize", "cosine"])
+def test_comparisons_read_the_results(name: str, protocol: str) -> None:
+    net, x = Function(lambda x: F.hardtanh(FUNCTIONS[name](x) - 0.25, -0.2, 0.3)).eval(), sample(5, 1.0)
+    configs = [BitConfig()] if protocol == "gmw" else [BitConfig(), BitConfig(rows=hummingbird.find_rows(net, x))]
+    for config in configs:
+        got = hummingbird.simulate(net, config, protocol=protocol, mode="exact", seed=1)(x)
+        assert float((got - net(x)).abs().max()) <= 2.0**-12
+
+
 class Pooling(nn.Module):
     """Statistics pooling of an x-vector, and an embedding of length 1."""
 
