@@ -31,6 +31,7 @@ from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.protocols.interfaces import Comparison, Operation
 from hummingbird.ring import SCALE
 
+_NOTHING = 2.0**-24
 Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0
 
 
@@ -144,7 +145,9 @@ class Arithmetic(ABC):
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """In a simulation, warn of values outside of [least, most), but for 0. On shares, do nothing: no value is seen.
+        """In a simulation, warn of values outside of [least, most). On shares, do nothing: no value is seen.
+
+        Values below 2^-24 count as 0, and are not announced: they may be squares of rounding errors.
 
         x: the values.
         most, least: bounds, in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is
@@ -219,7 +222,7 @@ class Reals(Arithmetic):
         if (largest := float(x.max()) / unit) >= most:
             what = f"{what} {largest:g}, and private inference has room for {most:g}"
             warnings.warn(f"{what}: its results would be noise", stacklevel=2)
-        elif least > -math.inf and (smallest := float(x.where(x != 0, torch.inf).min()) / unit) < least:
+        elif least > -math.inf and (smallest := float((x / unit).where(x >= unit * _NOTHING, torch.inf).min())) < least:
             what = f"{what} {smallest:g}, and private inference is told {least:g} or more"
             warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
 
