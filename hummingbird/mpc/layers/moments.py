@@ -50,6 +50,7 @@ from hummingbird.mpc.layers.norms_in_range import (
     mean_squares,
     row_openings,
     spread_out,
+    under_root,
 )
 from hummingbird.mpc.protocols.beaver import Dots, Times
 from hummingbird.mpc.protocols.division import DividedBy
@@ -166,13 +167,10 @@ def rooted_in_range(n: Arithmetic, x: Tensor, statistic: Statistic, rows: Rows, 
     found, table, exponent = root_sizes(x.shape[-1], statistic.center, rows, divisor)
     y, shift, unit = spread_out(n, x, statistic.center, found)
     squares = n.apply(SumOfSquares(shift, found.value, found.top), y)
-    u = argument(n, squares, found, rows, statistic.eps, divisor * unit, _WHAT)
+    u = argument(n, squares, found, rows, statistic.eps, divisor * unit, f"{under_root(statistic)} is")
     root = n.times(n.with_comparison(exact, found.top).polynomial(u, table, root_bits(rows)), 1, -exponent)
     up = max(0, SCALE - root_fraction(rows))
     return n.times(root, 1 << up, up)
-
-
-_WHAT = "the sum of squares of a row, over its divisor, is"
 
 
 class OfRows(Norm):
@@ -190,7 +188,7 @@ class OfRows(Norm):
         return super().constants() if self.assumed is None else ()
 
     def label(self) -> str:
-        return super().label() if self.assumed is None else f"{_WHAT} in {self.assumed}"
+        return super().label() if self.assumed is None else f"{under_root(self.statistic)} in {self.assumed}"
 
 
 class Moment(OfRows):
@@ -238,8 +236,9 @@ class Moment(OfRows):
         return root_bits(self.assumed) + self.grain()
 
     def grain(self) -> int:
-        ranged = self.attrs["root"] and self.assumed is not None
-        return max(0, SCALE - root_fraction(self.assumed)) if ranged and self.assumed is not None else 0
+        if self.assumed is None or not self.attrs["root"]:
+            return 0
+        return max(0, SCALE - root_fraction(self.assumed))
 
     def bound(self, bounds: Sequence[int]) -> int:
         if not self.attrs["root"]:

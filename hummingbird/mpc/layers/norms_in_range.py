@@ -243,7 +243,7 @@ def normed_in_range(
     product = max(read, found.value + 1 - found.cut, found.opened + 1 - found.cut)
     widths = RowWidths(found.value, found.opened, found.top, product, found.cut)
     squares, times = n.apply(LiftedSquaredRows(shift, widths), y)
-    u = argument(n, squares, found, rows, statistic.eps, divisor * unit, _WHAT)
+    u = argument(n, squares, found, rows, statistic.eps, divisor * unit, f"{under_root(statistic)} is")
     v = n.with_comparison(exact, found.top).polynomial(u, found.table, found.opened)
     return n.times(times(v), 1, found.cut + more - found.fraction)
 
@@ -253,4 +253,6 @@ def finer(statistic: Statistic) -> int:
     return FRACTION_IN_RANGE if statistic.correction is not None else FRACTION_OF_LENGTH_1
 
 
-_WHAT = "the variance of a row, and eps, is"
+def under_root(statistic: Statistic) -> str:
+    """Return the name of the number of which a root is taken, as texts for users have it."""
+    return "the variance of a row, and eps," if statistic.correction is not None else "the sum of a row's squares"
