@@ -98,10 +98,11 @@ class Rows:
 
     A row that breaks the assumption gives a random result, and no error. For a softmax over x, the assumption is: x
     minus the mean of its row is in [least, most], where least < 0 < most, and the mean of exp(x - mean) over a row is
-    at most `sum` (None: the maximum that the range allows). For a norm: variance + eps of a row is in [least, most],
-    where 0 < least, and there is no `sum`. For a function of one value, such as GELU or log, the value is in [least,
-    most], and its result may err by `error` (None: as the window's m says, or 2^-12 if the function has no window).
-    Raises ConfigError for numbers that are not finite, least >= most, a sum below 1, and an error below 2^-12.
+    at most `sum` (None: the maximum that the range allows). For a norm, or another root of a row's squares: the number
+    under the root, such as variance + eps, is 0 or in [least, most], 0 < least; no `sum`. For a function of one value,
+    such as GELU or log, the value is in [least, most], and its result may err by `error` (None: as the window's m says,
+    or 2^-12 if the function has no window). Raises ConfigError for numbers that are not finite, least >= most, a sum
+    below 1, and an error below 2^-12.
 
     >>> from hummingbird.bits import Rows
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
@@ -315,14 +316,8 @@ class BitConfig:
     def plain(self) -> dict[str, Any]:
         """Return this configuration as JSON values (dicts, lists, numbers), as a file has them (docs/bit-config.md)."""
         layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
-        file = BitsFile(
-            default=self.default,
-            layers=layers,
-            input_range=self.input_range,
-            rows=rows,
-            provenance=self.provenance,
-        )
-        return records.plain(file)
+        known = {"input_range": self.input_range, "rows": rows, "provenance": self.provenance}
+        return records.plain(BitsFile(default=self.default, layers=layers, **known))
 
     def to_json(self) -> str:
         """Return this configuration as the text of a file of windows (docs/bit-config.md)."""

@@ -15,7 +15,7 @@ from hummingbird.graph.steps import Ref, Step
 # Kinds of values. "unknown" is a value that could not be converted: it passes every check, so that one problem neither
 # hides others nor causes them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
-ROOT, INVERSE = "root", "inverse root"  # of a mean of squares, by which a norm divides (ops/norms.py)
+INVERSE = "inverse root"  # of a sum of squares, by which a norm multiplies (ops/written_out.py)
 PUBLIC = "public"  # a tensor that every party has (ops/public.py)
 # Hints by kind, where a tensor computed from the net's input is needed.
 _INSTEAD = {
@@ -24,7 +24,7 @@ _INSTEAD = {
     SIZE: "write the number, or give an example of the inputs, which has their sizes: example=x",
     INT: "write the number, or give an example of the inputs, which has their sizes: example=x",
     BOOL: "cast it: (x > 0).float()",
-    **dict.fromkeys((ROOT, INVERSE), "a root is known in a norm alone: (x - mean) / (variance + eps).sqrt()"),
+    INVERSE: "an inverse root is known in a norm alone: (x - mean) * (variance + eps).rsqrt()",
 }
 
 
@@ -207,7 +207,6 @@ class StepBuilder:
                 SIZE: "a shape",
                 INT: "a size",
                 BOOL: "a comparison",
-                ROOT: "a root",
                 INVERSE: "the inverse of a root",
                 PUBLIC: "a public one",
             }.get(self.kind(value), "a tensor")

@@ -132,6 +132,8 @@ class LiveNet:
             if call.step.op in _OF_TWO:
                 return _compared(call.step, instead[call.step.name], args, kwargs)
             tensor = args[0] if args else kwargs["input"]
+            if call.step.op in ("norm", "normalize") and isinstance(other := args[-1] if args else None, Tensor):
+                tensor = max(tensor, other, key=Tensor.numel)  # a product with an inverse root, in either order
             if call.step.op != "prelu":
                 return instead[call.step.name](tensor)
             weight = module.weight if module is not None else args[1] if len(args) > 1 else kwargs["weight"]
@@ -143,17 +145,19 @@ class LiveNet:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-_OF_TWO = frozenset({"maximum", "minimum", "greater"})
+_OF_TWO = frozenset({"maximum", "minimum", "greater", "cosine"})
 
 
 def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `twin`, which replaces a layer that compares two tensors or a tensor with a number; return its result.
+    """Call `twin`, which replaces a layer of two tensors, or of a tensor and a number; return its result.
 
     twin: takes the tensor alone if `step` has the number as an attribute, else both tensors. args, kwargs: the
     arguments of the layer's call. The result of a step "greater" is converted to bool.
     """
-    operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
-    if "value" in step.attrs:
+    operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other", "x1", "x2"))]
+    if step.op == "cosine":
+        operands = [value for value in operands if isinstance(value, Tensor)]
+    elif "value" in step.attrs:
         operands = [value for value in operands if isinstance(value, Tensor)][:1]
     elif not isinstance(operands[0], Tensor):
         operands.reverse()

@@ -105,7 +105,8 @@ def _repeated(step: Step, values: Sequence[Any]) -> Where:
     It is the dimension whose new size is the batch's; None is returned if there is no such dimension. values: each
     step's value for the batch of 3 images with which the net is examined.
     """
-    sizes = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
+    read = [values[size.index] if isinstance(size, Ref) else 0 for size in step.inputs[1:]]
+    sizes = [size for part in read for size in (part if isinstance(part, tuple) else (part,))]
     return BatchLayout(sizes.index(PROBE)) if PROBE in sizes else None
 
 

@@ -124,9 +124,12 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     if isinstance(layer, InRange) and layer.rows is None:
         assert step is not None
         return lambda x, *_: OPS[step.op](step.attrs, x)  # during a search for windows, which it does not have
-    if isinstance(layer, (InRange, Norm)):
-        plain, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
-        return lambda x, *_: plain.formula(exact, x)
+    if isinstance(layer, InRange):
+        table, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
+        return lambda x, *_: table.formula(exact, x)
+    if isinstance(layer, Norm):
+        norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
+        return lambda *x: norm.formula(exact, *x)
     assert isinstance(layer, Comparing), f"no simulation of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()

@@ -24,7 +24,7 @@ from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.ops.norms import rows as rows_of
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.plan import builders
-from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.builders import CUSTOM, ranged
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
@@ -182,7 +182,8 @@ _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows o
 class _Seen:
     """Keeps the least and the largest value that `note` got for one softmax, norm or function, over all batches so far.
 
-    For a norm the values are the variances of rows, plus eps. For a softmax they are x minus the mean of its row, with
+    For a norm the values are those of which it takes the root, such as the variances of rows plus eps, without zeros,
+    since a row whose squares add up to 0 gives 0 in any range. For a softmax they are x minus the mean of its row, with
     the headroom; `sum` is the largest mean of e^value in a row.
     """
 
@@ -190,6 +191,8 @@ class _Seen:
         self.least, self.most, self.sum = math.inf, -math.inf, 1.0
 
     def note(self, values: Tensor) -> None:
+        if not values.numel():
+            return
         least, most = (float(end) for end in torch.aminmax(values))
         self.least, self.most = min(self.least, least), max(self.most, most)
 
@@ -227,24 +230,24 @@ def find_rows(
     def watched(step: Step) -> Callable[..., Any]:
         found = seen.setdefault(step.name, _Seen())
 
-        def run(x: Tensor) -> Any:
-            if not bool(x.isfinite().all()):
+        def run(x: Tensor, *others: Tensor) -> Any:
+            if not all(bool(value.isfinite().all()) for value in (x, *others)):
                 raise InputError("rows of values that are not finite", where=step.name, hint="scale the weights down")
             if x.numel() and step.op == "softmax":
                 centered = (x - x.mean(step.attrs["dim"], keepdim=True)).double() * more
                 found.note(centered)
                 found.sum = max(found.sum, float(centered.exp().mean(step.attrs["dim"]).max()))
-            elif x.numel() and step.op != "norm":
+            elif x.numel() and step.op not in builders.ON_SQUARES:
                 found.note(x.double())
             elif x.numel():
-                values = rows_of(step.attrs, x).double()
-                squares = values.var(-1, unbiased=False) if step.attrs["center"] else values.square().mean(-1)
-                found.note(squares + step.attrs["eps"])
-            return OPS[step.op](step.attrs, x)
+                for value in (x, *others):
+                    squares = _under_root(step, value.double())
+                    found.note(squares[squares > 0])
+            return OPS[step.op](step.attrs, x, *others)
 
         return run
 
-    kinds = [(name, step) for name, step in folded.steps.items() if step.op in builders.ON_ROWS]
+    kinds = [(name, step) for name, step in folded.steps.items() if ranged(step)]
     instead = {name: watched(step) for name, step in kinds}
     done = 0
     with torch.inference_mode():
@@ -253,13 +256,26 @@ def find_rows(
             done += len(part)
             if progress is not None:
                 progress(done, len(images))
-    return {name: _rows(step, seen[name], more, error) for name, step in kinds}
+    noted = [(name, step) for name, step in kinds if step.op not in builders.ON_SQUARES or seen[name].most > -math.inf]
+    return {name: _rows(step, seen[name], more, error) for name, step in noted}
+
+
+def _under_root(step: Step, x: Tensor) -> Tensor:
+    """Return the numbers of which a step takes the root, one for each row of its input x, in any shape."""
+    a = step.attrs
+    if step.op == "norm":
+        values = rows_of(a, x)
+        return (values.var(-1, unbiased=False) if a["center"] else values.square().mean(-1)) + a["eps"]
+    own = {"dims": (a["dim"],), "center": False, "correction": None, "eps": 0.0} if step.op == "cosine" else a
+    least = a["eps"] if step.op == "cosine" else a.get("least", 0.0)
+    found: Tensor = OPS["moment"]({**own, "keepdim": False, "root": False}, x)
+    return torch.where(found >= 2.0 ** (-2 * SCALE), found.clamp(min=least**2), 0.0)  # below, all values are 0
 
 
 def _rows(step: Step, found: _Seen, more: float, error: float | None) -> Rows:
     if step.op == "softmax":
         return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
-    if step.op == "norm":
+    if step.op in builders.ON_SQUARES:
         return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))
     if found.least > found.most:  # no values
         return Rows(-_LEAST, _LEAST, error=error)

@@ -25,6 +25,8 @@ from torch import Tensor
 
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
+from hummingbird.graph.ops import moments
+from hummingbird.graph.ops.moments import Statistic
 from hummingbird.graph.ops.norms import rows
 from hummingbird.graph.ops.resize import exact_bits
 from hummingbird.mpc.plan import builders
@@ -230,15 +232,50 @@ def _norm(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
 
     and 2^-13 of the result. A row that is all errors, or of a variance below 2^-20, is within the root of its length.
     """
-    values, errors = rows(a, x), rows(a, e)
-    centered = values - values.mean(-1, keepdim=True) if a["center"] else values
-    moved = errors + errors.mean(-1, keepdim=True) + rounding if a["center"] else errors
-    s = (centered.square().mean(-1, keepdim=True) + a["eps"]).sqrt()
-    r = moved.square().mean(-1, keepdim=True).sqrt()
-    known = (r < s / 2) & (s.square() > 2.0**-19)
+    return _divided(Statistic(a["center"], 0, a["eps"]), rounding, rows(a, x), rows(a, e)).reshape(x.shape)
+
+
+def _rooted(found: Statistic, rounding: float, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows c less their means, bounds d of their errors, and the roots of the statistic of both."""
+    centered = x - x.mean(-1, keepdim=True) if found.center else x
+    moved = e + e.mean(-1, keepdim=True) + rounding if found.center else e
+    divisor = found.divisor(x.shape[-1])
+    s = (centered.square().sum(-1, keepdim=True) / divisor + found.eps).sqrt()
+    return centered, moved, s, (moved.square().sum(-1, keepdim=True) / divisor).sqrt()
+
+
+def _divided(found: Statistic, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """Bound of the error of rows that are divided by a root; see `_norm`."""
+    centered, moved, s, r = _rooted(found, rounding, x, e)
+    s, length = s.clamp(min=found.least), x.shape[-1]
+    known = (r < s / 2) & (s.square() * found.divisor(length) > 2.0**-19 * length)
     left = (s - r).clamp(min=2.0**-30)
     bound = moved / left + centered.abs() * r / (s * left) + 2.0**-13 * centered.abs() / s + rounding
-    return torch.where(known, bound, torch.full_like(bound, 2.1 * values.shape[-1] ** 0.5)).reshape(x.shape)
+    most = 2.1 * found.divisor(length) ** 0.5
+    return torch.where(known, bound, torch.full_like(bound, most))
+
+
+def _moment(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """|s' - s| <= r for roots s, which err by 2^-13 of themselves, and near 0; squares differ by 2 s r + r^2."""
+    _, _, s, r = _rooted(moments.statistic(a), rounding, moments.rows(a["dims"], x), moments.rows(a["dims"], e))
+    bound = r + 2.0**-13 * (1 + s + r) + rounding if a["root"] else 2 * s * r + r * r + rounding
+    return moments.reduced(a, bound, x.dim())
+
+
+def _normalize(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    own = (moments.rows(a["dims"], value) for value in (x, e))
+    return moments.unrowed(a["dims"], _divided(moments.statistic(a), rounding, *own), x.shape)
+
+
+def _cosine(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor, f: Tensor) -> Tensor:
+    """Rows of length 1 that err by E and F in all, and are cut to 15 bits: E + F + E F."""
+    unit = Statistic(False, None, 0.0, a["eps"])
+    both = [
+        _divided(unit, rounding, v.movedim(a["dim"], -1), d.movedim(a["dim"], -1)) + rounding
+        for v, d in (torch.broadcast_tensors(x, e), torch.broadcast_tensors(y, f))
+    ]
+    first, second = (bound.norm(dim=-1) for bound in both)
+    return (first + second + first * second).clamp(max=2.1) + rounding
 
 
 BOUNDS: dict[str, Bound] = {
@@ -248,6 +285,9 @@ BOUNDS: dict[str, Bound] = {
     "affine": _affine("affine"),
     "scale_last": _affine("scale_last"),
     "norm": _norm,
+    "moment": _moment,
+    "normalize": _normalize,
+    "cosine": _cosine,
     "matmul": _two("matmul"),
     "einsum": _two("einsum"),
     "root_scale": lambda a, rounding, x, e: OPS["root_scale"](a, e) + (x.abs() + e) * WEIGHT + rounding,

@@ -49,6 +49,24 @@ def norm_channels(d: Draw) -> str:
     return d.module(f"nn.GroupNorm({groups}, {channels}, affine={d.chance(0.8)})", d.gain(1 / 9, 1e-3, 10.0))
 
 
+def statistic(d: Draw) -> str:
+    """Norms, deviations and cosines of rows along one dimension, or two."""
+    d.need(len(d.shape) >= 2)
+    dims = sorted(d.rng.sample(range(1, len(d.shape)), d.rng.randint(1, min(2, len(d.shape) - 1))))
+    _norm_of(d, math.prod(d.shape[dim] for dim in dims))
+    dim = tuple(dims) if len(dims) > 1 else d.rng.choice((dims[0], dims[0] - len(d.shape)))
+    keep, correction = d.chance(0.5), d.rng.randint(0, 1)
+    y = d.rng.choice(d.same) if d.same else "({x} * 0.5)"
+    less = f"({{x}} - {{x}}.mean({dim}, keepdim=True))"
+    texts = [f"{{x}}.norm(dim={dim}, keepdim={keep})", f"{{x}}.std({dim}, correction={correction}, keepdim={keep})"]
+    texts += [f"F.normalize({{x}}, dim={dim}, eps={d.rng.choice((1e-12, 1e-3, 0.5))})"]
+    texts += [f"{{x}} / {{x}}.norm(dim={dim}, keepdim=True)", f"{less} / ({{x}}.std({dim}, keepdim=True) + 1e-7)"]
+    texts += [f"{{x}}.var({dim}, keepdim={keep})"] if d.size**2 < d.highest else []
+    if len(dims) == 1:
+        texts += [f"F.cosine_similarity({{x}}, {y}, {dim})"]
+    return d.pick(*texts)
+
+
 def _small(d: Draw) -> None:
     d.need(d.numel <= 4000 and d.shape[-1] * d.shape[-2] * d.size**2 < d.highest)
 
@@ -131,6 +149,7 @@ def apart(d: Draw) -> str:
 MIXING: dict[str, Callable[[Draw], str]] = {
     "norm_last": norm_last,
     "norm_channels": norm_channels,
+    "statistic": statistic,
     "product": product,
     "einsum": einsum,
     "attention": attention,

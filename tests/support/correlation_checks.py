@@ -22,7 +22,7 @@ from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.lines import Lines
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.poly import Polynomial
-from hummingbird.mpc.protocols.rows import LiftedRows
+from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 
@@ -319,7 +319,22 @@ def check_lifted_rows(parts, *, shape, value, factor, sums, product, cut):
     right = read_masks(fields["factor"], [fields[n] for n in ("factor_carry", "factor_wrapped")], factor, whole)
     pairs = list(zip(places(shape, shape), places(row, shape), strict=True))
     check_all_forms(fields, left, right, pairs, value, factor, product, cut)
-    (a, t), low, length = left, M64 >> 64 - sums, shape[-1]
+    check_squares(fields, left, shape[-1], value, sums)
+
+
+def check_lifted_squares(parts, *, shape, value, sums):
+    """The mask from its summands and carries, and of both forms of it the squares."""
+    fields = {
+        name: [share.flatten() for share in column]
+        for name, column in zip(LiftedSquares(shape, value, sums).parts, parts, strict=True)
+    }
+    left = read_masks(fields["mask"], [fields[n] for n in ("carry", "wrapped")], value, sums)
+    check_squares(fields, left, shape[-1], value, sums)
+
+
+def check_squares(fields, masks, length, value, sums):
+    """The squares of masks as unsigned and as signed numbers, and their sums over each row."""
+    (a, t), low = masks, M64 >> 64 - sums
     squares, turned = total(fields["squares"]), total(fields["turned"])
     for i, x in enumerate(a):
         assert x**2 + (turned[i] << value + 1) & low == (x - (t[i] << value)) ** 2 & low
@@ -370,6 +385,8 @@ CASES = [
     (LiftedRows((3, 5), value=20, factor=18, sums=40, product=36), check_lifted_rows),
     (LiftedRows((3, 5), value=20, factor=18, sums=40, product=62, cut=18), check_lifted_rows),
     (LiftedRows((3, 5), value=12, factor=9, sums=27, product=64), check_lifted_rows),
+    (LiftedSquares((3, 5), value=20, sums=40), check_lifted_squares),
+    (LiftedSquares((3, 5), value=62, sums=64), check_lifted_squares),
     (LiftedMatMul((2, 3, 5), (5, 4), value=9, factor=7, product=36), check_lifted_matmul),
     (LiftedMatMul((3, 5), (5, 4), value=20, factor=18, product=36), check_lifted_matmul),
     (LiftedMatMul((3, 5), (5, 4), value=20, factor=30, product=30), check_lifted_matmul),

@@ -242,7 +242,7 @@ def cases() -> dict[str, Case]:
     for name, (net, x) in exact.items():
         # Rounding of the input (at most 64 of them summed up, in "sum") and of constants.
         out[name] = Case(net, x, (33 if name == "sum" else 3) * UNIT)
-    steps = torch.linspace(-1.0, 1.0, 4).view(4, 1, 1)
+    steps, other = torch.linspace(-1.0, 1.0, 4).view(4, 1, 1), torch.linspace(-2, 2, 8)
     near = {
         "avg_pool": (nn.AvgPool2d(2), image),
         "avg_pool 3": (nn.AvgPool2d(3, stride=2, padding=1), image),
@@ -269,6 +269,20 @@ def cases() -> dict[str, Case]:
         ("rms_norm", Function(lambda x: F.rms_norm(x, (8,))), image),
     ):
         out[name] = Case(net, x, 2.2 * (2.0**-13 * 8 + 2.0**-13) + 8 * UNIT)
+    # Roots err by 2^-13 of themselves, below 20, and by the values' rounding; the others are below 3, and divided
+    # by roots above 1/4 of values rounded by 2^-16, of which one row has 8. Squares below 64 err by 8 times 8 of these.
+    for name, function, error in (
+        ("norm", lambda x: x.norm(dim=(1, 3), keepdim=True), 2.0**-13 * 20 + 8 * UNIT),
+        ("norm of p=1", lambda x: x.norm(1, -1), 24 * UNIT),
+        ("std", lambda x: x.std(-1), 2.0**-13 * 3 + 8 * UNIT),
+        ("var", lambda x: x.var((2, 3), correction=0), 64 * UNIT),
+        ("normalize", lambda x: F.normalize(x, dim=(1, 3)), 2.0**-13 + 8 * UNIT),
+        ("normalize, bounded", lambda x: F.normalize(x, eps=2.0), 2.0**-13 + 8 * UNIT),
+        ("standardize", lambda x: (x - x.mean(-1, True)) / x.std(-1, keepdim=True), 2.0**-13 * 3 + 24 * UNIT),
+        ("cosine", lambda x: F.cosine_similarity(x, other, -1), 2.0**-12 + 24 * UNIT),
+        ("distance", lambda x: F.pairwise_distance(x, x.flip(1)[:, :1]), 2.0**-13 * 20 + 8 * UNIT),
+    ):
+        out[name] = Case(Function(function), image, error)
     # Sums of 8 products of values below 5, each rounded; 144 for the sum over places.
     out["matmul"] = Case(Function(lambda x: x @ F.relu(x).transpose(-2, -1)), image, 8 * 10 * UNIT)
     out["einsum"] = Case(Function(lambda x: torch.einsum("bchw,bdhw->bdc", x, F.relu(x))), image, 64 * 10 * UNIT)

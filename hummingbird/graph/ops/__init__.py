@@ -5,6 +5,8 @@ vocabulary.py        all operations and rules, by torch's names
 net.py               inputs, outputs, layers that do nothing
 linear.py            convolutions, products with constant matrices
 norms.py             batch, layer, group, instance and root-mean-square norms
+written_out.py       norms and other divisions by roots, as nets write them out
+moments.py           norms of vectors, variances and deviations as results, rows of length 1, cosines
 activations.py       activations, softmax, argmax
 pools.py             maximum and average pools
 arithmetic.py        sums, products, reductions

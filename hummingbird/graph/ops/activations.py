@@ -259,5 +259,4 @@ REFUSED = [
         "return the logits, and compute it on the opened result; of logarithms, log_softmax is known",
         names="logsumexp nll_loss cross_entropy",
     ),
-    Refused("write it with sums of squares and .sqrt(), whose argument stays above 0", names="norm std"),
 ]

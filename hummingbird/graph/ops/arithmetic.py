@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import BOOL, INT, INVERSE, ROOT, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
+from hummingbird.graph.build import BOOL, INT, INVERSE, SIZE, UNKNOWN, StepBuilder, Unsupported, no_dtype
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops import elementwise, functions, norms
+from hummingbird.graph.ops import elementwise, functions, written_out
 from hummingbird.graph.ops.op import Attrs, Op, Spelling, like
 from hummingbird.graph.steps import Ref, Step
 
@@ -35,8 +35,7 @@ def arithmetic(op: str) -> Callable[..., Ref]:
         if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
             return _chosen(b, input, other)
         if op == "mul" and INVERSE in (b.kind(input), b.kind(other)):
-            x, root = (other, input) if b.kind(input) == INVERSE else (input, other)
-            return norms.divided(b, x, root)
+            return written_out.multiplied(b, *((other, input) if b.kind(input) == INVERSE else (input, other)))
         if op == "mul" and isinstance(input, Ref) and input == other:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
@@ -119,8 +118,8 @@ def div(b: StepBuilder, input: Any, other: Any, rounding_mode: Any = None) -> Re
         raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
     if rounding_mode is not None:
         raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
-    if b.kind(other) == ROOT:
-        return norms.inverse(b, other) if norms.is_one(input) else norms.divided(b, input, other)
+    if isinstance(other, Ref) and (found := written_out.divided(b, input, other)) is not None:
+        return found
     if isinstance(other, Ref):
         return _divided(b, input, other)
     divisor = constant(b, other)
@@ -154,7 +153,9 @@ def power(b: StepBuilder, input: Any, exponent: Any) -> Ref:
     """
     exponent = elementwise.exponent(exponent)
     if isinstance(input, Ref) and not isinstance(exponent, (Ref, Tensor)) and exponent in (0.5, -0.5):
-        return (norms.sqrt if exponent > 0 else norms.rsqrt)(b, input)
+        return (written_out.sqrt if exponent > 0 else written_out.rsqrt)(b, input)
+    if isinstance(exponent, (int, float)) and exponent == 1 and isinstance(input, Ref):
+        return b.tensor(input)
     if b.plain and not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
         raise Unsupported("a power other than x ** 2, 3 and 4")  # the caller computes it as it is
     if isinstance(exponent, Ref):

@@ -113,6 +113,17 @@ def broadcast(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: S
     return _agreed(where + [None] * (len(shapes) - len(where)), shapes, len(out))
 
 
+def cosines(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """Return where the batch is in products of rows along the dimension `dim` of two values that are broadcast.
+
+    The dimension is dropped; Mixed is raised if it is the batch's.
+    a: the step's attributes. where: for each input the position of the batch in it, a `BatchLayout`; None for an input
+    without the batch. shapes, out: the shapes of the inputs and of the result. Returns the result's `BatchLayout`.
+    """
+    rank = len(out) + 1
+    return reduced({"dim": a["dim"], "keepdim": False}, [_agreed(where, shapes, rank)], [(1,) * rank], out)
+
+
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
     """Return where the batch is in the result of broadcasting the inputs to `rank` dimensions, as a `BatchLayout`.
 

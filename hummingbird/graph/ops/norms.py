@@ -9,18 +9,11 @@ A row is the last `last` dimensions; or, with `groups` g, one g-th of the channe
 (g = 0: each channel is a row). Weight and bias are a step of their own: "affine" per channel, or "scale_last" for
 factors along the last dimensions.
 
-Norms that are written out in forward(), as in ONNX files and many nets, become the same step:
-
-    m = x.mean(-1, keepdim=True); c = x - m
-    c / ((c ** 2).mean(-1, keepdim=True) + eps).sqrt()          without m, a root-mean-square norm
-
-The root alone has no private form: its value has the kind ROOT or INVERSE until x - m is divided by it, or multiplied
-by its inverse.
+Norms that are written out in forward() become the same step (written_out.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,14 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import INVERSE, ROOT, StepBuilder, Unsupported
+from hummingbird.graph.build import StepBuilder, Unsupported
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
-from hummingbird.graph.ops import functions
 from hummingbird.graph.ops.op import Attrs, Op, Refused, Spelling, like
 from hummingbird.graph.steps import Ref, Step
-
-_NORM = "divide the value whose squares it has: (x - mean) / (variance + eps).sqrt(), as a norm does"
 
 
 def batch_norm(
@@ -168,159 +158,6 @@ def _affine(b: StepBuilder, op: str, x: Ref, weight: Any, bias: Any, shape: tupl
     return b.emit(op, x, scale=scale, shift=torch.zeros_like(known) if shift is None else shift)
 
 
-# Norms that are written out -----------------------------------------------------------------------------------------
-
-
-def sqrt(b: StepBuilder, input: Any) -> Ref:
-    return _root(b, input, ROOT)
-
-
-def rsqrt(b: StepBuilder, input: Any) -> Ref:
-    return _root(b, input, INVERSE)
-
-
-def _root(b: StepBuilder, input: Any, kind: str) -> Ref:
-    """Emit a step for sqrt or rsqrt of a mean of squares plus a number, part of a norm that forward() writes out.
-
-    input: the mean of squares plus the number. kind: the kind of the step's value, ROOT for sqrt or INVERSE for rsqrt.
-    The root of any other value is a function of one value. The step is added to `b`; returns a reference to its value.
-    """
-    name = "sqrt" if kind == ROOT else "rsqrt"
-    if b.plain:
-        raise Unsupported(f"{name} of a private value")  # the caller computes it as it is
-    if _variance(b, b.tensor(input)) is None:
-        return functions.emit(b, input, functions.spelled(name, "x"))
-    return b.emit("add", input, suffix=".root", kind=kind, value=0.0)
-
-
-def is_one(value: Any) -> bool:
-    """Whether a constant is the number 1."""
-    one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta)
-    return one and bool(value == 1)
-
-
-def inverse(b: StepBuilder, root: Ref) -> Ref:
-    """Emit a step that stands for 1 / root, a factor of a norm that forward() writes out.
-
-    The step's value has the kind INVERSE.
-
-    root: a value of kind ROOT, the root of a mean of squares.
-    The steps are added to `b`; returns a reference to the result.
-    """
-    return b.emit("add", root, suffix=".inverse", kind=INVERSE, value=0.0)
-
-
-def divided(b: StepBuilder, input: Any, root: Ref) -> Ref:
-    """Convert a division by the root of a value's own mean square, which forward() writes out, to a step "norm".
-
-    input: the value that is divided. root: a value of kind ROOT; or of kind INVERSE, the inverse of the root, with
-    which `input` is multiplied. The steps are added to `b`; returns a reference to the result.
-    """
-    step = b.steps[root.index]
-    while step.name.endswith((".root", ".inverse")) and step.op == "add" and b.kind(step.inputs[0]) in (ROOT, INVERSE):
-        step = b.steps[step.inputs[0].index]
-    found = _variance(b, step.inputs[0])
-    x = b.tensor(input)
-    if found is None:
-        raise Unsupported("a division by a root", _NORM)
-    squared, dims, eps = found
-    mean = _less_mean(b, x)
-    if x != squared and (mean is None or mean != _less_mean(b, squared)):
-        raise Unsupported("a division by the root of another value's mean square", _NORM)
-    center = mean is not None and mean[1] == dims
-    return _written(b, mean[0] if mean is not None and center else x, dims, eps, center)
-
-
-def _variance(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...], float] | None:
-    """Recognize the value x.square().mean(dimensions, keepdim=True) + eps; return x, the dimensions and eps.
-
-    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
-    another way.
-    """
-    step, eps = b.steps[value.index], 0.0
-    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
-        step, eps = b.steps[step.inputs[0].index], number
-    if step.op != "mean" or not step.attrs["keepdim"] or step.attrs["dims"] is None or eps < 0:
-        return None
-    square = b.steps[step.inputs[0].index]
-    return (square.inputs[0], step.attrs["dims"], eps) if square.op == "square" else None
-
-
-def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None:
-    """Recognize the value x - x.mean(dimensions, keepdim=True); return x and the dimensions.
-
-    value: a reference to the value; x is returned as a reference, too. Returns None for a value that was computed in
-    another way.
-    """
-    step = b.steps[value.index]
-    if step.op != "sub" or len(step.inputs) != 2:
-        return None
-    mean = b.steps[step.inputs[1].index]
-    fits = mean.op == "mean" and mean.attrs["keepdim"] and mean.attrs["dims"] is not None
-    return (step.inputs[0], mean.attrs["dims"]) if fits and mean.inputs == step.inputs[:1] else None
-
-
-_ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in range(10)]
-
-
-def _eps(b: StepBuilder, value: Any) -> float | None:
-    """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
-
-    Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7. If it equals none of them, Unsupported is raised, as it may be a secret that was
-    learned.
-    """
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return None
-    if isinstance(value, Tensor) and value.is_meta:
-        raise Unsupported("the eps of a norm has no value, on the meta device", "write the number into the code")
-    if b.is_hidden(value):
-        found = next((number for number in _ROUND if bool((value == number).all())), None)
-        if found is None:
-            b.check_told(value, "the eps of a norm, which all parties see,")
-        return found
-    return float(value)
-
-
-def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bool) -> Ref:
-    """Emit a norm of x over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
-
-    eps: the norm's constant. center: whether the norm subtracts the mean. The steps are added to `b`; returns a
-    reference to the result.
-    """
-    attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
-    if sorted(dims) == [*range(-len(dims), 0)]:
-        return b.emit("norm", x, **attrs)
-    rank = b.rank(x)
-    if not isinstance(rank, int):
-        hint = "name the last dimensions from the end, x.mean(-1, keepdim=True), or give an example="
-        raise Unsupported(f"a norm over dimensions {tuple(dims)} of a value whose rank is not known", hint)
-    taken = sorted(dim % rank for dim in dims)
-    order = [*(dim for dim in range(rank) if dim not in taken), *taken]
-    if order == [*range(rank)]:
-        return b.emit("norm", x, **attrs)
-    turned = b.emit("permute", x, suffix=".turned", dims=tuple(order))
-    made = b.emit("norm", turned, suffix=".norm", **attrs)
-    return b.emit("permute", made, dims=tuple(order.index(dim) for dim in range(rank)))
-
-
-def var(
-    b: StepBuilder, input: Any, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
-) -> Ref:
-    """Convert a call of var without correction to steps that compute the mean of (x - mean of x)^2.
-
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
-    """
-    many = isinstance(dim, (tuple, list))
-    if dim is None or isinstance(dim, bool) or (unbiased if correction is None else correction):
-        hint = "x.var(dim, correction=0), over dimensions that are named"
-        raise Unsupported("a variance over everything, or with a correction", hint)
-    x, dims = b.tensor(input), b.ints(dim, len(dim) if many else 1, "dim")
-    mean = b.emit("mean", x, suffix=".mean", dims=dims, keepdim=True)
-    square = b.emit("square", b.emit("sub", x, mean, suffix=".less_mean"), suffix=".square")
-    return b.emit("mean", square, dims=dims, keepdim=bool(keepdim))
-
-
 # Meanings ------------------------------------------------------------------------------------------------------------
 
 
@@ -439,8 +276,6 @@ OPS = [
         batch=batch.apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
     ),
 ]
-SPELLINGS = [Spelling(sqrt, "sqrt"), Spelling(rsqrt, "rsqrt"), Spelling(var, "var")]
 REFUSED = [
     Refused(_NO_ROOT, (nn.LocalResponseNorm, nn.CrossMapLRN2d), "local_response_norm"),
-    Refused("vectors of n values at unit length are F.rms_norm(x, (n,), eps=1e-12) / n ** 0.5", names="normalize"),
 ]

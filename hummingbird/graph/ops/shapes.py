@@ -38,7 +38,7 @@ def join(op: str) -> Callable[..., Ref]:
 def expand(b: StepBuilder, input: Any, *sizes: Any, size: Any = ()) -> Ref:
     flat = tuple(item for part in sizes or (size,) for item in (part if isinstance(part, (tuple, list)) else (part,)))
     for item in flat:
-        if b.kind(item) not in (INT, UNKNOWN) and type(item) is not int:
+        if b.kind(item) not in (INT, SIZE, UNKNOWN) and type(item) is not int:
             raise Unsupported(f"expand to {b._show(item)}", "give integers or sizes")
     return b.emit("expand", value(b, input), *flat)
 
@@ -275,7 +275,7 @@ OPS = [
     ),
     Op(
         "expand",
-        lambda a, x, *sizes: x.expand(sizes),
+        lambda a, x, *sizes: x.expand(*(s for part in sizes for s in (part if isinstance(part, tuple) else (part,)))),
         ranks.LISTED,
         [Spelling(expand, "expand")],
         inputs="x size*",

@@ -21,6 +21,7 @@ from hummingbird.graph.ops import (
     encoder,
     functions,
     linear,
+    moments,
     net,
     norms,
     packed,
@@ -30,11 +31,12 @@ from hummingbird.graph.ops import (
     resize,
     select,
     shapes,
+    written_out,
 )
 from hummingbird.graph.ops.op import Op, Refused, Rule, Spelling
 
 ROOMS: tuple[Any, ...] = (net, linear, norms, activations, pools, arithmetic, select, attention, encoder, recurrent)
-ROOMS += (packed, shapes, resize, public, functions, elementwise)
+ROOMS += (moments, written_out, packed, shapes, resize, public, functions, elementwise)
 OPERATIONS: dict[str, Op] = {op.name: op for room in ROOMS for op in getattr(room, "OPS", ())}
 REFUSED: list[Refused] = [refused for room in ROOMS for refused in getattr(room, "REFUSED", ())]
 SPELLINGS: list[Spelling] = [

@@ -301,6 +301,8 @@ _SPECIAL: dict[str, Function] = {
     ),
     "_convolution": lambda *args, **library: _convolution(*args[:9]),  # and the choice of a library
     "addmm": _addmm,
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "expand_as": lambda x, other: x.expand(other.shape),
     "mm": torch.matmul,
     "bmm": torch.matmul,
     "elu": _elu,

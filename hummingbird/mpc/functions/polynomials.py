@@ -48,8 +48,10 @@ class Function:
 # Tables are symmetric around 0. These functions are shifted so that the needed interval is symmetric, too.
 EXP_AT = 6.5  # "exp" is e^(x - this)
 POWER_TO = 13.0  # "power" is e^x up to this
-ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
+ROOT_AT = 0.5  # "root" is (x + this)^(-1/2), and "square-root" its reciprocal
 _FLAT = 7 / 8  # left of this part of the least u, u^(-1/2) continues as its Taylor cubic, which is below it
+# There u^(1/2) continues as the cubic of which value, slope and curvature are the root's, and which is 0 at u = 0.
+_TO_ZERO = 15 / 8, -10 / 8, 3 / 8
 SPANS = range(1, WIDEST_OF_ROWS - 1)
 SPREADS = range(1, 10)
 
@@ -63,7 +65,7 @@ def reciprocal_at(span: int) -> float:
 
 
 def root_at(spread: int) -> float:
-    """Return the number c for which the function named "root-SPREAD" is (x + c)^(-1/2).
+    """Return the number c for which "root-SPREAD" is (x + c)^(-1/2), and "square-root-SPREAD" is (x + c)^(1/2).
 
     That holds for x + c from 2^-spread to 1. Below 7/8 of 2^-spread the function continues as a cubic. At x + c = 0,
     where the parties' rounding can lead, it is below 2.34 2^(spread / 2), for which a table has room.
@@ -89,11 +91,23 @@ def _root(spread: int, at: float, x: Tensor) -> Tensor:
     return torch.where(u > flat, u, flat).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
 
 
+def _square_root(spread: int, at: float, x: Tensor) -> Tensor:
+    u, flat = x + at, _FLAT * 2.0**-spread
+    t = (u / flat).clamp(-1, 1)  # no value is below -flat; without the bound the cubic would outgrow coefficients
+    cubic = t * (_TO_ZERO[0] + t * (_TO_ZERO[1] + t * _TO_ZERO[2])) * math.sqrt(flat)
+    return torch.where(u > flat, u.clamp(min=flat).sqrt(), cubic)
+
+
 FUNCTIONS: dict[str, Function] = {
     "exp": Function(_exp, 5.0),
     "power": Function(_power, math.exp(POWER_TO)),
     "root": Function(functools.partial(_root, 2, ROOT_AT), 22.0),
     **{f"root-{n}": Function(functools.partial(_root, n, root_at(n)), 2.8 * 2.0 ** (1.5 * n)) for n in SPREADS},
+    "square-root": Function(functools.partial(_square_root, 2, ROOT_AT), 12.0),
+    **{
+        f"square-root-{n}": Function(functools.partial(_square_root, n, root_at(n)), 6 * 2.0 ** (n / 2))
+        for n in SPREADS
+    },
     **{f"reciprocal-{span}": Function(functools.partial(_reciprocal, span), 1.01) for span in SPANS},
 }
 

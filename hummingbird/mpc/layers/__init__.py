@@ -8,5 +8,6 @@ arithmetic, comparing        the language of formulas, and the base of layers th
 activations, selecting       ReLU and splines; maxima, absolute values and comparisons as data
 softmax, softmax_in_range    softmax and argmax; softmax of rows in a known range
 weighted_mean                attention that divides by the sum of the softmax after the product
-norms                        layer, group and instance norms; norms of rows in a known range
+norms, norms_in_range        layer, group and instance norms; norms of rows in a known range
+moments                      norms, variances and deviations as results; rows of length 1, cosines
 """

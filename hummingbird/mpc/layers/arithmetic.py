@@ -31,6 +31,7 @@ from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.protocols.interfaces import Comparison, Operation
 from hummingbird.ring import SCALE
 
+_NOTHING = 2.0**-24
 Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0
 
 
@@ -126,11 +127,12 @@ class Arithmetic(ABC):
         """Apply an operation of mpc/protocols, such as a product, to these values, and return its result."""
 
     @abstractmethod
-    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
         """Compare x with every public number t; return (numbers, *shape): 1 where x >= t and 0 elsewhere, as integers.
 
+        Also returns relu(x - t) for the first number t, with the bits of fraction of x.
         x: with 16 + `fraction` bits of fraction, below 2^62 in the ring.
-        It takes the rounds of one comparison. The results have no bits of fraction.
+        It takes the rounds of one comparison. The first result has no bits of fraction.
         """
 
     @abstractmethod
@@ -147,7 +149,9 @@ class Arithmetic(ABC):
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """In a simulation, warn of values outside of [least, most). On shares, where no value is seen, do nothing.
+        """In a simulation, warn of values outside of [least, most). On shares, do nothing: no value is seen.
+
+        Values below 2^-24 count as 0, and are not announced: they may be squares of rounding errors.
 
         x: the values.
         most, least: bounds, in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is
@@ -209,8 +213,8 @@ class Reals(Arithmetic):
     def apply(self, operation: Operation, *values: Tensor) -> Any:
         return operation.plain(*values)
 
-    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        return [(x >= number).to(x.dtype) for number in numbers]
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
+        return [(x >= number).to(x.dtype) for number in numbers], (x - numbers[0]).clamp(min=0)
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         return polynomials.evaluate(table, x)
@@ -218,12 +222,12 @@ class Reals(Arithmetic):
     def expects(self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0) -> None:
         if not x.numel():
             return
-        seen = [float(end) / unit for end in torch.aminmax(x.detach())]
-        if seen[1] >= most:
-            what = f"{what} {seen[1]:g}, and private inference has room for {most:g}"
+        x = x.detach()
+        if (largest := float(x.max()) / unit) >= most:
+            what = f"{what} {largest:g}, and private inference has room for {most:g}"
             warnings.warn(f"{what}: its results would be noise", stacklevel=2)
-        elif seen[0] < least:
-            what = f"{what} {seen[0]:g}, and private inference is told {least:g} or more"
+        elif least > -math.inf and (smallest := float((x / unit).where(x >= unit * _NOTHING, torch.inf).min())) < least:
+            what = f"{what} {smallest:g}, and private inference is told {least:g} or more"
             warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
 
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:

@@ -84,11 +84,11 @@ class Shares(Arithmetic):
     def apply(self, operation: Operation, *values: Tensor) -> Any:
         return operation.run(self.session, *values)
 
-    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
         # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
         codes = ring.encode(torch.tensor(numbers, dtype=torch.float64), SCALE + fraction, where="constant").tolist()
         y = self.comparison.relus(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
-        return y[: len(numbers)] - y[len(numbers) :]
+        return y[: len(numbers)] - y[len(numbers) :], y[len(numbers)]
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         y = poly.evaluate(self.session, x, table, self.scale, bits)
@@ -177,9 +177,9 @@ class CostTensor(Arithmetic):
         self._paid.append(operation.price(self.parties, *values))
         return operation.plain(*values)
 
-    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
         self._compared_with(2 * len(numbers), x.numel(), SCALE, False)
-        return x.expand(len(numbers), *x.shape)
+        return x.expand(len(numbers), *x.shape), x
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         n = x.numel()

@@ -1,26 +1,30 @@
 """Norms of rows (layer, group and instance norm): for every variance that fixed point holds, and in a known range.
 
-Both take one inverse root per row. For a row of n values with 16 bits of fraction, c = x - mean(x), S = sum of c^2 +
-n eps is exact, with 32 bits of fraction. The result is c sqrt(n / S). S lies anywhere between 2^-20 n and 2^30, so it
-is first normalized, as the mantissa of a floating-point number: comparisons with T_j = T_0 4^j, 1 <= j <= J, where
-T_0 4^(J + 1) = 2^30, find the bits b_j = [S >= T_j]. From these follow, in integers,
+Both take one inverse root per row; norms_in_range.py has the second. For a row of n values with 16 bits of fraction,
+c = x - mean(x), S = sum of c^2 + d eps is exact, with 32 bits of fraction. The result is c sqrt(d / S). d is n for a
+norm, and another number for other rows that are divided by a root: the divisor of `moments.Statistic`. S lies anywhere
+between 2^-20 n and 2^30, so it is first normalized, as the mantissa of a floating-point number: comparisons with
+T_j = T_0 4^j, 1 <= j <= J, where T_0 4^(J + 1) = 2^30, find the bits b_j = [S >= T_j]. From these follow, in integers,
 
     R = 2^J - sum_j b_j 2^(J-j)        R^2 = 4^J - sum_j 3 b_j 4^(J-j)        u = S R^2 2^-30, 1/4 <= u < 1
 
-Then sqrt(n / S) = sqrt(n / u) R 2^-15. Where the protocol has tables (polynomials.py), u^(-1/2) on [1/4, 1] is a table
-of the product S R^2 before it is truncated, and sqrt(n) a public factor; otherwise sqrt(n / u) is a linear spline.
+Then sqrt(d / S) = sqrt(d / u) R 2^-15. Where the protocol has tables (polynomials.py), u^(-1/2) on [1/4, 1] is a table
+of the product S R^2 before it is truncated, and sqrt(d) a public factor; otherwise sqrt(d / u) is a linear spline.
 
 *Error.* Each of N parties rounds its share of u by 2^-17 at most: together an error of N 2^-15 relative to u. The root
-errs by half of that, and by 2^-14 of the spline or table. R is exact; the rounding of the row's factor sqrt(n / S), by
+errs by half of that, and by 2^-14 of the spline or table. R is exact; the rounding of the row's factor sqrt(d / S), by
 which c is multiplied, changes it by less than N 2^-16 of itself. So the relative error of a result is below
 2^-14 + N 2^-15, which is 2^-13 for two parties. For a table the 2^-14 consist of 2^-15 for its pieces, 2^-16 for its
-coefficients and 2^-17 for sqrt(n); u has 18 bits of fraction there, and the table's results 16, so rounding adds
+coefficients and 2^-17 for sqrt(d); u has 18 bits of fraction there, and the table's results 16, so rounding adds
 N 2^-18 and N 2^-17. In addition x and its mean are rounded to 2^-16 each, which changes a result by less than
 2^-15 / sqrt(variance + eps).
 
 *Range.* S = n (variance + eps) must be below 2^30: otherwise the row becomes noise, unnoticed. If eps is below 2^-20,
 rows with a variance below about 2^-20 are divided by about 2^-10, and by no less: the rounding of their values to 2^-16
-is a hundredth of the values' differences or more.
+is a hundredth of the values' differences or more. For rows of length 1 the least S is 2^-24, whatever n is.
+
+*Bound.* A least number m of the root, as that of F.normalize, makes S max(S, d m^2): one more comparison in the same
+message, and the thresholds start at d m^2. If this is below the least S, it is left out.
 """
 
 from __future__ import annotations
@@ -36,185 +40,33 @@ from torch import Tensor
 from hummingbird.bits import Rows
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
+from hummingbird.graph.ops.moments import Statistic
 from hummingbird.graph.ops.norms import rows
 from hummingbird.mpc.functions import splines
-from hummingbird.mpc.functions.polynomials import GAIN, ROOT_AT, WIDEST_OF_ROWS, PolynomialTable, choose, root_at
-from hummingbird.mpc.layers.arithmetic import Arithmetic
+from hummingbird.mpc.functions.polynomials import ROOT_AT, PolynomialTable, choose
+from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
 from hummingbird.mpc.layers.comparing import CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layers.norms_in_range import (
+    NormSizes,
+    bits_needed,
+    finer,
+    norm_sizes,
+    normed_in_range,
+    range_serves,
+)
 from hummingbird.mpc.protocols.beaver import SquaredRows, Times
 from hummingbird.mpc.protocols.division import DividedBy
 from hummingbird.mpc.protocols.interfaces import Comparison
-from hummingbird.mpc.protocols.rows import LiftedSquaredRows, RowWidths
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
-
-# Rows in a known range ------------------------------------------------------------------------------------------------
-#
-# The variance + eps of every row is assumed to lie in this range: three rounds without a comparison.
-#
-# *Opening.* From its shares of a row of n values x, of any scale, every party computes q (n x - sum of x) 2^-L. This
-# is kappa c exactly, for c = x - mean(x) and kappa = q n 2^-L, without a division by n; q is an integer of four bits.
-# The opening cuts its fraction to f bits (protocols/rows.py): z is kappa c in units of 2^-f. f is such that 2^f kappa
-# sqrt(variance + eps) is 2^16 or more. Since |c| <= sqrt(n most), k bits hold z, however large the mean is. The sum
-# of squares and the last product use the same opening.
-#
-# *Look-up.* S = sum of z^2 + n eps (2^f kappa)^2 is below 0.96 2^P. u = S 2^-P, in [2^-D, 0.96], is S read with more
-# bits of fraction; q is chosen so that the largest u is close to 0.96. v = g u^(-1/2) is the table "root-D"
-# (polynomials.py) with the gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
-#
-# *Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E. Only v is opened for it, in K bits. The same
-# message cuts the product to 18 bits of fraction, and it is right in the whole ring.
-#
-# *Error.* The relative error of v is 2^-14 + N (2^-16 + 2^-17): 3 2^-16 for the table's pieces with their
-# coefficients, 2^-17 as masks move these, 2^-17 for g, N 2^-16 for u, which is rounded by N/2 units of 2^-(D + 14), N
-# 2^-15 of it, and N 2^-17 for v's 16 bits of fraction. z is rounded by N/2 units, which changes the root of S by N
-# 2^-17 of it at most. So the relative error of a result is below 2^-14 + N 2^-15, as with comparisons. The rounding
-# of its own z adds N 2^-17, and the last cut (N + 1) 2^-19.
-#
-# *Range.* If variance + eps exceeds `most`, the row becomes noise, unnoticed: S leaves the table, or z its k bits. If
-# it is below `least`, v is too small, never too large, since the table continues below 2^-D.
-
-WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces
-FLATTEST, STEEPEST = -24, 16  # log2 of the least and the largest variance + eps that are served
-_BELOW = 14  # bits of fraction of u beyond the D of its least value
-_FULL = 0.96  # the largest u: tables of 2^5 pieces or more reach it
-_SLACK = 2.0**-10  # of S: the parties' rounding changes S by N 2^-16 of it
-FRACTION_IN_RANGE = 2  # a result has 16 + FRACTION_IN_RANGE bits of fraction
-_UNITS = 16  # of z and of v: rounding by N/2 units, for up to 32 parties
-_STEPS = 3  # bits of q after its first
-_ABOVE = 2.34  # v at u = 0, divided by g 2^(D/2)
-
-
-class NormSizes(NamedTuple):
-    """Numbers of bits, and a table, by which a norm over rows of n values computes its results if a range is known.
-
-    The layer computes a result as z v 2^-E. z is an input, less its row's mean, in other units. v is 2^E sqrt(n / S),
-    where S is the sum of z^2 over the row, plus eps in the same units.
-    factor, spread: q and L: an input x becomes y = q (n x - sum of x) 2^-L, or q x 2^-L if the mean is not subtracted.
-    fraction, value: z is y with `fraction` bits of fraction, opened in `value` bits.
-    top: P: S is below 0.96 2^P. The table's argument is u = S 2^-P.
-    table: of v = g u^(-1/2), where its gain g is in [1, 2).
-    root: D: the table is right for u in [2^-D, 0.96].
-    opened: how many bits of v are opened.
-    cut: how many bits of fraction are cut off the product z v: E - FRACTION_IN_RANGE.
-    """
-
-    factor: int
-    spread: int
-    fraction: int
-    value: int
-    top: int
-    table: PolynomialTable
-    root: int
-    opened: int
-    cut: int
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The integers of this record and of its table, which must be equal at all parties."""
-        *sizes, table, root, opened, cut = self
-        return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
-
-
-def range_serves(rows: Rows, length: int, eps: float) -> bool:
-    """Return whether `norm_sizes` finds numbers for rows of up to `length` values: a table, and room in the ring.
-
-    rows: the range in which variance + eps of every row lies.
-    eps: the number that the norm adds to the variance.
-    """
-    low, high = math.log2(rows.least), math.log2(rows.most)
-    ends = FLATTEST <= low and high <= STEEPEST and high - low <= WIDEST and eps <= rows.most
-    # P <= 62, and `bits_needed` of values of scale 2^16 is at most 64.
-    top = math.log2(length) + 2 * (SCALE + 1) + high - low + 0.3 <= 62
-    values = 1.5 * math.log2(length) + high / 2 + SCALE + 3 + _STEPS + 1 + MARGIN <= 64
-    return ends and top and values
-
-
-@functools.lru_cache(1024)
-def norm_sizes(length: int, center: bool, rows: Rows) -> NormSizes:
-    """Compute the numbers of bits and the table of a norm over rows of `length` values in a known range (`NormSizes`).
-
-    center: whether the mean is subtracted.
-    rows: the range in which variance + eps of every row lies; `range_serves` must hold for it.
-    """
-    number = length if center else 1
-    spread = (number - 1).bit_length() + _STEPS
-    choices = []
-    for factor in range(1 << _STEPS, 2 << _STEPS):
-        fine = math.ceil(SCALE + spread - math.log2(factor * number * math.sqrt(rows.least)))
-        scaled = factor * number * 2.0 ** (fine - spread)  # 2^f kappa
-        most = length * rows.most * scaled**2 * (1 + _SLACK)
-        top = math.ceil(math.log2(most / _FULL))
-        choices.append((most * 2.0**-top, -factor, fine, scaled, top))
-    highest, factor, fine, scaled, top = max(choices)
-    lowest = highest * rows.least / rows.most * (1 - 2 * _SLACK)
-    depth = math.ceil(-math.log2(lowest))
-    exponent = math.ceil(top / 2 - math.log2(length) / 2)
-    gain = round(math.sqrt(length) * 2.0 ** (exponent - top / 2) * GAIN)
-    opened = (math.ceil(_ABOVE * 2.0 ** (depth / 2) * gain) + _UNITS).bit_length() + MARGIN  # GAIN is 2^16 as well
-    value = (math.ceil(math.sqrt(length * rows.most) * scaled) + _UNITS).bit_length() + MARGIN
-    at = root_at(depth)
-    reach = max(at - lowest, highest - at)
-    allowed = 3 * 2.0**-16
-    table = choose(f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
-    assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
-    cut = exponent - FRACTION_IN_RANGE  # z v has 16 + E bits of fraction
-    assert 0 <= cut <= min(value, opened) and value + opened <= 61 and top <= 62, "see `range_serves`"
-    return NormSizes(-factor, spread, fine, value, top, table, depth, opened, cut)
-
-
-def bits_needed(found: NormSizes, scale: int) -> int:
-    """Return how many low bits of the shares of a norm's inputs must be right.
-
-    found: the norm's numbers.
-    scale: bits of fraction of the inputs.
-    """
-    return found.value + max(0, scale + found.spread - found.fraction)
-
-
-def normed_in_range(
-    n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64
-) -> Tensor:
-    """Normalize the rows of x, (..., length), to mean square 1, in the few rounds that a known range allows.
-
-    Returns the rows. On shares they have 16 + FRACTION_IN_RANGE bits of fraction.
-    n: the kind of numbers, such as shares.
-    eps: added to the mean square before the root.
-    center: whether the mean is subtracted first.
-    rows: the range in which variance + eps of every row lies.
-    exact: an exact comparison of the net's protocol.
-    read: how many low bits of the result's shares later layers read, and are made right.
-    """
-    length = x.shape[-1]
-    found = norm_sizes(length, center, rows)
-    number = found.factor * length if center else found.factor
-    x = n.precise(x, 2 * SCALE)  # n x and the sum of x may be much larger than their difference
-    y = n.times(x, number, found.spread)
-    if center:
-        y = y - n.times(x.sum(-1, keepdim=True), found.factor, found.spread)
-    shift = n.scale + found.spread - found.fraction
-    if shift < 0:
-        y = n.times(y, 1 << -shift, -shift)
-    product = max(read, found.value + 1 - found.cut, found.opened + 1 - found.cut)
-    widths = RowWidths(found.value, found.opened, found.top, product, found.cut)
-    squares, times = n.apply(LiftedSquaredRows(max(0, shift), widths), y)
-    unit = length * (number * 2.0**-found.spread) ** 2
-    total = squares + n.constant(unit * eps, 2 * found.fraction - SCALE)
-    n.expects(total, rows.most * (1 + _SLACK), _WHAT, rows.least * (1 - _SLACK), unit)
-    u = n.times(total, 1, found.top - 2 * found.fraction) - n.constant(root_at(found.root), found.top - SCALE)
-    v = n.with_comparison(exact, found.top).polynomial(u, found.table, found.opened)
-    return n.times(times(v), 1, found.cut + FRACTION_IN_RANGE - found.fraction)
-
-
-_WHAT = "the variance of a row, and eps, is"
-
 
 # Rows of any variance that fixed point holds --------------------------------------------------------------------------
 
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
 FLAT = 2.0**-20  # the least variance that thresholds distinguish
+FAINT = 2.0**-24  # the least sum of squares that they distinguish if it is divided by no number of values
 LONGEST = 1 << 20  # values in a row
 FRACTION = 30  # a result has 16 + FRACTION bits of fraction
 _TOLERANCE = 2.0**-14  # relative error of the spline or table
@@ -229,18 +81,16 @@ class Thresholds(NamedTuple):
     steps: int
 
 
-def places(length: int, eps: float) -> Thresholds:
-    """Choose and return the thresholds with which a norm compares a row's sum of squares.
+def places(floor: float) -> Thresholds:
+    """Choose and return the thresholds with which a row's sum of squares is compared.
 
-    length: how many values a row has.
-    eps: the number that the norm adds to the mean square.
-    The `least` of the thresholds is at most length * max(eps, 2^-20). So a sum can be smaller only in a row with
-    variance + eps below 2^-20.
+    floor: the least sum that they distinguish: the `least` of the thresholds is at most this number.
     Raises InputError if no thresholds fit.
     """
-    count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
+    count = math.ceil((TOP - math.log2(floor)) / 2) - 1
     if count < 1:
-        raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
+        what = f"rows whose sums of squares, with eps, are {floor:g} or more"
+        raise InputError(what, hint=f"shorter rows, or a smaller eps: at most 2^{TOP - 4}")
     return Thresholds(2.0 ** (TOP - 2 * (count + 1)), count)
 
 
@@ -270,50 +120,103 @@ def looked_up() -> PolynomialTable:
     return found
 
 
-def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
-    """Normalize the rows of x, (..., length), to mean square 1, and return them.
+class Mantissa(NamedTuple):
+    """A row's sum of squares S as u 2^30 / R^2, with u in [1/4, 1).
 
-    n: the kind of numbers, such as shares.
-    eps: added to the mean square before the root.
-    center: whether the mean is subtracted first.
+    u: with 32 + TOP bits of fraction on shares.
+    bits: b_j for the `steps` thresholds, integers without bits of fraction.
+    """
+
+    u: Tensor
+    bits: Values
+    steps: int
+
+    def powers(self, n: Arithmetic, start: int, steps: Sequence[int]) -> Tensor:
+        """Compute start + the sum over j of b_j steps[j - 1], an integer without bits of fraction."""
+        return n.weighted(self.bits, steps, 0, _integer(n, self.u, start))
+
+
+def _integer(n: Arithmetic, like: Tensor, number: int) -> Tensor:
+    # Without bits of fraction: 16 bits fewer than a value of scale 2^16 has.
+    return n.times(n.units(like.new_full((), number).long()), 1, -SCALE)
+
+
+def mantissa(n: Arithmetic, total: Tensor, floor: float, bound: float = 0.0) -> Mantissa:
+    """Normalize sums of squares to [1/4, 1), by the rounds of a comparison and one for a product.
+
+    total: below 2^TOP, with 32 bits of fraction on shares.
+    floor: the least sum that is distinguished; smaller ones stay below 1/4.
+    bound: sums below it are replaced by it.
+    """
+    least, count = places(max(floor, bound))
+    steps = range(1, count + 1)
+    numbers = [least * 4.0**j for j in steps]
+    if bound:
+        found, above = n.at_least(total, [bound, *numbers], SCALE)
+        bits, total = found[1:], above + n.constant(bound, SCALE)
+    else:
+        bits, _ = n.at_least(total, numbers, SCALE)
+    squared = n.weighted(bits, [-3 << 2 * (count - j) for j in steps], 0, _integer(n, total, 1 << 2 * count))
+    return Mantissa(n.times(n.apply(Times(), total, squared), 1, TOP), bits, count)  # below 2^62: see TOP
+
+
+def normed(n: Arithmetic, x: Tensor, statistic: Statistic, exact: Comparison, read: int = 64) -> Tensor:
+    """Divide the rows of x, (..., length), by their statistic, and return them.
+
+    n: the kind of numbers.
     exact: an exact comparison of the net's protocol.
     read: how many low bits of the result's shares later layers read, and are made right.
     On shares the result has 16 + FRACTION bits of fraction.
     """
     length = x.shape[-1]
-    centered = x - n.apply(DividedBy(length), x.sum(-1, keepdim=True)) if center else x
-    squares, times = n.apply(SquaredRows(read), centered)
-    total = squares + n.constant(length * eps, SCALE)
-    n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
-    least, count = places(length, eps)
-    bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
-    # Integers without bits of fraction: 16 bits fewer than a value of scale 2^16 has.
-    most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
-    up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
-    up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
-    u = n.times(n.apply(Times(), total, up_squared), 1, TOP)  # below 2^62: see TOP
-    inverse = _root_of(n, u, length, exact)  # below 2^(13 + 32) for the longest rows, for which R is 2^14
+    divisor = statistic.divisor(length)
+    squares, times = n.apply(SquaredRows(read), centered(n, x, statistic.center))
+    total = squares + n.constant(divisor * statistic.eps, SCALE)
+    n.expects(total, 2.0**TOP, SUM)
+    floor = length * FLAT if statistic.correction is not None else FAINT
+    bound = divisor * statistic.least**2
+    found = mantissa(n, total, max(floor, divisor * statistic.eps), bound if bound > floor else 0.0)
+    up = found.powers(n, 1 << found.steps, [-(1 << found.steps - j) for j in range(1, found.steps + 1)])
+    inverse = _root_of(n, found.u, divisor, exact)  # below 2^(13 + 32) for the longest rows, for which R is 2^14
     (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.apply(Times(), inverse, up), 1, TOP // 2))
     return times(inverse)  # below sqrt(length) 2^(16 + FRACTION)
 
 
-def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
-    """Compute sqrt(length / u) with 32 bits of fraction, for u from 1/4 to 1, and return it.
+def centered(n: Arithmetic, x: Tensor, center: bool) -> Tensor:
+    """Return the rows of x, (..., length), less their means if `center` says so, which takes a round."""
+    return x - n.apply(DividedBy(x.shape[-1]), x.sum(-1, keepdim=True)) if center else x
+
+
+SUM = "the squares of a row, less its mean, add up to"
+
+
+def _root_of(n: Arithmetic, u: Tensor, divisor: int, exact: Comparison) -> Tensor:
+    """Compute sqrt(divisor / u) with 32 bits of fraction, for u from 1/4 to 1, and return it.
 
     n: the kind of numbers, such as shares.
     u: with 32 + TOP bits of fraction on shares.
-    length: how many values a row has.
+    divisor: the sum of squares of a result.
     exact: an exact comparison of the net's protocol, used for the look-up. A protocol without tables evaluates a spline
         instead, with the comparison of `n`.
     """
     if not exact.looks_up:
-        # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
-        (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
-        return splines.evaluate(root(length), moved + n.constant(0.5), n)
-    found = looked_up()
+        return splines.evaluate(root(divisor), cut_mantissa(n, u), n)
     moved = u - n.constant(ROOT_AT, SCALE + TOP)
-    inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, found, _BITS, whole=True)
-    return n.times(inverse, round(math.sqrt(length) * 2.0**SCALE), SCALE)
+    inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, looked_up(), _BITS, whole=True)
+    return n.times(inverse, round(math.sqrt(divisor) * 2.0**SCALE), SCALE)
+
+
+def cut_mantissa(n: Arithmetic, u: Tensor) -> Tensor:
+    """Return u, of a `Mantissa`, with 16 bits of fraction, as splines take it: one opening."""
+    # `cut` takes values below 2^62, and u is below 1: without the 1/2, rounding would take u near 1 out of range.
+    (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
+    return moved + n.constant(0.5)
+
+
+def check_length(values: Tensor) -> None:
+    """Raise InputError unless rows (..., length) have between 1 and LONGEST values."""
+    if not 0 < values.shape[-1] <= LONGEST:
+        raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
 
 
 class Norm(Layer):
@@ -335,9 +238,9 @@ class Norm(Layer):
     def __init__(self, attrs: dict[str, Any], comparison: Comparison, rows: Rows | None = None) -> None:
         super().__init__()
         self.attrs, self.exact = attrs, comparison
-        self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
+        self.length = math.prod(attrs["sizes"]) if attrs.get("sizes") is not None else None
         longest = min(self.length or LONGEST, LONGEST)
-        serves = comparison.looks_up and rows is not None and range_serves(rows, longest, attrs["eps"])
+        serves = comparison.looks_up and rows is not None and range_serves(rows, longest, self.statistic)
         self.assumed, self.told = rows if serves else None, rows
         if self.assumed is not None and self.length is not None:  # otherwise the bits that it needs are not known
             self.input_limit, self.whole_input = MAX_SCALE, False
@@ -346,41 +249,58 @@ class Norm(Layer):
     def comparisons(self) -> list[Comparison]:
         return [self.exact] if self.assumed is None else []
 
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+    def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
         """Compute the layer's function of x with the operations of `n`, and return the result.
 
         n: the kind of numbers: real numbers, shares or prices.
         """
-        values = rows(self.attrs, x)
-        if not 0 < values.shape[-1] <= LONGEST:
-            raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
-        eps, center = self.attrs["eps"], self.attrs["center"]
-        if self.assumed is None:
-            out = normed(n, values, eps, center, self.exact, self.read)
-        else:
-            out = normed_in_range(n, values, eps, center, self.assumed, self.exact, self.read)
-        return out.reshape(x.shape).to(x.dtype)
+        values = self.rows(x)
+        check_length(values)
+        out = self.divided(n, values, self.read)
+        return self.placed(out, x.shape).to(x.dtype)
 
-    def forward(self, session: Session, x: Shared) -> Shared:
-        n = Shares(session, self.exact, x.scale)
-        return Shared(self.formula(n, x.share), self.out_scale([x.scale]))
+    @property
+    def statistic(self) -> Statistic:
+        """The statistic by which a row is divided."""
+        return Statistic(self.attrs["center"], 0, self.attrs["eps"])
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return x as (..., length), with each row in the last dimension."""
+        return rows(self.attrs, x)
+
+    def placed(self, out: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return rows, as `rows` makes them of a value of this shape, in their places."""
+        return out.reshape(shape)
+
+    def divided(self, n: Arithmetic, values: Tensor, read: int) -> Tensor:
+        """Return rows (..., length), divided by their statistic, by a known range if there is one.
+
+        read: how many low bits of the result's shares are made right.
+        """
+        if self.assumed is None:
+            return normed(n, values, self.statistic, self.exact, read)
+        return normed_in_range(n, values, self.statistic, self.assumed, self.exact, read)
+
+    def forward(self, session: Session, *xs: Shared) -> Shared:
+        n = Shares(session, self.exact, xs[0].scale)
+        return Shared(self.formula(n, *(x.share for x in xs)), self.out_scale([x.scale for x in xs]))
 
     def weight_scale(self, later: int) -> int:
         return super().weight_scale(later) if self.assumed is None else SCALE
 
-    def _prices(self, x: Spec, parties: int) -> CostTensor:
-        prices = CostTensor(self.exact, x.scale, parties)
-        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+    def _prices(self, inputs: Sequence[Spec], parties: int) -> CostTensor:
+        prices = CostTensor(self.exact, inputs[0].scale, parties)
+        self.formula(prices, *(torch.empty(x.shape, dtype=torch.int64, device="meta") for x in inputs))
         return prices
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return self._prices(inputs[0], parties).total
+        return self._prices(inputs, parties).total
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
-        return max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
+        return max(sum(x.numel for x in inputs), self._prices(inputs, 2).breadth)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return SCALE + (FRACTION if self.assumed is None else FRACTION_IN_RANGE)
+        return SCALE + (FRACTION if self.assumed is None else finer(self.statistic))
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64 if valid[0] >= self.needs(scales, 64) else 0  # no bit is right: the planner tries another form
@@ -404,7 +324,8 @@ class Norm(Layer):
         """
         if self.assumed is None:
             return None
-        return norm_sizes(self.length or LONGEST, self.attrs["center"], self.assumed)
+        length = self.length or LONGEST
+        return norm_sizes(length, self.attrs["center"], self.assumed, length)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # |result| <= sqrt(length of a row)

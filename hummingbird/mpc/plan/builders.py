@@ -25,6 +25,7 @@ from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Res
 from hummingbird.mpc.layers.constants import AddConstant, Constant, Embedding, Pad, Scale, SharePublic
 from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local, Spec
 from hummingbird.mpc.layers.linear import Linear, WeightOwner
+from hummingbird.mpc.layers.moments import Cosine, Moment, Normalize
 from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.layers.products import Causal, Einsum, MatMul, Multiply, RootScale, Square
 from hummingbird.mpc.layers.selecting import Abs, AdaptiveMaxPool, Bounded, Greater, Larger, MaxPool
@@ -242,8 +243,9 @@ def _scale_last(step: Step, comparison: Comparison, owner: WeightOwner | None) -
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True, **_inputs(step))
 
 
-def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
-    return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # no window: it compares sums of squares
+def _on_squares(kind: type[Norm]) -> Callable[[Step, Comparison, Rows | None], Layer]:
+    """Return the builder of a layer on rows' sums of squares. It has no window: it compares these sums."""
+    return lambda step, comparison, rows: kind(step.attrs, comparison.wider(EXACT, 64), rows)
 
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
@@ -356,10 +358,21 @@ def _pad(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer
 # The ops for which `BitConfig.rows` may name a range of their rows: (step, comparison, rows) -> layer
 ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
     "softmax": _softmax,
-    "norm": _norm,
+    "norm": _on_squares(Norm),
+    "moment": _on_squares(Moment),
+    "normalize": _on_squares(Normalize),
+    "cosine": _on_squares(Cosine),
     "function": _function,
     **dict.fromkeys(SMOOTH, _smooth),
 }
+
+
+ON_SQUARES = ("norm", "moment", "normalize", "cosine")  # of them, those that take a root of a row's squares
+
+
+def ranged(step: Step) -> bool:
+    """Return whether `BitConfig.rows` may name this step: a softmax, a function, or a root of squares."""
+    return step.op in ON_ROWS and step.attrs.get("root", True)
 
 
 def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
@@ -367,8 +380,8 @@ def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
 
     steps: all steps of the net.
     """
-    kind = {op: "function" for op in SMOOTH} | {op: op for op in ("softmax", "norm", "function")}
-    config.check_rows({step.name: kind[step.op] for step in steps if step.op in kind})
+    kinds = {step.name: "norm" if step.op in ON_SQUARES else step.op for step in steps if ranged(step)}
+    config.check_rows({name: kind if kind in ("softmax", "norm") else "function" for name, kind in kinds.items()})
 
 
 def check_ranges(config: BitConfig, steps: Sequence[Step]) -> None:
@@ -412,8 +425,7 @@ BUILDERS: dict[str, Build] = {
     "linear": _linear,
     "affine": _affine,
     "scale_last": _scale_last,
-    "norm": _any_rows("norm"),
-    "function": _any_rows("function"),
+    **{op: _any_rows(op) for op in (*ON_SQUARES, "function")},
     "matmul": lambda step, comparison, owner: MatMul(comparison.takes_rounded_shares),
     "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"], comparison.takes_rounded_shares),
     "root_scale": lambda step, comparison, owner: RootScale(),

@@ -207,7 +207,7 @@ class Planner:
         For any other step the result is FLOOR (20): every value of a net is below 2^20.
         """
         norm = self._built[next(refs(step.inputs)).index].layer
-        if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
+        if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs.get("last") != 1:
             return FLOOR
         if norm.attrs["sizes"] is None:  # a norm that the net computes by single operations
             return FLOOR

@@ -156,6 +156,31 @@ class Times(Operation):
         return product_price(x.numel(), y.numel(), (x * y).numel(), parties, self.bits)
 
 
+@dataclass(frozen=True)
+class Dots(Operation):
+    """Operation that gives the sum of products of each two rows, along the last dimension, which the sums keep.
+
+    The other dimensions are broadcast. A sum costs the dealer one number, whatever the rows' length.
+    shift: how many bits of fraction are cut off both values before; every party rounds its own share.
+    bits: how many low bits of the result's shares later layers read.
+    """
+
+    shift: int
+    bits: int
+
+    def plain(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum(-1, keepdim=True)
+
+    def run(self, session: Session, x: Tensor, y: Tensor) -> Tensor:
+        x, y = ((value + (1 << self.shift >> 1)) >> self.shift for value in (x, y))
+        found = product(session, "matmul", x.unsqueeze(-2).contiguous(), y.unsqueeze(-1).contiguous(), {}, self.bits)
+        return found.squeeze(-1)
+
+    def price(self, parties: int, x: Tensor, y: Tensor) -> Cost:
+        out = math.prod(torch.broadcast_shapes(x.shape[:-1], y.shape[:-1]))
+        return product_price(x.numel(), y.numel(), out, parties, self.bits)
+
+
 class SquareShares(NamedTuple):
     """A party's shares of a random mask r and of r^2."""
 

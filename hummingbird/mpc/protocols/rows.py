@@ -13,7 +13,8 @@ those of lifted_product.py. The square of lambda as a signed number, with its to
 
     (lambda - 2^k t)^2 = lambda^2 + 2^(k+1) t (2^(k-1) - lambda)
 
-The factor t (2^(k-1) - lambda) is dealt for each value, and the sum of lambda^2 for each row.
+The factor t (2^(k-1) - lambda) is dealt for each value, and the sum of lambda^2 for each row. Where only the sums are
+wanted (`SumOfSquares`), nothing else is dealt.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.protocols.lifted_product import (
     LARGEST_CUT,
     LiftedShares,
+    Mask,
+    MaskValues,
+    Opening,
     Operand,
     check_widths,
     dealt_bytes,
@@ -61,6 +65,79 @@ class RowWidths(NamedTuple):
     sums: int
     product: int
     cut: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredShares:
+    """A party's shares of what is dealt for the sums of rows' squares; the fields are those of `LiftedRowShares`."""
+
+    mask: Tensor
+    carry: Tensor
+    wrapped: Tensor
+    squares: Tensor
+    turned: Tensor
+
+
+@dataclass(frozen=True)
+class LiftedSquares(Request[SquaredShares]):
+    """Request for the masks by which rows of values are squared, uniform mod 2^value, and for the squares of these.
+
+    shape: of the values. A row is a vector along the last dimension.
+    sums: how many bits of the sum of a row's squares are read.
+    """
+
+    kind = "lifted_squares"
+    shape: tuple[int, ...] = shape()
+    value: int = number(least=2, most=62)
+    sums: int = number(most=64)
+
+    def check(self) -> None:
+        if not self.shape:
+            raise ValueError("no rows")
+        if self.value + 1 >= self.sums:
+            raise ValueError(f"{self.sums} bits of sums of squares of {self.value} bits")
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": Field("ring", self.shape, width=self.value, apart=True)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        wide = Field("ring", self.shape, width=self.sums - self.value)
+        return {"carry": wide, "wrapped": wide, **_square_fields(self.shape, self.value, self.sums)}
+
+    def derive(self, mask: list[Tensor]) -> dict[str, Tensor]:
+        a = read(mask, self.value)
+        return {"carry": a.carry, "wrapped": a.carry + a.top, **_dealt_squares(a, self.value)}
+
+    def shares(self, **tensors: Tensor) -> SquaredShares:
+        return SquaredShares(**tensors)
+
+
+def _square_fields(size: tuple[int, ...], value: int, sums: int) -> Fields:
+    """Return the fields "squares" and "turned". size: of the values. value, sums: as in `RowWidths`."""
+    return {
+        "squares": Field("ring", (*size[:-1], 1), width=sums),
+        "turned": Field("ring", size, width=sums - value - 1),
+    }
+
+
+def _dealt_squares(a: MaskValues, value: int) -> dict[str, Tensor]:
+    """Compute, as the dealer does, the fields "squares" and "turned" of masks `a` of `value` bits."""
+    return {
+        "squares": (a.value * a.value).sum(-1, keepdim=True),
+        "turned": a.top * ((1 << value - 1) - a.value),
+    }
+
+
+def _summed(seen: Opening, mask: Mask, shares: SquaredShares | LiftedRowShares, first: bool) -> Tensor:
+    """Return a party's share of the sum of each opened row's squares, (..., 1). Nothing is sent.
+
+    seen, mask: the opening of the rows, and this party's share of their mask. first: whether this is party 0.
+    """
+    factor = seen.word - 2 * mask.share if first else -2 * mask.share
+    turned = (shares.turned.long() * seen.wraps).sum(-1, keepdim=True)
+    return (seen.word * factor).sum(-1, keepdim=True) + shares.squares + (turned << (mask.k + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +190,12 @@ class LiftedRows(Request[LiftedRowShares]):
         bits = self.product + self.cut
         return {
             **dealt_fields(self.shape, self._row, self.value, self.factor, bits, self.sums, self.cut),
-            "squares": Field("ring", self._row, width=self.sums),
-            "turned": Field("ring", self.shape, width=self.sums - self.value - 1),
+            **_square_fields(self.shape, self.value, self.sums),
         }
 
     def derive(self, mask: list[Tensor], factor: list[Tensor]) -> dict[str, Tensor]:
-        a = read(mask, self.value)
-        return {
-            **dealt_products(a, read(factor, self.factor), self.derived, self.cut),
-            "squares": (a.value * a.value).sum(-1, keepdim=True),
-            "turned": a.top * ((1 << self.value - 1) - a.value),
-        }
+        a, b = read(mask, self.value), read(factor, self.factor)
+        return {**dealt_products(a, b, self.derived, self.cut), **_dealt_squares(a, self.value)}
 
     def shares(self, **tensors: Tensor) -> LiftedRowShares:
         return LiftedRowShares(**tensors)
@@ -150,11 +222,7 @@ class RowOpening:
 
         `sums` is that of the rows' `RowWidths`. Nothing is sent.
         """
-        e, wraps = self._opened
-        mask = self._mask.share
-        factor = e - 2 * mask if self._session.rank == 0 else -2 * mask
-        turned = (self._shares.turned.long() * wraps).sum(-1, keepdim=True)
-        return (e * factor).sum(-1, keepdim=True) + self._shares.squares + (turned << (self._widths.value + 1))
+        return _summed(self._opened, self._mask, self._shares, self._session.rank == 0)
 
     def times(self, v: Tensor) -> Tensor:
         """Compute a share of z v / 2^cut mod 2^product, where z are the opened rows: one round.
@@ -205,3 +273,49 @@ class LiftedSquaredRows(Operation):
 
     def price(self, parties: int, x: Tensor) -> Cost:
         return lifted_rows_price(x.numel(), math.prod(x.shape[:-1]), *self.widths, parties)
+
+
+def summed_squares(session: Session, x: Tensor, shift: int, value: int, sums: int) -> Tensor:
+    """Compute a share of the sum of each row's squares mod 2^sums, (..., 1): one round.
+
+    The bits above are arbitrary.
+
+    x: this party's share, int64 (..., length), right mod 2^(value + shift).
+    shift: the sum is of z = x / 2^shift. With N parties, each of which rounds its own share, z is within N/2 units of
+        it. |z| < 2^(value - 2).
+    value: in how many bits a value is opened.
+    Cost: `summed_squares_price`.
+    """
+    shares = session.correlation(LiftedSquares(tuple(x.shape), value, sums))
+    (seen,) = opened(session, (Operand(x, shift, value), shares.mask))
+    mask = remaining(shares.mask, shares.carry, shares.wrapped, seen.wraps, value)
+    return _summed(seen, mask, shares, session.rank == 0)
+
+
+def summed_squares_price(n: int, rows: int, value: int, sums: int, parties: int) -> Cost:
+    """Return the price of `summed_squares`: 1 round. n: number of values in all `rows` rows."""
+    offline = 2 * packed(n * (sums - value)) + packed(n * (sums - value - 1)) + packed(rows * sums)
+    return cost.opening(parties, packed(n * value), 8 * offline)
+
+
+@dataclass(frozen=True)
+class SumOfSquares(Operation):
+    """Operation that gives the sum of each row's squares, of values that are known to be small.
+
+    shift: how many bits of fraction are cut off the values before.
+    value: in how many bits a value is opened, two more than its magnitude has.
+    sums: how many low bits of a sum are read.
+    """
+
+    shift: int
+    value: int
+    sums: int
+
+    def plain(self, x: Tensor) -> Tensor:
+        return x.square().sum(-1, keepdim=True)
+
+    def run(self, session: Session, x: Tensor) -> Tensor:
+        return summed_squares(session, x, self.shift, self.value, self.sums)
+
+    def price(self, parties: int, x: Tensor) -> Cost:
+        return summed_squares_price(x.numel(), math.prod(x.shape[:-1]), self.value, self.sums, parties)

@@ -101,6 +101,7 @@ NORMS: dict[str, tuple[nn.Module, Tensor]] = {
         Call(lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()),
         X,
     ),
+    "a deviation with a bound": (Call(lambda x: (x - x.mean(-1, True)) / x.std(-1, correction=0, keepdim=True)), X),
     "channels first, behind a layer": (nn.Sequential(nn.Conv2d(4, 6, 3), Call(channels_first)), IMAGE),
 }
 
@@ -115,21 +116,76 @@ def test_a_norm_that_is_written_out_is_one_step(name: str) -> None:
         assert torch.allclose(run(steps, x), net(x), atol=2e-5)
 
 
+UNITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a norm": lambda x: x / x.norm(dim=1, keepdim=True),
+    "of everything": lambda x: x / torch.linalg.vector_norm(x),
+    "bounded": lambda x: x / x.norm(2, -1, keepdim=True).clamp(min=1e-6),
+    "and a number": lambda x: x / (x.norm(dim=(1, 2), keepdim=True) + 1e-8),
+    "bounded squares": lambda x: x / x.pow(2).sum(-1, keepdim=True).clamp(min=1e-8).sqrt(),
+    "an inverse root first": lambda x: torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-8) * x,
+    "one over a norm": lambda x: x * (1 / x.norm(dim=-1, keepdim=True)),
+    "repeated": lambda x: x / x.norm(dim=-1, keepdim=True).expand(-1, -1, 8),
+    "scaled": lambda x: x / (2 * x.norm(dim=-1, keepdim=True)),
+    "a mean, scaled": lambda x: x / (x.square().sum(-1, keepdim=True) / 8).sqrt(),
+    "a deviation": lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-7),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_division_by_a_norm_is_one_step(name: str, plan: bool) -> None:
+    steps = trace(Call(UNITS[name]), example=X if plan else None)
+    ops = [step.op for step in steps]
+    assert ops.count("normalize") == 1 and not {"square", "sum", "moment", "maximum"} & set(ops)
+    assert torch.allclose(run(steps, X), UNITS[name](X), atol=2e-6)
+
+
+def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x.flip(1)
+
+
+COSINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "norms": lambda x, y: (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)),
+    "a number": lambda x, y: (
+        (x * y).sum(-1, keepdim=True) / (y.norm(dim=-1, keepdim=True) * x.norm(dim=-1, keepdim=True) + 1e-8)
+    ),
+    "one root": lambda x, y: (x * y).sum(1) / ((x * x).sum(1) * (y * y).sum(1)).sqrt().clamp(min=1e-8),
+}
+
+
+@pytest.mark.parametrize("name", COSINES)
+def test_a_cosine_that_is_written_out_is_of_rows_of_length_1(name: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return COSINES[name](*turned(x))
+
+    steps = trace(Call(function))
+    assert [step.op for step in steps].count("normalize") == 2
+    assert torch.allclose(run(steps, X), function(X), atol=2e-6)
+
+
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
+        lambda x: x * ((x.roll(1, -1) * x).mean(-1, keepdim=True).abs() + 1e-5).rsqrt(),
+        lambda x: x.relu() * ((x * x).mean(-1, keepdim=True) + 1e-5).rsqrt(),
         lambda x: (2 * x) / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: x.relu() / ((x * x).mean(-1, keepdim=True) + 1e-5).sqrt(),
         lambda x: (
             (x - x.mean(1, keepdim=True)) / ((x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)).sqrt()
         ),
-        lambda x: x.var(-1),
+        lambda x: x / x.std(-1, keepdim=True),
+        lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-3),
     ],
 )
-def test_a_root_that_is_no_norm_is_refused_with_a_hint(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_division_that_is_no_norm_is_a_function_and_a_product(function: Callable[[Tensor], Tensor]) -> None:
+    steps = trace(Call(function))
+    assert "function" in {step.op for step in steps} and not {"norm", "normalize"} & {step.op for step in steps}
+    assert torch.allclose(run(steps, X), function(X), rtol=1e-5, atol=1e-6)
+
+
+def test_an_inverse_root_alone_is_refused_with_a_hint() -> None:
     with pytest.raises(ModelError) as caught:
-        trace(Call(function))
+        trace(Call(lambda x: ((x * x).mean(-1, keepdim=True) + 1e-5).rsqrt()))
     assert all(problem.hint for problem in caught.value.problems)
 
 

@@ -69,7 +69,7 @@ def test_every_operation(name: str) -> None:
 
 
 # Parts of attention and norms, and writes into parts of a tensor, have no private form by themselves.
-PARTS = ["circular", "instance_norm", "attention", "attention, causal", "bicubic"]
+PARTS = ["circular", "instance_norm", "attention", "attention, causal", "bicubic", "cosine"]
 PARTS += ["nearest of volumes", "trilinear by 2", "trilinear, corners"]
 
 

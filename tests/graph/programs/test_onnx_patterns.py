@@ -86,6 +86,30 @@ def test_a_norm_by_mean_squares_is_one_step(sizes: tuple[int, ...], axis: int, s
         assert torch.allclose(net(x), wanted, atol=1e-5) and torch.allclose(run(steps, x), wanted, atol=1e-5)
 
 
+def test_norms_and_rows_of_length_1_as_torch_writes_them() -> None:
+    """ReduceL2, clipped and expanded to the shape of what it divides; LpNormalization; a root as a power."""
+    nodes = [
+        helper.make_node("ReduceL2", ["x", "one"], ["norm"], keepdims=1),
+        helper.make_node("Clip", ["norm", "least"], ["bounded"]),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Expand", ["bounded", "shape"], ["wide"]),
+        helper.make_node("Div", ["x", "wide"], ["unit"]),
+        helper.make_node("LpNormalization", ["x"], ["last"], axis=-1, p=2),
+        helper.make_node("Mul", ["x", "x"], ["squares"]),
+        helper.make_node("ReduceSum", ["squares", "one"], ["sum"], keepdims=1),
+        helper.make_node("Pow", ["sum", "half"], ["root"]),
+        helper.make_node("Add", ["unit", "last"], ["both"]),
+        helper.make_node("Add", ["both", "root"], ["y"]),
+    ]
+    constants = {"least": np.float32(1e-12), "half": np.float32(0.4999998), "one": whole(1)}
+    net = read(graph(nodes, {"x": ("n", 4, 6)}, constants))
+    ops = [step.op for step in trace(net)]
+    assert ops.count("normalize") == 2 and ops.count("moment") == 1 and "square" not in ops
+    x = torch.randn(3, 4, 6)
+    wanted = F.normalize(x, dim=1) + F.normalize(x, dim=2) + x.norm(dim=1, keepdim=True)
+    assert torch.allclose(net(x), wanted, atol=1e-5) and torch.allclose(run(trace(net), x), wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("divisor", "spread"),
     [

@@ -15,8 +15,9 @@ import hummingbird
 from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.channel import meter
 from hummingbird.convert import build
+from hummingbird.graph.ops.moments import Statistic
 from hummingbird.mpc.functions.polynomials import evaluate, root_at
-from hummingbird.mpc.layers import norms
+from hummingbird.mpc.layers import norms, norms_in_range
 from hummingbird.mpc.layers.comparing import Shares
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.layers.norms import Norm
@@ -133,10 +134,10 @@ def test_a_bit_less_is_a_wrong_answer(narrow: str, monkeypatch: pytest.MonkeyPat
     x = sample(length, assumed, 1e-5).float()
     x = x[within(x.double(), 1e-5, assumed)]
     wanted = F.layer_norm(x.double(), (length,), eps=1e-5)
-    found = norms.norm_sizes(length, True, assumed)
+    found = norms_in_range.norm_sizes(length, True, assumed, length)
     taken = {"value": 2, "opened": 5, "top": 2}[narrow]  # k and K are whole numbers, and K has room for flatter rows
     other = found._replace(**{narrow: getattr(found, narrow) - taken})
-    monkeypatch.setattr(norms, "norm_sizes", lambda *_: other)
+    monkeypatch.setattr(norms_in_range, "norm_sizes", lambda *_: other)
     got = hummingbird.simulate(net(length), told(assumed), mode="exact", seed=1)(x).double()
     assert float(((got - wanted).abs() / bound(wanted, 2)).max()) > 100
 
@@ -197,10 +198,11 @@ def random_ranges(count: int) -> list[tuple[int, bool, Rows]]:
     out: list[tuple[int, bool, Rows]] = []
     while len(out) < count:
         length = draw.choice((1, 2, 3, draw.randint(4, 2000), 1 << draw.randint(2, 20), draw.randint(1, norms.LONGEST)))
-        least = 2.0 ** draw.uniform(norms.FLATTEST, norms.STEEPEST)
+        least = 2.0 ** draw.uniform(norms_in_range.FLATTEST, norms_in_range.STEEPEST)
         ratio = draw.choice((1 + 1e-6, 2.0 ** draw.uniform(0, 8), 256.0))
-        if norms.range_serves(Rows(least, least * ratio), length, 1e-12):
-            out.append((length, draw.random() < 0.8, Rows(least, least * ratio)))
+        center = draw.random() < 0.8
+        if norms_in_range.range_serves(Rows(least, least * ratio), length, Statistic(center, 0, 1e-12)):
+            out.append((length, center, Rows(least, least * ratio)))
     return out
 
 
@@ -208,7 +210,7 @@ def random_ranges(count: int) -> list[tuple[int, bool, Rows]]:
 def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
     """All that `sizes` asserts, and that its users rely on."""
     for length, center, assumed in random_ranges(400):
-        found = norms.norm_sizes(length, center, assumed)
+        found = norms_in_range.norm_sizes(length, center, assumed, length)
         number = found.factor * (length if center else 1)
         scaled = number * 2.0 ** (found.fraction - found.spread)
         assert scaled * math.sqrt(assumed.least) >= 2.0**16 * (1 - 1e-9)
@@ -216,7 +218,7 @@ def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
         highest = length * assumed.most * scaled**2 * 2.0**-found.top
         assert highest < root_at(found.root) + found.table.most
         assert highest * assumed.least / assumed.most > 2.0**-found.root
-        assert norms.bits_needed(found, SCALE) <= 64 and found.value + 1 < found.top <= 62
+        assert norms_in_range.bits_needed(found, SCALE) <= 64 and found.value + 1 < found.top <= 62
         # What is cut of products.
         assert 0 <= found.cut <= min(found.value, found.opened) and found.value + found.opened <= 61
 
@@ -224,7 +226,7 @@ def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
 @pytest.mark.parametrize("index", range(12))
 def test_the_table_keeps_its_part_of_the_bound_for_every_sum(index: int) -> None:
     length, center, assumed = random_ranges(12)[index]
-    found = norms.norm_sizes(length, center, assumed)
+    found = norms_in_range.norm_sizes(length, center, assumed, length)
     table, unit = found.table, 2.0**-found.table.fraction
     u = torch.arange(0, 1 << table.fraction, max(1, (1 << table.fraction) >> 19), dtype=torch.float64) * unit
     u = u[u <= root_at(found.root) + table.most]
@@ -234,7 +236,7 @@ def test_the_table_keeps_its_part_of_the_bound_for_every_sum(index: int) -> None
     assert float((got * u.sqrt() / gain - 1)[inside].abs().max()) <= 3 * 2.0**-16 + UNIT  # and it rounds to 2^-16
     assert bool((got[~inside] <= gain * u[~inside].rsqrt() * (1 + 2.0**-13)).all())
     assert float(got.max()) < 2.0 ** (found.opened - 2 - SCALE)
-    result = gain * math.sqrt(length * 2.0**found.top) * 2.0 ** -(found.cut + norms.FRACTION_IN_RANGE)
+    result = gain * math.sqrt(length * 2.0**found.top) * 2.0 ** -(found.cut + norms_in_range.FRACTION_IN_RANGE)
     assert abs(result / length - 1) <= 2.0**-16  # g: z v 2^-E is the result
 
 
@@ -242,7 +244,7 @@ def test_the_table_keeps_its_part_of_the_bound_for_every_sum(index: int) -> None
 def test_the_price_is_the_sum_written_out_and_what_is_sent(parties: int) -> None:
     n, length, assumed = 10, 64, Rows(0.1, 2.0)
     norm = layer(length, assumed)
-    found = norms.norm_sizes(length, True, assumed)
+    found = norms_in_range.norm_sizes(length, True, assumed, length)
     look_up = poly.price(n, found.table, found.opened, parties)
     for read in (64, 45):
         norm.read = read

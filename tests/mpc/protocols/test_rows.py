@@ -11,7 +11,15 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.channel import meter
 from hummingbird.errors import DealerError
-from hummingbird.mpc.protocols.rows import LiftedRows, RowOpening, RowWidths, lifted_rows_price
+from hummingbird.mpc.protocols.beaver import Dots
+from hummingbird.mpc.protocols.rows import (
+    LiftedRows,
+    LiftedSquares,
+    RowOpening,
+    RowWidths,
+    SumOfSquares,
+    lifted_rows_price,
+)
 from hummingbird.mpc.session.session import Session
 from tests.support.chance import chi_square_limit
 from tests.support.parties import sessions as make_sessions
@@ -174,3 +182,68 @@ def test_sums_have_more_bits_than_a_value_and_its_sign() -> None:
     for sums in (21, 20):
         with pytest.raises(DealerError, match=f"{sums} and 40 bits of 20 and 16"):
             LiftedRows(shape=(2, 3), value=20, factor=16, sums=sums, product=40)
+
+
+def applied(operation: SumOfSquares | Dots, bits: int, values: list[Tensor], parties: int) -> tuple[Tensor, int, int]:
+    """An operation's result on shares that are right in the low `bits` bits; bits sent by all parties, and dealt."""
+    sessions = make_sessions(parties)
+    shares = zip(*(noisy(value, parties, bits) for value in values), strict=True)
+    with meter.meter() as counted:
+        parts = together([lambda s=s, own=own: operation.run(s, *own) for s, own in zip(sessions, shares, strict=True)])
+    for session in sessions:
+        session.channel.close()
+    price = operation.price(parties, *values)
+    assert (counted.total.rounds, counted.total.bits_sent) == (parties * price.rounds, parties * price.bits)
+    assert counted.total.received_bits == price.offline_bits
+    return sum(parts[1:], parts[0]), counted.total.bits_sent, counted.total.received_bits
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3])
+@pytest.mark.parametrize(("value", "sums"), [(5, 7), (5, 16), (6, 64)])
+def test_sums_of_squares_alone_of_every_value_under_all_masks(parties: int, value: int, sums: int) -> None:
+    """Masks of 5 or 6 bits: every value meets each of them some hundred times."""
+    torch.manual_seed(parties)
+    values = torch.arange(-1 << value - 2, 1 << value - 2)
+    x = values[torch.randint(len(values), (20_000, 3))]
+    got, _, _ = applied(SumOfSquares(0, value, sums), value, [x], parties)
+    assert torch.equal(low(got, sums), low((x * x).sum(-1, keepdim=True), sums))
+    got, _, _ = applied(SumOfSquares(0, value, sums), value, [2 * x], parties)
+    wrong = not torch.equal(low(got, sums), low((4 * x * x).sum(-1, keepdim=True), sums))
+    assert wrong == (sums > 7)  # beyond 2^(value - 2), the error is a multiple of 2^(value + 2)
+
+
+@pytest.mark.parametrize("field", ["wrapped", "squares", "turned"])
+def test_every_field_of_squares_alone_counts(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    derive = LiftedSquares.derive
+
+    def changed(self: LiftedSquares, **free: Any) -> dict[str, Tensor]:
+        values = derive(self, **free)
+        return {**values, field: values[field] + 1}
+
+    monkeypatch.setattr(LiftedSquares, "derive", changed)
+    x = torch.randint(-8, 8, (2000, 3))
+    got, _, _ = applied(SumOfSquares(0, 5, 16), 5, [x], 2)
+    assert not torch.equal(low(got, 16), low((x * x).sum(-1, keepdim=True), 16))
+
+
+def test_squares_alone_need_more_bits_than_a_value_and_its_sign() -> None:
+    LiftedSquares(shape=(2, 3), value=20, sums=22)
+    with pytest.raises(DealerError, match="21 bits of sums of squares of 20 bits"):
+        LiftedSquares(shape=(2, 3), value=20, sums=21)
+    with pytest.raises(DealerError, match="no rows"):
+        LiftedSquares(shape=(), value=20, sums=22)
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_sums_of_products_of_rows(parties: int) -> None:
+    """Rows are broadcast, and every party cuts its share: a sum is of products of values within N/2 units."""
+    torch.manual_seed(parties)
+    x, y = torch.randint(-(2**20), 2**20, (4, 1, 7)), torch.randint(-(2**20), 2**20, (1, 3, 7))
+    got, _, dealt = applied(Dots(0, 44), 44, [x, y], parties)
+    assert torch.equal(low(got, 44), low((x * y).sum(-1, keepdim=True), 44)) and got.shape == (4, 3, 1)
+    assert dealt == 12 * 44
+    cut, _, _ = applied(Dots(6, 40), 46, [x, y], parties)
+    unused = 64 - 40
+    error = (cut - (x.double() * y / 2**12).sum(-1, keepdim=True).round().long()) << unused >> unused
+    bound = (parties / 2 + 0.5) * (x.abs() + y.abs()).sum(-1, keepdim=True) / 2**6 + 7 * parties**2
+    assert bool((error.abs() <= bound).all())

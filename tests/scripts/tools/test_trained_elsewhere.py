@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from scripts.tools.trained_nets import NETS, Trained, above, brain_waves, folder
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs/trained-elsewhere.md").read_text()
-REFUSED = ("hey_jarvis", "speech_from_samples", "voice")
+REFUSED = ("hey_jarvis", "speech_from_samples")
 SHORT = ("alexa", "pnet", "rnet", "speech", "speech_from_samples")
 
 
@@ -113,6 +114,8 @@ def test_a_net_of_a_package_converts_and_keeps_its_decisions(name: str) -> None:
         (row,) = rows_of(name, trained)
         assert row["refused"]
         return
+    if name == "voice":  # its plan for 160 frames takes minutes
+        trained = replace(trained, inputs=trained.inputs[:, :6])
     with torch.no_grad():
         plain = tensors(trained.net(trained.inputs))
     decided = trained.decided(plain)

@@ -170,6 +170,8 @@ for _name, _newest, _pair, _exact in (
 def power(X: Any, Y: Any) -> Any:
     if is_known(X) and is_known(Y):
         return known(np.power(X, Y).astype(X.dtype))
+    if is_known(Y) and Y.size == 1 and abs(float(Y.reshape(-1)[0]) - 0.5) < 1e-6:  # torch writes 1 / (2 + 1e-6)
+        return torch.sqrt(tensor(X))
     return _power(operand(X, Y), operand(Y, X))
 
 

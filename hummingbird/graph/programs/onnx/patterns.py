@@ -294,7 +294,7 @@ class _Graph:
         return squares is not None and squares[1] == axis and self.power(squares[0], x) == (1.0, 2)
 
     def written(self, x: str, axis: int, eps: str, weight: str, result: str) -> list[NodeProto]:
-        """Return a norm over a dimension, as graph/ops/norms.py recognizes it, times a weight."""
+        """Return a norm over a dimension, as graph/ops/written_out.py recognizes it, times a weight."""
         mean, less, square, variance, sum, root, ratio = (
             f"{result}/{part}" for part in ("mean", "less", "square", "variance", "sum", "root", "ratio")
         )
