@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import derive
+from tests.fuzz import make as fuzz
 from tests.support.parties import channels, share, together
 from tests.support.patience import HANG
 
@@ -211,6 +213,34 @@ def test_branches_give_what_one_step_at_a_time_gives_in_fewer_rounds(
     assert sum(step.shared for step in private.costs(SHAPE, parties)) == shared
     assert all(torch.equal(one, other) for one, other in zip(outs, same, strict=True))
     assert sorted(asked[0]) == sorted(requests[0])
+
+
+def compare_random_net(monkeypatch: pytest.MonkeyPatch, number: int) -> int:
+    """Run a random net of the fuzz with branches and without; return how many rounds the branches saved."""
+    made = fuzz.recipe(number)
+    net, x = made.build()
+
+    def private() -> PrivateNet:
+        return convert.build(net, None, "public", made.protocol, example=x, aim=made.aim)
+
+    outs, requests, m = run(private(), x, made.parties)
+    for row in m.rows.values():
+        assert (row.rounds, row.bits_sent) == (row.rounds_predicted, row.bits_predicted), (number, row.layer)
+    assert requests[0] == [str(request) for request in dry_run(private(), x.shape, made.parties).batch]
+    with monkeypatch.context() as patched:
+        one_by_one(patched)
+        same, _, slower = run(private(), x, made.parties)
+    assert all(torch.equal(one, other) for one, other in zip(outs, same, strict=True)), number
+    saved = slower.total.rounds - m.total.rounds
+    assert slower.total.bits_sent - m.total.bits_sent == 8 * 20 * (made.parties - 1) * saved
+    return saved
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("numbers", [[85], pytest.param(range(5, 129, fuzz.BRANCHED), marks=pytest.mark.slow)])
+def test_random_nets_with_branches(monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]) -> None:
+    saved = [compare_random_net(monkeypatch, number) for number in numbers if "branch" in fuzz.recipe(number).kinds]
+    assert min(saved) >= 0 < max(saved)
 
 
 def test_a_residual_net_runs_on_one_thread_in_the_order_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
