@@ -72,7 +72,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
     Inside, layers take the session and `Shared` values.
 
-    plan: the steps, in the order of the run.
+    plan: the steps; each reads earlier ones. They run in this order, or by depth (mpc/plan/depths.py).
     graph: the steps of the net's graph on the meta device: shapes only, no weights.
     facts: what all parties must agree on, a text for each name.
     settings: a text about the conversion, for the printed form.
