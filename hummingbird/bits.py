@@ -316,8 +316,8 @@ class BitConfig:
     def plain(self) -> dict[str, Any]:
         """Return this configuration as JSON values (dicts, lists, numbers), as a file has them (docs/bit-config.md)."""
         layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
-        known = {"input_range": self.input_range, "rows": rows, "provenance": self.provenance}
-        return records.plain(BitsFile(default=self.default, layers=layers, **known))
+        known = {"provenance": self.provenance, "input_range": self.input_range}
+        return records.plain(BitsFile(default=self.default, layers=layers, rows=rows, **known))  # type: ignore[arg-type]
 
     def to_json(self) -> str:
         """Return this configuration as the text of a file of windows (docs/bit-config.md)."""

@@ -17,7 +17,7 @@ HEADER_BYTES = 20  # of every frame between parties (channel/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """The price of a piece of work in messages: rounds and bits; `+` adds the prices of two pieces of work.
+    """The price of a piece of work in messages: rounds and bits; `+` adds the prices of two pieces, `-` leaves one out.
 
     rounds: their number. bits: sent online by one party. offline_bits: sent by the dealer to all parties together. The
     second piece runs after the first, so their rounds add up.
@@ -29,6 +29,9 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.rounds + other.rounds, self.bits + other.bits, self.offline_bits + other.offline_bits)
+
+    def __sub__(self, part: Cost) -> Cost:
+        return self + part * -1
 
     def __mul__(self, times: int) -> Cost:
         return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)

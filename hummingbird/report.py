@@ -18,7 +18,8 @@ from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
-from hummingbird.mpc.plan.net import PlannedCost, PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.prices import PlannedCost
 from hummingbird.mpc.protocols.step_tables import LINE_BITS, ROUND_BITS, TABLE_BITS, TableChoice
 from hummingbird.mpc.session.session import text_of
 from hummingbird.pictures import Measure, by_layer, layer_name
@@ -113,7 +114,7 @@ class Estimate:
         for planned in self._shown():
             elements += planned.elements if planned.window else 0
             names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
-            rows.append((*names, *self._figures(planned.elements, planned.cost)))
+            rows.append((*names, *self._figures(planned.elements, planned.cost, planned.shared)))
         rows.append(("total", "", "", "", "", *self._figures(elements, self.total)))
         counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
         each = f" and lane, {self.lanes} lanes at a time on the link" if self.lanes > 1 else ""
@@ -121,7 +122,8 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        notes = _notes(self.setup, variants, self.aim.startswith("throughput"))
+        shares = any(each.shared for each in self.layers)
+        notes = _notes(self.setup, variants, self.aim.startswith("throughput"), shares)
         return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
 
     __repr__ = __str__
@@ -235,15 +237,15 @@ class Estimate:
     def _moved(self, cost: Cost) -> float:
         return self.parties * cost.bits + cost.offline_bits
 
-    def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
+    def _figures(self, elements: int, cost: Cost, shared: int = 0) -> tuple[str, ...]:
         """Return the cells of one row of the report's table, as texts.
 
-        elements: how many values the work is on. cost: its price. The cells are: elements, rounds, bits sent for an
-        element, kB sent, kB offline, and milliseconds on the wire.
+        elements: how many values the work is on. cost: its price. shared: its rounds that count for another layer. The
+        cells are: elements, rounds, bits sent for an element, kB sent, kB offline, and milliseconds on the wire.
         """
         return (
             f"{elements:,}",
-            str(cost.rounds),
+            f"({shared})" if shared else str(cost.rounds),
             f"{cost.bits / max(1, elements):,.1f}",
             f"{cost.bits / 8e3:,.1f}",
             f"{cost.offline_bits / 8e3:,.1f}",
@@ -397,13 +399,18 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
     return [f"{lanes} lanes together: {lanes * images} images, {sent} sent, {offline} offline"]
 
 
-def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
+def _notes(setup: Cost, variants: str, thrifty: bool, shared: bool) -> list[str]:
     """Return the lines below the report: the price of private weights, what "below" means, and how tables were chosen.
 
     setup: the price of private weights; `FREE` if there are none. variants: the names of the kinds of tables that the
-    layers use, joined into one text. thrifty: whether the aim is throughput.
+    layers use, joined into one text. thrifty: whether the aim is throughput. shared: whether layers share rounds.
     """
     out = []
+    if shared:
+        out.append(
+            "rounds (n): this layer runs beside longer ones, and its messages travel in their frames: its n rounds\n"
+            "and the headers count for the longer ones alone"
+        )
     if setup != FREE:
         out.append(
             f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "

@@ -267,7 +267,7 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
         raise ConfigError(f"dealer={dealer!r}", where="dealer", hint=f"one of {', '.join(DEALERS)}")
     check_count(parties, "parties", 2, "parties")
     check_count(lanes, "lanes", 1, "lanes")
-    largest = max((step.breadth for step in private.costs(shape, parties)), default=0)
+    largest = private.breadth(shape, parties)
     slices = microbatch.cut(shape, largest, private.images_per_slice) if private.rowwise(shape) else [shape]
     if len(slices) > 1:
         hint = f"plan requests of one slice: {slices[0][1]} images"

@@ -34,6 +34,7 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 class MeterRow:
     """The counts of one layer at this party, summed over the layer's calls.
 
+    rounds: a round that layers share counts for one of them, on the net's longest path (mpc/plan/depths.py).
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
     together; received_bits: how many of these this party receives. elements: how many values the layer works on.
     offline_seconds: those of waiting for correlated randomness. expanding_seconds: those of expanding this party's
@@ -273,6 +274,16 @@ def _open_layer(name: str) -> str:
     at = _at.get()
     _at.set(at._replace(layer=name))
     return at.layer
+
+
+@contextlib.contextmanager
+def within(name: str) -> Iterator[None]:
+    """Return a context whose messages and waits count for the layer `name`, beside what the layer itself counts."""
+    before = _open_layer(name)
+    try:
+        yield
+    finally:
+        _open_layer(before)
 
 
 def count(

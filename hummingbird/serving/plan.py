@@ -18,8 +18,9 @@ from hummingbird import ring
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.mpc.layers.layer import Layer
-from hummingbird.mpc.plan.net import PlanStep, PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rounding_plan import settle_rings
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.session.session import Session
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.table import Source

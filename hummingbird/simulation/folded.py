@@ -23,8 +23,8 @@ from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.columns import WEIGHTS
-from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import traced

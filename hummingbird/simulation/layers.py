@@ -30,9 +30,9 @@ from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax
 from hummingbird.mpc.plan import builders
-from hummingbird.mpc.plan.net import PlanStep
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.protocols.step_tables import LATENCY, TableChoice

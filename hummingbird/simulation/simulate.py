@@ -36,7 +36,8 @@ from hummingbird.graph.live import live
 from hummingbird.graph.programs import from_object
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders
-from hummingbird.mpc.plan.net import PlanStep, PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.session.session import Session, ZeroSharing
 from hummingbird.mpc.session.sharing import Shared

@@ -86,6 +86,8 @@ class SearchedNet:
         """Return a function that prices this net's layers, for `online_bytes` and `predicted_seconds`.
 
         The function takes a layer, its window and the number of images in a batch, and returns the layer's `Cost`.
+        Which layers count the rounds that they share with others is found for a net with this window everywhere. So if
+        layers that share rounds have different windows, the sum of their rounds may be too small.
         """
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:

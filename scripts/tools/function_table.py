@@ -1,4 +1,4 @@
-"""What functions of one value cost as tables: bytes, rounds and the largest error of each.
+"""Costs of functions of one value as tables: bytes, rounds and the largest error of each.
 
 Every function is looked up by the code of two parties, which share all numbers of the range in steps of 2^-11, for
 instance 2^14 + 1 numbers for the range [-4, 4]. The errors that are asked for are 2^-9 and 2^-11.

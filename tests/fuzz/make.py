@@ -2,7 +2,8 @@
 
 The first len(PAIRS) numbers cover every ordered pair of kinds (tests/fuzz/grammar.py) that torch can compute, each
 once at least: net n holds pair n somewhere in a chain of 2 to 8 operations. The chain is grown by running it, so that
-shapes fit and magnitudes stay in the range that is promised.
+shapes fit and magnitudes stay in the range that is promised. One net in BRANCHED has a second chain, which begins
+at a value of the first one; the ends of both are joined.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.fuzz.raw import MOST, first_layer, raw, spread, standardising
 
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 RAW = 6  # a net in so many begins with columns as they were measured (tests/fuzz/raw.py)
+BRANCHED = 4
 SPREAD = 1009  # a prime that does not divide len(PAIRS): numbers in a row are pairs of all kinds
 TRIES = 60  # inputs and beginnings tried for a pair
 
@@ -169,6 +171,11 @@ class Growing:
                 return
         raise Impossible
 
+    def append(self, kind: str, text: str) -> None:
+        """Append a line that is no random operation; Impossible if torch does not take it."""
+        if not self._accept(kind, Draw(self.rng, (), 0.0, len(self.recipe.kinds)), text):
+            raise Impossible
+
     @staticmethod
     def _joins(a: Tensor, b: Tensor) -> bool:
         return a.dim() == b.dim() > 1 and a.shape[:1] + a.shape[2:] == b.shape[:1] + b.shape[2:]
@@ -205,10 +212,12 @@ def recipe(number: int) -> Recipe:
     for attempt in range(TRIES):
         made = Recipe(number)
         try:
-            _chain(rng, made, pair if attempt < TRIES - 1 else None, measured)
+            growing = _chain(rng, made, pair if attempt < TRIES - 1 else None, measured)
         except Impossible:
             continue
         if len(made.kinds) >= 2 or attempt == TRIES - 1:
+            if number % BRANCHED == 1:
+                _branch(growing, random.Random(f"branch {number}"))
             break
     made.body.append(f"return x{len(made.kinds)}" if made.kinds else "return x")
     made.protocol = rng.choice(("masked", "masked", "gmw"))
@@ -226,7 +235,7 @@ def recipe(number: int) -> Recipe:
 
 def _chain(
     rng: random.Random, made: Recipe, pair: tuple[str, str] | None, measured: random.Random | None = None
-) -> None:
+) -> Growing:
     """Random operations, with the pair among them; what is random is skipped where it does not fit. measured: draws
     columns as they were measured, and the layer that reads them.
     """
@@ -242,6 +251,24 @@ def _chain(
         growing.grow(kind)
     for _ in range(length - 2 - before if pair else length - before):
         _random(growing, kinds)
+    return growing
+
+
+def _branch(growing: Growing, rng: random.Random) -> None:
+    """A second chain of 1 to 4 operations from a value of the first one, and both ends side by side; or nothing."""
+    made, end, growing.rng = growing.recipe, growing.last, rng
+    before = len(made.init), len(made.body), len(made.kinds)
+    starts = [name for name, v in growing.values.items() if name not in ("x", end) and v.is_floating_point()]
+    try:
+        if not starts:
+            return
+        growing.append("branch", rng.choice(starts))
+        for _ in range(rng.randint(1, 4)):
+            _random(growing, list(KINDS))
+        growing.append("join", f"torch.cat([{{x}}.flatten(1), {end}.flatten(1)], 1)")
+    except Impossible:
+        for lines, length in zip((made.init, made.body, made.kinds), before, strict=True):
+            del lines[length:]
 
 
 def _random(growing: Growing, kinds: list[str]) -> None:

@@ -197,8 +197,8 @@ def test_the_nets_reach_the_whole_vocabulary() -> None:
         made = recipe(number)
         seen.update(made.kinds)
         settings.add((made.protocol, made.parties, made.weights == "public"))
-        assert len(made.kinds) <= 8 + ("raw" in made.kinds)
-    assert seen == {*KINDS, "raw"} and len(settings) == 8
+        assert len(made.kinds) <= 8 + ("raw" in made.kinds) + 6 * ("branch" in made.kinds)
+    assert seen == {*KINDS, "raw", "branch", "join"} and len(settings) == 8
 
 
 # The program ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """A net's plan: its private layers with their scales and prices, and the loop that runs them.
 
-net              `PrivateNet`: the plan as data, its prices, and the run
+net              `PrivateNet`: the plan as data, and the run
+steps            a step of the plan
+prices           the price of every step for a shape of the input
+depths           which steps run side by side, and share rounds
 builders         the private layer of each canonical step
 rounding_plan    scales, valid bits and bounds; where values are rescaled
 rewritten        rewrites of a net's steps before the plan

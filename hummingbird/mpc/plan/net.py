@@ -9,27 +9,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from hummingbird import cost
 from hummingbird.channel import interleave, meter
-from hummingbird.cost import FREE, Cost
+from hummingbird.channel.branches import Branches
+from hummingbird.channel.channel import Channel
+from hummingbird.cost import Cost
 from hummingbird.crypten import tensors
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.graph import Interpreter, Step, calls, run_all
+from hummingbird.graph import Interpreter, Step, calls, interpreter
 from hummingbird.graph.rowwise import rowwise
-from hummingbird.graph.steps import refs
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.layers.layer import Layer, Spec
+from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
+from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, price
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session, Supply
@@ -49,56 +51,11 @@ def agree(session: Session, names: Sequence[str], values: Sequence[Tensor]) -> N
     session.agree("public inputs", {name: _digest(x) for name, x in zip(names, values, strict=True)})
 
 
-def agreement_cost(names: Sequence[str], parties: int) -> Cost:
-    """Return the cost of comparing public inputs of these names: each party sends one text with a digest for each."""
-    return cost.opening(parties, len(json.dumps(dict.fromkeys(names, "0" * 64)).encode()))
-
-
 def _digest(x: Tensor) -> str:
     array = x.detach().cpu().contiguous()
     state = hashlib.sha256(f"hummingbird-public-1 {array.dtype} {tuple(array.shape)};".encode())
     state.update(array.numpy().astype(array.numpy().dtype.newbyteorder("<")).tobytes())
     return state.hexdigest()
-
-
-@dataclass(frozen=True)
-class PlanStep:
-    """One step of a net's plan: it computes `layer(*inputs)`, or a plain function on sizes.
-
-    name, op: qualified name of the module or operation, and the operation's name in the graph.
-    inputs: the arguments, with a `Ref` for each earlier step.
-    scale: bits of fraction of the result.
-    source: index of the graph's step whose result has the same shape.
-    valid, grain: how many of the result's lowest bits are right, and how many are zero, in every party's share.
-    """
-
-    name: str
-    op: str
-    layer: nn.Module | None
-    function: Callable[..., Any] | None
-    inputs: tuple[Any, ...]
-    scale: int
-    source: int
-    valid: int
-    grain: int = 0
-
-
-class PlannedCost(NamedTuple):
-    """The price of a step of the plan, as `hummingbird estimate` prints it.
-
-    window, variant: the window of the step's comparison, and how it decides signs; "" without a comparison.
-    elements: the number of elements of the result.
-    range: the layer is right if the values that it compares, or else its results, stay below 2^range.
-    """
-
-    name: str
-    op: str
-    window: str
-    variant: str
-    elements: int
-    range: int | None
-    cost: Cost
-    breadth: int  # how many values it works on at once (mpc/layers/layer.py)
 
 
 class Work(NamedTuple):
@@ -115,7 +72,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
     Inside, layers take the session and `Shared` values.
 
-    plan: the steps, in the order of the run.
+    plan: the steps; each reads earlier ones. They run in this order, or by depth (mpc/plan/depths.py).
     graph: the steps of the net's graph on the meta device: shapes only, no weights.
     facts: what all parties must agree on, a text for each name.
     settings: a text about the conversion, for the printed form.
@@ -147,8 +104,8 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self._set_up_for: object = None
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
-        self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
-        self._interpreter = Interpreter(self.plan)
+        self._prices: dict[tuple[tuple[int, ...], int], PlanPrice] = {}
+        self._walks: dict[tuple[int, ...], Interpreter[PlanStep]] = {}  # by the order of the steps
         self._agreed = [step.name for step in self.plan if step.op == "public"]
         for step in self.plan:
             if step.layer is not None:
@@ -215,53 +172,21 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return list(found.values())
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
-        """Return rounds and bits of every step for this input shape; InputError if the net cannot take the shape."""
-        key = (tuple(input_shape), parties)
-        if key not in self._costs:
-            self._costs[key] = self._price(*key)
-        return self._costs[key]
+        """Return rounds and bits of every step for this input shape; InputError if the net cannot take the shape.
 
-    def _price(self, input_shape: tuple[int, ...], parties: int) -> list[PlannedCost]:
-        several = self._graph[0].attrs.get("names") == ()  # public inputs alone: (batch, 0)
-        if not input_shape or 0 in input_shape[: 1 if several else None]:
-            raise InputError(
-                f"an input of shape {input_shape} is no batch of images",
-                where="input",
-                hint="the first dimension is the batch: give one image or more",
-            )
-        try:
-            values = run_all(self._graph, *calls.on_meta(self._graph, input_shape))
-        except InputError as error:
-            raise InputError(error.what, where=error.where or "input", hint=error.hint) from None
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            raise InputError(
-                f"the net cannot take an input of shape {input_shape}: {str(error).splitlines()[0]}",
-                where="input",
-                hint="the first dimension is the batch; the others must be those the net was trained on",
-            ) from None
-        out = []
-        for step in self.plan:
-            value = values[step.source]
-            elements = value.numel() if isinstance(value, Tensor) else 0
-            cost, variant, breadth = FREE, "", elements
-            if step.name in self._agreed[:1]:
-                cost = agreement_cost(self._agreed, parties)
-            if isinstance(step.layer, Layer):
-                specs = [
-                    Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
-                    for ref in refs(step.inputs)
-                    if isinstance(values[self.plan[ref.index].source], Tensor)
-                ]
-                try:
-                    cost = step.layer.cost(specs, parties)
-                except InputError as error:
-                    raise InputError(error.what, where=step.name, hint=error.hint) from None
-                breadth = max(elements, step.layer.breadth(specs))
-                if step.layer.comparison is not None:
-                    variant = step.layer.variant(specs[0].scale, parties)
-            reach = step.layer.range if isinstance(step.layer, Layer) else None
-            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
-        return out
+        Where steps open side by side, a shared round counts for one of them (mpc/plan/depths.py).
+        """
+        return self._price(input_shape, parties).steps
+
+    def breadth(self, input_shape: Sequence[int], parties: int) -> int:
+        """Return how many values the net works on at once, in steps that open side by side. Raises as `costs`."""
+        return self._price(input_shape, parties).depths.breadth
+
+    def _price(self, input_shape: Sequence[int], parties: int) -> PlanPrice:
+        key = (tuple(input_shape), parties)
+        if key not in self._prices:
+            self._prices[key] = price(self.plan, self._graph, *key)
+        return self._prices[key]
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.
@@ -382,8 +307,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         dealt = session.dealer.slice_shape
         if dealt is not None and dealt[1:] == shape[1:]:
             return microbatch.fill(shape, dealt)
-        largest = max((step.breadth for step in self.costs(shape, session.parties)), default=0)
-        return microbatch.cut(shape, largest, self.images_per_slice)
+        return microbatch.cut(shape, self.breadth(shape, session.parties), self.images_per_slice)
 
     def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
         """Return the public inputs of slice `part`: the rows of its images, and inputs without such rows unchanged."""
@@ -391,19 +315,48 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
 
     def _run(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
-        """Run one slice, x and its public inputs, through all layers of the plan; return the net's result."""
-        costs = self.costs(tuple(x.shape), session.parties)
+        """Run one slice, x and its public inputs, through all layers of the plan; return the net's result.
 
-        def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+        Steps that open side by side are branches: at every depth, the openings of all that are at work are one frame.
+        """
+        costs, depths = self._price(x.shape, session.parties)
+        walk = self._walk(depths.order)
+        values, depth = walk.start(x, *public), 0
+
+        def compute(number: int, step: PlanStep, arguments: tuple[Any, ...], session: Session = session) -> Any:
             if step.layer is None:
                 return step.function(*arguments) if step.function else arguments[0]
             planned = costs[number]
             with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
                 return self._call(session, step, arguments)
 
-        values = self._interpreter.start(x, *public)
-        self._interpreter.run(values, compute)
+        def branch(number: int, step: PlanStep, arguments: tuple[Any, ...], channel: Channel) -> Any:
+            return compute(number, step, arguments, replace(session, channel=channel))  # requests go to the one list
+
+        def done(number: int, value: Any) -> None:
+            values[number] = value
+            walk.drop(values, number)
+
+        with Branches(session.channel) as branches:
+            for number in depths.order:
+                while branches.at_work and depth < depths.starts[number]:
+                    branches.exchange()
+                    depth += 1
+                depth, step = depths.starts[number], self.plan[number]
+                if number in depths.beside:
+                    work = partial(branch, number, step, interpreter.arguments(step, values))
+                    branches.begin(step.name, work, partial(done, number), number in depths.leads)
+                    del work  # it holds the values that the step reads
+                else:
+                    walk.run(values, compute, [number])
+            while branches.at_work:
+                branches.exchange()
         return values[len(self.plan) - 1]
+
+    def _walk(self, order: tuple[int, ...]) -> Interpreter[PlanStep]:
+        if order not in self._walks:
+            self._walks[order] = Interpreter(self.plan, order)
+        return self._walks[order]
 
     @staticmethod
     def _call(session: Session, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
@@ -478,11 +431,6 @@ def _from_registered(step: PlanStep, value: Any) -> Shared:
     got = f"a tensor of scale 2^{tensors.shared(value).scale}" if tensors.is_tensor(value) else type(value).__name__
     what = f"the registered private form returned {got}, expected a CrypTen tensor of scale 2^{step.scale}"
     raise InputError(what, where=step.name, hint="its forward takes and gives CrypTen tensors")
-
-
-def _window(layer: nn.Module | None) -> str:
-    comparison = layer.comparison if isinstance(layer, Layer) else None
-    return str(comparison.window) if comparison else ""
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:

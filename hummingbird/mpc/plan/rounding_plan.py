@@ -37,7 +37,7 @@ from hummingbird.mpc.layers.products import MatMul
 from hummingbird.mpc.layers.softmax_in_range import SoftmaxInRange
 from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.plan.columns import Halved
-from hummingbird.mpc.plan.net import PlanStep
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 

@@ -12,7 +12,8 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.mpc.layers.layer import Lift, Spec, held
-from hummingbird.mpc.plan.net import PlanStep, PrivateNet
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
