@@ -76,9 +76,9 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
     >>> hummingbird.validate_model(net)
     []
-    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Softplus()))[0]
+    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Hardshrink()))[0]
     >>> print(problem)
-    1: Softplus is not in the vocabulary  [hint: no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish]
+    1: Hardshrink is not in the vocabulary  [hint: it jumps: write the comparison itself, such as (x > 0).float()]
     """
     return examined(net, example)[1]
 

@@ -52,9 +52,9 @@ class Problem(NamedTuple):
 
     name: the step's qualified name. what: what is wrong there. hint: how to remedy it.
 
-    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Softplus()))[0]
+    >>> problem = hummingbird.validate_model(torch.nn.Sequential(net, torch.nn.Hardshrink()))[0]
     >>> problem.name, problem.what
-    ('1', 'Softplus is not in the vocabulary')
+    ('1', 'Hardshrink is not in the vocabulary')
     >>> problem.hint
     'no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish'
     """
@@ -72,11 +72,11 @@ class ModelError(HummingbirdError):
 
     The message has each reason once, with the names of the first steps that have it.
 
-    >>> hummingbird.convert_model(torch.nn.Sequential(net, torch.nn.Softplus()))
+    >>> hummingbird.convert_model(torch.nn.Sequential(net, torch.nn.Hardshrink()))
     Traceback (most recent call last):
         ...
     hummingbird.errors.ModelError: the net cannot be converted, 1 problem(s):
-      1: Softplus is not in the vocabulary  [hint: no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish]
+      1: Hardshrink is not in the vocabulary  [hint: it jumps: write the comparison itself, such as (x > 0).float()]
     hint: replace these layers, or teach them with register_converter
     """
 

@@ -53,7 +53,7 @@ class Hopeless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.LocalResponseNorm(2), nn.ReLU())
-        self.up, self.head = nn.Upsample(scale_factor=2, mode="area"), nn.ModuleDict({"act": nn.Softplus()})
+        self.up, self.head = nn.Upsample(scale_factor=2, mode="area"), nn.ModuleDict({"act": nn.Hardshrink()})
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(self.body(x))
@@ -76,7 +76,7 @@ def test_all_problems_are_listed_by_name_with_hints_and_nothing_is_converted() -
 
 
 def test_a_problem_that_many_layers_have_is_told_once_and_listed_for_each() -> None:
-    net = nn.Sequential(*(nn.Softplus() for _ in range(24)), nn.LocalResponseNorm(2), nn.Tanhshrink())
+    net = nn.Sequential(*(nn.Hardshrink() for _ in range(24)), nn.LocalResponseNorm(2), nn.CrossMapLRN2d(2))
     problems = validate_model(net)
     assert [problem.name for problem in problems] == [str(number) for number in range(26)]
     with pytest.raises(ModelError) as caught:
@@ -84,9 +84,9 @@ def test_a_problem_that_many_layers_have_is_told_once_and_listed_for_each() -> N
     assert caught.value.problems == problems
     first, *lines = str(caught.value).splitlines()
     assert "26 problem(s)" in first
-    assert lines[0].startswith("  0, 1, 2 and 21 more: Softplus is not in the vocabulary  [hint: ")
+    assert lines[0].startswith("  0, 1, 2 and 21 more: Hardshrink is not in the vocabulary  [hint: ")
     assert [line[:6] for line in lines[1:3]] == ["  24: ", "  25: "] and "every place" in lines[3]
-    assert "every place" not in str(ModelError(problems[21:])) and "21, 22, 23: Softplus" in str(
+    assert "every place" not in str(ModelError(problems[21:])) and "21, 22, 23: Hardshrink" in str(
         ModelError(problems[21:])
     )
 

@@ -21,7 +21,7 @@ from hummingbird.graph import OPS
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
-from hummingbird.mpc.functions.tabulated import InRange
+from hummingbird.mpc.functions.tabulated import FunctionInRange
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
@@ -121,10 +121,10 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     step: the net's step of the same name; None if there is none, as one call of the net became several layers. scale:
     bits of fraction of the layer's input. decide: simulates the comparisons.
     """
-    if isinstance(layer, InRange) and layer.rows is None:
+    if isinstance(layer, FunctionInRange) and layer.rows is None:
         assert step is not None
         return lambda x, *_: OPS[step.op](step.attrs, x)  # during a search for windows, which it does not have
-    if isinstance(layer, InRange):
+    if isinstance(layer, FunctionInRange):
         table, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
         return lambda x, *_: table.formula(exact, x)
     if isinstance(layer, Norm):
@@ -275,7 +275,7 @@ def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, com
     """
     found = {}
     for step in plan:
-        if isinstance(step.layer, (InRange, Norm)) or (
+        if isinstance(step.layer, (FunctionInRange, Norm)) or (
             isinstance(step.layer, Layer) and step.layer.comparison is not None
         ):
             scale = plan[next(refs(step.inputs)).index].scale

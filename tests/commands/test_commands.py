@@ -181,7 +181,7 @@ def test_estimate_of_a_net_in_the_users_folder(
         (["--model", "models:get_model", "digits", "--input", "1x3"], "num_classes"),
         (["--model", "models:get_model", "digits", "0", "--input", "1x3"], "num_classes"),
         (["--model", "os:getcwd", "--input", "1x3"], r"expected a torch\.nn\.Module, got str"),
-        (["--model", "torch.nn:Softplus", "--input", "1x3"], "cannot be converted"),
+        (["--model", "torch.nn:Hardshrink", "--input", "1x3"], "cannot be converted"),
         ([*DIGITS[:-1], "2x3x8x8"], r"cannot take an input of shape \(2, 3, 8, 8\)"),
         ([*DIGITS[:-1], "2"], r"got shape \(2,\)"),
         ([*DIGITS, "--bits", "no-such-file.json"], "cannot read the bit configuration"),

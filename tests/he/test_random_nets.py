@@ -12,7 +12,7 @@ from hummingbird.he.runtime import precision
 from tests.fuzz import he, nets
 from tests.fuzz.he import judge, recipe
 
-NETS = range(100, 115)
+NETS = range(130, 145)
 
 
 @pytest.fixture(scope="module")

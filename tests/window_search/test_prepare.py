@@ -149,8 +149,8 @@ def test_a_net_that_asks_for_shapes_is_traced_on_the_images() -> None:
     found = hummingbird.prepare(net, (images, labels), None, samples=12)
     assert found.accuracy_plain == 1.0 and found.choices[-1].accuracy == 1.0
     build(net, found.bits, example=images[:1])  # its windows are known to be this net's
-    with pytest.raises(ModelError, match="Softplus is not in the vocabulary"):
-        hummingbird.prepare(nn.Sequential(net, nn.Softplus()), (images, labels), None)
+    with pytest.raises(ModelError, match="Hardshrink is not in the vocabulary"):
+        hummingbird.prepare(nn.Sequential(net, nn.Hardshrink()), (images, labels), None)
 
 
 def test_images_of_half_precision_have_a_fingerprint() -> None:

@@ -273,7 +273,14 @@ def softshrink(b: StepBuilder, input: Any, lambd: Any = 0.5) -> Ref:
     return b.emit("sub", x, b.emit("hardtanh", x, suffix=".clamped", low=-bound, high=bound))
 
 
-def rrelu(b: StepBuilder, input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: Any = False) -> Ref:
+def rrelu(
+    b: StepBuilder,
+    input: Any,
+    lower: Any = 1 / 8,
+    upper: Any = 1 / 3,
+    training: Any = False,
+    inplace: bool = False,
+) -> Ref:
     """Convert a call of rrelu at inference to a step: a leaky ReLU with the mean of both slopes."""
     if b.plain:
         return elementwise.emit(b, "rrelu", (input, lower, upper), {})

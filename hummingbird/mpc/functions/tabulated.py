@@ -9,7 +9,7 @@ interval comes from decides the layer:
                       f(x) = f(c) + s relu(x - b) + r min(x - a, 0),       c = clamp(x, a, b)
                   with the tails' slopes r, left of a, and s, right of b. So the result is right for every x in the
                   window. Values in a known range (`BitConfig.rows`) need no window: one opening.
-    InRange       the function has a pole, or grows, such as log(x): the range of its values must be known.
+    FunctionInRange       the function has a pole, or grows, such as log(x): the range of its values must be known.
 
 The precision follows from the error in `BitConfig.rows`, if there is one. Otherwise m determines it: inputs and results
 are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half
@@ -30,7 +30,7 @@ from hummingbird.bits import BitWindow, Rows
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.polynomials import WIDEST, PolynomialTable, choose, least_k
+from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fit_error, least_k
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec, held
@@ -85,6 +85,7 @@ class LayerTable(NamedTuple):
     reach: the largest |x - middle| of the interval.
     bits: how many bits of the table's results must be right.
     clamps: the lower and the upper number to which x is clamped before; None where it is not.
+    factor: x less `middle` is multiplied by this number, in units of 2^-3, before the look-up; 0: it is not.
     """
 
     table: PolynomialTable
@@ -92,6 +93,17 @@ class LayerTable(NamedTuple):
     reach: float
     bits: int
     clamps: tuple[float | None, float | None] = (None, None)
+    factor: int = 0
+
+    @property
+    def read(self) -> int:
+        """How many bits of the value are opened, counted from the table's last bit of fraction."""
+        return self.table.k + (_STEPS if self.factor else 0)
+
+    @property
+    def filled(self) -> float:
+        """The largest argument of the table."""
+        return _filled(self.reach, _Fit(self.table.k, self.factor))
 
     @property
     def clamped(self) -> bool:
@@ -100,13 +112,25 @@ class LayerTable(NamedTuple):
 
     def error(self, parties: int) -> float:
         """Return a bound of the error of the look-up's results on the interval, if `parties` parties hold shares."""
-        return self.table.error(parties, self.reach)
+        return self.table.error(parties, self.filled)
+
+    def argument(self, n: Arithmetic, x: Tensor, comparison: Comparison) -> tuple[Arithmetic, Tensor]:
+        """Return the arithmetic that looks the table up, and its argument for x with `n.scale` bits of fraction.
+
+        comparison: the layer's.
+        """
+        more = _STEPS if self.factor else 0
+        y = n.times(x, self.factor, more) if self.factor else x
+        if self.middle:
+            y = y - n.constant(self.middle * (self.factor / 2**_STEPS if self.factor else 1), n.scale + more - SCALE)
+        return n.with_comparison(comparison, n.scale + more), y
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The integers of the table and of its use. Parties must have equal ones: their choice is by floating point."""
         at, ends = self.table, [round(end * 2.0**SCALE) for end in self.clamps if end is not None]
-        return (at.k, at.fraction, at.w, at.degree, at.scale, round(self.middle * 2.0**SCALE), self.bits, *ends)
+        middle = round(self.middle * 2.0**SCALE)
+        return (at.k, at.fraction, at.w, at.degree, at.scale, middle, self.factor, self.bits, *ends)
 
 
 def of_error(text: str, least: float, most: float, error: float) -> Sizes:
@@ -146,6 +170,21 @@ def _extent(text: str, least: float, most: float) -> tuple[float, float]:
     return float((y.diff() / x.diff()).abs().max()), float(y.abs().max())
 
 
+_STEPS = 3  # bits of fraction of a factor of x, from 1 to 2
+
+
+class _Fit(NamedTuple):
+    """How x becomes an integer of a table: `k` bits, of x times `factor` 2^-_STEPS, or of x itself for factor 0."""
+
+    k: int
+    factor: int
+
+    @property
+    def stretch(self) -> int:
+        """The table's factor of its argument, which undoes `factor`."""
+        return round(GAIN * 2**_STEPS / self.factor) if self.factor else GAIN
+
+
 @functools.lru_cache(1024)
 def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
     """Choose the table of a function with the fewest bits; None if no table below `MOST_BYTES` keeps the error.
@@ -153,29 +192,54 @@ def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
     text: the function as an expression.
     integers: how many integer bits of results later layers read, with the sign. The table's results have as many, or
         as many as any table of its kind can have, at most `_INTEGERS`.
-    How many bits x has as an integer depends on the function and its sizes only, not on what later layers read.
+    x may be multiplied by a number from 1 to 2, so that it fills the table. How x becomes an integer depends on the
+    function and its sizes only, not on what later layers read.
     """
     shift = sizes.middle
     name = functions.of(text, functions.spelled("add", "x", shift)) if shift else text
 
-    def found(integers: int, k: int) -> PolynomialTable | None:
-        numbers = sizes.reach, sizes.fraction, integers, sizes.scale, sizes.allowed
-        return choose(name, *numbers, widest=sizes.widest, k=k)
+    def tables(fit: _Fit, least: int) -> list[PolynomialTable]:
+        shape = name, fit.k, sizes.fraction
+        pairs = ((w, degree) for w in range(least, sizes.widest + 1) for degree in DEGREES)
+        made = (PolynomialTable(*shape, *pair, sizes.scale, stretch=fit.stretch) for pair in pairs)
+        return [table for table in made if table.most >= _filled(sizes.reach, fit)]
 
-    def size(table: PolynomialTable, integers: int) -> int:
-        return sum(table.widths(integers + sizes.scale)) << table.w
+    def best(some: list[tuple[PolynomialTable, _Fit]], integers: int) -> tuple[PolynomialTable, _Fit] | None:
+        sizes_of = {pair: _bits(pair[0], integers + sizes.scale) + 8 * (pair[1].factor > 0) for pair in some}
+        fitting = (pair for pair in sorted(some, key=sizes_of.__getitem__))
+        fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
+        return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= sizes.allowed), None)
 
-    least = least_k(sizes.reach, sizes.fraction, sizes.widest)
-    tables = [table for k in (least, least + 1) if (table := found(sizes.integers, k)) is not None]
-    best = min(tables, key=lambda table: size(table, sizes.integers), default=None)
-    if best is None or size(best, sizes.integers) > 8 * MOST_BYTES:
+    fits = {_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in (False, True)}
+    found = best([(table, fit) for fit in fits for table in tables(fit, 2)], sizes.integers)
+    if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None
-    k = best.k
-    most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if found(bits, k) is not None)
+    alike = [(table, found[1]) for table in tables(found[1], 2)]
+    most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if best(alike, bits) is not None)
     bits = max(1, min(most, integers))
-    table = found(bits, k)
-    assert table is not None, "fewer bits fit as well"
-    return LayerTable(table, shift, sizes.reach, bits + sizes.scale)
+    chosen = best(alike, bits)
+    assert chosen is not None, "fewer bits fit as well"
+    return LayerTable(chosen[0], shift, sizes.reach, bits + sizes.scale, factor=chosen[1].factor)
+
+
+def _bits(table: PolynomialTable, bits: int) -> int:
+    """Return how many bits are dealt for a value, if `bits` bits of the table's results must be right."""
+    return sum(table.widths(bits)) << table.w
+
+
+def _filled(reach: float, fit: _Fit) -> float:
+    """Return the largest argument of a table for values up to `reach`."""
+    return reach * fit.factor / 2**_STEPS if fit.factor else reach
+
+
+def _fit(sizes: Sizes, w: int, filled: bool) -> _Fit:
+    """Return how x becomes the integer of a table of 2^w pieces. filled: whether x is multiplied to fill the table."""
+    k = least_k(sizes.reach, sizes.fraction, w)
+    if not filled:
+        return _Fit(k, 0)
+    most = PolynomialTable("", k, sizes.fraction, w, 1, 0).most
+    factor = math.floor(most / sizes.reach * 2**_STEPS)
+    return _Fit(k, factor if factor > 1 << _STEPS else 0)
 
 
 class Tabulated(Comparing):
@@ -197,7 +261,7 @@ class Tabulated(Comparing):
         super().__init__(comparison)
         self.text, self.rises, self.rows = text, rises, rows
         left, right = functions.tails(text, rises)
-        assert left is not None and right is not None, "other functions are `InRange`"
+        assert left is not None and right is not None, "other functions are `FunctionInRange`"
         self.left, self.right = left, right
 
     @property
@@ -232,7 +296,7 @@ class Tabulated(Comparing):
         elif self.rows is None and reach < SCALE and not self.rises:
             direct = _sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
         if direct is not None and (found := table_of(self.text, direct, read)) is not None:
-            if found.table.k + scale - found.table.fraction <= self.comparison.valid:
+            if found.read + scale - found.table.fraction <= self.comparison.valid:
                 return found
         low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
         if self.rows is not None and self.rows.error is not None:
@@ -258,8 +322,8 @@ class Tabulated(Comparing):
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         found = self.look_up(n.scale)
         if not found.clamped:
-            y = x - n.constant(found.middle, n.scale - SCALE) if found.middle else x
-            return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
+            m, y = found.argument(n, x, self.comparison)
+            return m.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
         low, high = found.clamps
         assert low is not None and high is not None
         tails = n.with_comparison(self._tails, n.scale)
@@ -267,9 +331,9 @@ class Tabulated(Comparing):
             above, z = tails.above(x, (low, high))
         else:
             above = tails.relus(x, (low, high))
-        rest = n.with_comparison(self.comparison)
-        clamped = above[0] - above[1]
-        inside = rest.polynomial(clamped + n.constant(low - found.middle), found.table, found.bits, whole=True)
+        clamped = above[0] - above[1] + n.constant(low)
+        rest, y = found.argument(n.with_comparison(self.comparison), clamped, self.comparison)
+        inside = rest.polynomial(y, found.table, found.bits, whole=True)
         if self.right.slope:
             inside = inside + self.right.slope * above[1]
         if self.left.slope:
@@ -293,7 +357,7 @@ class Tabulated(Comparing):
         if self.comparison.drops:
             return later
         found = self.look_up(scales[0])
-        return self._tails.needs(scales[0]) if found.clamped else found.table.k + scales[0] - found.table.fraction
+        return self._tails.needs(scales[0]) if found.clamped else found.read + scales[0] - found.table.fraction
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         if self.comparison.drops:
@@ -341,7 +405,7 @@ class Tabulated(Comparing):
         return f"{self.text}{told}, {found.table.shown}{where}, error {found.error(2):.1e}"
 
 
-class InRange(Layer):
+class FunctionInRange(Layer):
     """Layer that applies a function without tails, such as log(x), to values in a known range: one round.
 
     text: the function as an expression.
@@ -383,8 +447,8 @@ class InRange(Layer):
         found, rows = self._table, self.rows
         assert rows is not None
         n.expects(x, rows.most + self._slack, f"the argument of {self.text} is", rows.least - self._slack)
-        y = x - n.constant(found.middle, n.scale - SCALE) if found.middle else x
-        return n.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
+        m, y = found.argument(n, x, self.exact)
+        return m.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
 
     @property
     def _slack(self) -> float:
@@ -406,10 +470,10 @@ class InRange(Layer):
         return inputs[0].numel if self.rows is None else max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
 
     def reads(self, later: int | None) -> int | None:
-        return None if self.rows is None else self._table.table.k - self._table.table.fraction
+        return None if self.rows is None else self._table.read - self._table.table.fraction
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64 if self.rows is None else self._table.table.k + scales[0] - self._table.table.fraction
+        return 64 if self.rows is None else self._table.read + scales[0] - self._table.table.fraction
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         if self.rows is None or self._whole:

@@ -226,7 +226,10 @@ class Reals(Arithmetic):
         if (largest := float(x.max()) / unit) >= most:
             what = f"{what} {largest:g}, and private inference has room for {most:g}"
             warnings.warn(f"{what}: its results would be noise", stacklevel=2)
-        elif least > -math.inf and (smallest := float((x / unit).where(x >= unit * _NOTHING, torch.inf).min())) < least:
+        elif (
+            least > -math.inf
+            and (smallest := float((x / unit).where(x.abs() >= unit * _NOTHING, torch.inf).min())) < least
+        ):
             what = f"{what} {smallest:g}, and private inference is told {least:g} or more"
             warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
 

@@ -18,7 +18,7 @@ from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.ops import functions
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
-from hummingbird.mpc.functions.tabulated import RANGE_HINT, InRange, Tabulated
+from hummingbird.mpc.functions.tabulated import RANGE_HINT, FunctionInRange, Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
@@ -319,11 +319,11 @@ def _function(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     text, rises = step.attrs["expression"], step.attrs.get("rises", False)
     if compares(step):
         return Tabulated(text, comparison, rows, rises)
-    return InRange(text, comparison.wider(EXACT, 64), rows)
+    return FunctionInRange(text, comparison.wider(EXACT, 64), rows)
 
 
 def compares(step: Step) -> bool:
-    """Return whether the private layer of a step has a window. A function without tails has none (`InRange`)."""
+    """Return whether the private layer of a step has a window. A function without tails has none."""
     if step.op != "function":
         return step.op in COMPARING
     return None not in functions.tails(step.attrs["expression"], step.attrs.get("rises", False))

@@ -14,7 +14,7 @@ import hummingbird
 from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.tabulated import InRange, of_error, table_of
+from hummingbird.mpc.functions.tabulated import FunctionInRange, of_error, table_of
 from scripts.tools.function_table import CASES, ERRORS, Net, measured
 from tests.jobs.programs import unequal
 from tests.support.patience import NEVER
@@ -154,7 +154,7 @@ def test_a_prepared_net_knows_its_ranges() -> None:
         prepared = hummingbird.prepare(net, (INPUTS, net(INPUTS).argmax(1)), "12/64")
     assert list(prepared.bits.rows) == ["2.log"] and prepared.choices[0].bits.rows
     layer = dict(hummingbird.convert_model(net, prepared.bits).named_modules())["2.log"]
-    assert isinstance(layer, InRange)
+    assert isinstance(layer, FunctionInRange)
 
 
 # Random compositions --------------------------------------------------------------------------------------------------

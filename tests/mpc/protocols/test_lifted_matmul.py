@@ -20,7 +20,7 @@ from tests.support.parties import share, together
 
 Sizes = tuple[int, int, int]  # k, K and R
 ALL_FORMS, NO_TOPS, ONE_WHOLE, BOTH_WHOLE = (4, 3, 12), (4, 4, 7), (3, 8, 8), (6, 6, 6)
-TABLE = choose("sigmoid", 8.0, 8, 4)
+TABLE = choose("sigmoid(x)", 8.0, 8, 4)
 assert TABLE is not None
 
 
