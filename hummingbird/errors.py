@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     >>> problem.name, problem.what
     ('1', 'Hardshrink is not in the vocabulary')
     >>> problem.hint
-    'no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish'
+    'it jumps: write the comparison itself, such as (x > 0).float()'
     """
 
     name: str

@@ -57,7 +57,7 @@ class Hopeless(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(self.body(x))
-        return torch.exp(self.head["act"](x)) / x
+        return torch.floor(self.head["act"](x)) + x.cumsum(1)
 
 
 def test_all_problems_are_listed_by_name_with_hints_and_nothing_is_converted() -> None:

@@ -21,7 +21,9 @@ from hummingbird.ring import SCALE
 
 def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
     """The price of `Arithmetic.maximum` over `length` places for n results, with comparisons at this price."""
-    comparison: Any = SimpleNamespace(cost=lambda count, *_: relu(count), undecided=0.0)
+    comparison: Any = SimpleNamespace(
+        cost=lambda count, *_: relu(count), breadth=lambda count, *_: count, undecided=0.0
+    )
     prices = CostTensor(comparison, SCALE, 2)
     prices.maximum(torch.empty(length, n, device="meta"))
     return prices.total

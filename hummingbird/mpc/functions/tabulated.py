@@ -43,6 +43,7 @@ FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and resul
 _COARSE = 8  # up to these bits of fraction pieces may err by two units
 _BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
 _INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
+_TYPICAL = 22  # integer bits of results that most layers read
 _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 _WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
 MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
@@ -133,18 +134,27 @@ class LayerTable(NamedTuple):
         return (at.k, at.fraction, at.w, at.degree, at.scale, middle, self.factor, self.bits, *ends)
 
 
+@functools.lru_cache(1024)
 def of_error(text: str, least: float, most: float, error: float) -> Sizes:
     """Return the numbers of a table whose results err by at most `error` for two parties, on [least, most].
 
     text: the function as an expression.
-    A quarter of the error is that of the polynomials, up to a quarter comes from the rounding of x, the rest from that
-    of results and coefficients. An x has at most 16 bits of fraction: where the function is so steep that these are too
-    few, it errs by more (`PolynomialTable.error`).
+    The rounding of x, that of results and coefficients, and the polynomials share the error so that the table has few
+    bits. An x has at most 16 bits of fraction: where the function is so steep that these are too few, it errs by more
+    (`PolynomialTable.error`).
     """
     slope, _ = _extent(text, least, most)
-    scale = min(SCALE, math.ceil(math.log2(3.5 / error)))
-    fraction = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
-    return _sized(text, least, most, fraction, scale, error / 4, _WIDEST_IN_RANGE)
+    fine = min(SCALE, math.ceil(math.log2(4 / error)))
+    close = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
+    choices = []
+    for scale in (fine, fine - 1):
+        for fraction in (close, close - 1):
+            # A coefficient of a cubic is rounded by a quarter of a unit at most, and there are four.
+            left = error - min(slope * 2.0**-fraction, error / 4 if fraction == close else error) - 2 * 2.0**-scale
+            if left >= error / 8 and fraction >= COARSEST:
+                choices.append(_sized(text, least, most, fraction, scale, left, _WIDEST_IN_RANGE))
+    found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, _TYPICAL)) is not None]
+    return min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1] if found else choices[0]
 
 
 def _sized(
@@ -210,8 +220,9 @@ def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
         fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
         return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= sizes.allowed), None)
 
-    fits = {_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in (False, True)}
-    found = best([(table, fit) for fit in fits for table in tables(fit, 2)], sizes.integers)
+    fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in (False, True)})
+    every = [(table, fit) for fit in fits for table in tables(fit, 2)]
+    found = best(every, max(_TYPICAL, sizes.integers)) or best(every, sizes.integers)
     if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None
     alike = [(table, found[1]) for table in tables(found[1], 2)]
