@@ -17,8 +17,8 @@ from hummingbird.hybrid.gc import cot, relu
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import lookups
 from hummingbird.mpc.functions import splines
+from hummingbird.mpc.functions.function_table import Sizes, table_of
 from hummingbird.mpc.functions.polynomials import WIDEST
-from hummingbird.mpc.functions.tabulated import Sizes, table_of
 from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.mpc.protocols.masked import Masked

@@ -31,7 +31,7 @@ NARROW = BitWindow(20, 14)  # its ReLUs can take one round
 COARSE = {
     "sigmoid": [BitWindow(20, 8)],
     "tanh": [BitWindow(22, 10), BitWindow(20, 8)],
-    "silu": [BitWindow(22, 12), BitWindow(20, 12)],
+    "silu": [BitWindow(22, 12), BitWindow(20, 10)],
     "gelu": [BitWindow(22, 12), BitWindow(20, 12), BitWindow(20, 6)],
 }
 SMOOTH = {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}

@@ -9,7 +9,8 @@ interval comes from decides the layer:
                       f(x) = f(c) + s relu(x - b) + r min(x - a, 0),       c = clamp(x, a, b)
                   with the tails' slopes r, left of a, and s, right of b. So the result is right for every x in the
                   window. Values in a known range (`BitConfig.rows`) need no window: one opening.
-    FunctionInRange       the function has a pole, or grows, such as log(x): the range of its values must be known.
+    FunctionInRange
+                  the function has a pole, or grows, such as log(x): the range of its values must be known.
 
 The precision follows from the error in `BitConfig.rows`, if there is one. Otherwise m determines it: inputs and results
 are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half
@@ -18,10 +19,7 @@ a unit; if a table covers a window that leaves 1/4 or more undecided, by two uni
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,227 +28,30 @@ from hummingbird.bits import BitWindow, Rows
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fit_error, least_k
+from hummingbird.mpc.functions.function_table import (
+    COARSEST,
+    FINEST,
+    MOST_BYTES,
+    WIDEST_IN_RANGE,
+    LayerTable,
+    Sizes,
+    extent,
+    of_error,
+    sized,
+    table_of,
+)
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
-from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec, held
+from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
 
-FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and results
 _COARSE = 8  # up to these bits of fraction pieces may err by two units
 _BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
-_INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
-_TYPICAL = 22  # integer bits of results that most layers read
 _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
-_WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
-MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
 SMALLEST_ERROR = 2.0**-12  # of a table for values in a known range: values have 16 bits of fraction
-
-
-class Sizes(NamedTuple):
-    """Numbers that choose a table: the interval of x, roundings, and how large results are.
-
-    least, most: the interval.
-    fraction, scale: bits of fraction of x as an integer, and of results.
-    allowed: bound of the polynomials' error.
-    integers: integer bits, with the sign, that hold the function's values.
-    widest: log2 of the most pieces.
-    """
-
-    least: float
-    most: float
-    fraction: int
-    scale: int
-    allowed: float
-    integers: int
-    widest: int
-
-    @property
-    def middle(self) -> float:
-        """The middle of the interval, a multiple of 2^-14: the table's argument is x less this number."""
-        return round((self.least + self.most) / 2 * 2.0**FINEST) * 2.0**-FINEST
-
-    @property
-    def reach(self) -> float:
-        """The largest distance of a value of the interval from `middle`."""
-        return max(self.most - self.middle, self.middle - self.least)
-
-
-class LayerTable(NamedTuple):
-    """The table by which a layer computes its function, and how the layer uses it.
-
-    middle: the number that is subtracted from x before the look-up.
-    reach: the largest |x - middle| of the interval.
-    bits: how many bits of the table's results must be right.
-    clamps: the lower and the upper number to which x is clamped before; None where it is not.
-    factor: x less `middle` is multiplied by this number, in units of 2^-3, before the look-up; 0: it is not.
-    """
-
-    table: PolynomialTable
-    middle: float
-    reach: float
-    bits: int
-    clamps: tuple[float | None, float | None] = (None, None)
-    factor: int = 0
-
-    @property
-    def read(self) -> int:
-        """How many bits of the value are opened, counted from the table's last bit of fraction."""
-        return self.table.k + (_STEPS if self.factor else 0)
-
-    @property
-    def filled(self) -> float:
-        """The largest argument of the table."""
-        return _filled(self.reach, _Fit(self.table.k, self.factor))
-
-    @property
-    def clamped(self) -> bool:
-        """Whether x is clamped before the look-up."""
-        return self.clamps != (None, None)
-
-    def error(self, parties: int) -> float:
-        """Return a bound of the error of the look-up's results on the interval, if `parties` parties hold shares."""
-        return self.table.error(parties, self.filled)
-
-    def argument(self, n: Arithmetic, x: Tensor, comparison: Comparison) -> tuple[Arithmetic, Tensor]:
-        """Return the arithmetic that looks the table up, and its argument for x with `n.scale` bits of fraction.
-
-        comparison: the layer's.
-        """
-        more = _STEPS if self.factor else 0
-        y = n.times(x, self.factor, more) if self.factor else x
-        if self.middle:
-            y = y - n.constant(self.middle * (self.factor / 2**_STEPS if self.factor else 1), n.scale + more - SCALE)
-        return n.with_comparison(comparison, n.scale + more), y
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The integers of the table and of its use. Parties must have equal ones: their choice is by floating point."""
-        at, ends = self.table, [round(end * 2.0**SCALE) for end in self.clamps if end is not None]
-        middle = round(self.middle * 2.0**SCALE)
-        return (at.k, at.fraction, at.w, at.degree, at.scale, middle, self.factor, self.bits, *ends)
-
-
-@functools.lru_cache(1024)
-def of_error(text: str, least: float, most: float, error: float) -> Sizes:
-    """Return the numbers of a table whose results err by at most `error` for two parties, on [least, most].
-
-    text: the function as an expression.
-    The rounding of x, that of results and coefficients, and the polynomials share the error so that the table has few
-    bits. An x has at most 16 bits of fraction: where the function is so steep that these are too few, it errs by more
-    (`PolynomialTable.error`).
-    """
-    slope, _ = _extent(text, least, most)
-    fine = min(SCALE, math.ceil(math.log2(4 / error)))
-    close = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
-    choices = []
-    for scale in (fine, fine - 1):
-        for fraction in (close, close - 1):
-            # A coefficient of a cubic is rounded by a quarter of a unit at most, and there are four.
-            left = error - min(slope * 2.0**-fraction, error / 4 if fraction == close else error) - 2 * 2.0**-scale
-            if left >= error / 8 and fraction >= COARSEST:
-                choices.append(_sized(text, least, most, fraction, scale, left, _WIDEST_IN_RANGE))
-    found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, _TYPICAL)) is not None]
-    return min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1] if found else choices[0]
-
-
-def _sized(
-    text: str, least: float, most: float, fraction: int, scale: int, allowed: float, widest: int = WIDEST
-) -> Sizes:
-    _, largest = _extent(text, least, most)
-    return Sizes(least, most, fraction, scale, allowed, held(max(1, exponent_of(largest))), widest)
-
-
-@functools.lru_cache(1024)
-def _extent(text: str, least: float, most: float) -> tuple[float, float]:
-    """Return the largest slope and the largest magnitude of an expression on [least, most].
-
-    Raises ConfigError if the function has a pole there, or does not exist everywhere.
-    """
-    x = torch.linspace(least, most, (1 << 14) + 1, dtype=torch.float64)
-    y = functions.value(text, x)
-    if not bool(y.isfinite().all()):
-        bad = float(x[~y.isfinite()][0])
-        hint = "keep its argument away from there, for instance by adding a small number, and give the range: "
-        hint += "BitConfig.with_rows(hummingbird.find_rows(net, inputs))"
-        raise ConfigError(f"{text} has no finite value at {bad:g}, within the range [{least:g}, {most:g}]", hint=hint)
-    return float((y.diff() / x.diff()).abs().max()), float(y.abs().max())
-
-
-_STEPS = 3  # bits of fraction of a factor of x, from 1 to 2
-
-
-class _Fit(NamedTuple):
-    """How x becomes an integer of a table: `k` bits, of x times `factor` 2^-_STEPS, or of x itself for factor 0."""
-
-    k: int
-    factor: int
-
-    @property
-    def stretch(self) -> int:
-        """The table's factor of its argument, which undoes `factor`."""
-        return round(GAIN * 2**_STEPS / self.factor) if self.factor else GAIN
-
-
-@functools.lru_cache(1024)
-def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
-    """Choose the table of a function with the fewest bits; None if no table below `MOST_BYTES` keeps the error.
-
-    text: the function as an expression.
-    integers: how many integer bits of results later layers read, with the sign. The table's results have as many, or
-        as many as any table of its kind can have, at most `_INTEGERS`.
-    x may be multiplied by a number from 1 to 2, so that it fills the table. How x becomes an integer depends on the
-    function and its sizes only, not on what later layers read.
-    """
-    shift = sizes.middle
-    name = functions.of(text, functions.spelled("add", "x", shift)) if shift else text
-
-    def tables(fit: _Fit, least: int) -> list[PolynomialTable]:
-        shape = name, fit.k, sizes.fraction
-        pairs = ((w, degree) for w in range(least, sizes.widest + 1) for degree in DEGREES)
-        made = (PolynomialTable(*shape, *pair, sizes.scale, stretch=fit.stretch) for pair in pairs)
-        return [table for table in made if table.most >= _filled(sizes.reach, fit)]
-
-    def best(some: list[tuple[PolynomialTable, _Fit]], integers: int) -> tuple[PolynomialTable, _Fit] | None:
-        sizes_of = {pair: _bits(pair[0], integers + sizes.scale) + 8 * (pair[1].factor > 0) for pair in some}
-        fitting = (pair for pair in sorted(some, key=sizes_of.__getitem__))
-        fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
-        return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= sizes.allowed), None)
-
-    fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in (False, True)})
-    every = [(table, fit) for fit in fits for table in tables(fit, 2)]
-    found = best(every, max(_TYPICAL, sizes.integers)) or best(every, sizes.integers)
-    if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
-        return None
-    alike = [(table, found[1]) for table in tables(found[1], 2)]
-    most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if best(alike, bits) is not None)
-    bits = max(1, min(most, integers))
-    chosen = best(alike, bits)
-    assert chosen is not None, "fewer bits fit as well"
-    return LayerTable(chosen[0], shift, sizes.reach, bits + sizes.scale, factor=chosen[1].factor)
-
-
-def _bits(table: PolynomialTable, bits: int) -> int:
-    """Return how many bits are dealt for a value, if `bits` bits of the table's results must be right."""
-    return sum(table.widths(bits)) << table.w
-
-
-def _filled(reach: float, fit: _Fit) -> float:
-    """Return the largest argument of a table for values up to `reach`."""
-    return reach * fit.factor / 2**_STEPS if fit.factor else reach
-
-
-def _fit(sizes: Sizes, w: int, filled: bool) -> _Fit:
-    """Return how x becomes the integer of a table of 2^w pieces. filled: whether x is multiplied to fill the table."""
-    k = least_k(sizes.reach, sizes.fraction, w)
-    if not filled:
-        return _Fit(k, 0)
-    most = PolynomialTable("", k, sizes.fraction, w, 1, 0).most
-    factor = math.floor(most / sizes.reach * 2**_STEPS)
-    return _Fit(k, factor if factor > 1 << _STEPS else 0)
 
 
 class Tabulated(Comparing):
@@ -305,7 +106,7 @@ class Tabulated(Comparing):
         if self.rows is not None and not (self.rises and self.rows.most > 0):
             direct = self._in_range(self.rows, fraction, allowed)
         elif self.rows is None and reach < SCALE and not self.rises:
-            direct = _sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
+            direct = sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
         if direct is not None and (found := table_of(self.text, direct, read)) is not None:
             if found.read + scale - found.table.fraction <= self.comparison.valid:
                 return found
@@ -313,22 +114,22 @@ class Tabulated(Comparing):
         if self.rows is not None and self.rows.error is not None:
             ends = of_error(self.text, low - room, high + room, self.rows.error)
         else:
-            ends = _sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
+            ends = sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
         integers = MARGIN + ends.integers
         found = table_of(self.text, ends, integers)
-        found = found or table_of(self.text, ends._replace(widest=_WIDEST_IN_RANGE), integers)
+        found = found or table_of(self.text, ends._replace(widest=WIDEST_IN_RANGE), integers)
         if found is None:
             what = f"no table below {MOST_BYTES >> 10} kB for a value serves {self.text} on [{low:g}, {high:g}]"
             raise ConfigError(
                 what, hint="multiply its argument by a number in a step before, or give the values' range"
             )
-        bits = MARGIN + exponent_of(_extent(self.text, low, high)[1] + 1) + found.table.scale
+        bits = MARGIN + exponent_of(extent(self.text, low, high)[1] + 1) + found.table.scale
         return found._replace(bits=bits, clamps=(low, high))
 
     def _in_range(self, rows: Rows, fraction: int, allowed: float) -> Sizes:
         if rows.error is not None:
             return of_error(self.text, rows.least, rows.most, rows.error)
-        return _sized(self.text, rows.least, rows.most, fraction, fraction, allowed, _WIDEST_IN_RANGE)
+        return sized(self.text, rows.least, rows.most, fraction, fraction, allowed, WIDEST_IN_RANGE)
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         found = self.look_up(n.scale)
@@ -392,7 +193,7 @@ class Tabulated(Comparing):
         if self.rises and most > 0:
             ends[1] = most
         inside = min(most, max(least, self.left.at)), max(least, min(most, self.right.at))
-        largest = max(*ends, _extent(self.text, *inside)[1] if inside[0] < inside[1] else 0)
+        largest = max(*ends, extent(self.text, *inside)[1] if inside[0] < inside[1] else 0)
         return max(1, exponent_of(largest))
 
     def constants(self) -> tuple[int, ...]:
@@ -499,7 +300,7 @@ class FunctionInRange(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         if self.rows is None:
             return super().bound(bounds)
-        return max(1, exponent_of(_extent(self.text, self.rows.least, self.rows.most)[1]))
+        return max(1, exponent_of(extent(self.text, self.rows.least, self.rows.most)[1]))
 
     def constants(self) -> tuple[int, ...]:
         return () if self.rows is None else self._table.numbers

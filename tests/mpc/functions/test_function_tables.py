@@ -14,7 +14,8 @@ import hummingbird
 from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.tabulated import FunctionInRange, of_error, table_of
+from hummingbird.mpc.functions.function_table import of_error, table_of
+from hummingbird.mpc.functions.tabulated import FunctionInRange
 from scripts.tools.function_table import CASES, ERRORS, Net, measured
 from tests.jobs.programs import unequal
 from tests.support.patience import NEVER

@@ -9,7 +9,8 @@ from torch import nn
 import hummingbird
 from hummingbird import convert
 from hummingbird.bits import BitWindow
-from hummingbird.mpc.functions.tabulated import FINEST, Tabulated
+from hummingbird.mpc.functions.function_table import FINEST
+from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.simulation.observe import magnitudes
 
