@@ -80,6 +80,11 @@ class LayerTable(NamedTuple):
         return self.table.k + (_STEPS if self.factor else 0)
 
     @property
+    def dealt(self) -> int:
+        """How many bits are dealt for a value."""
+        return _bits(self.table, self.bits)
+
+    @property
     def filled(self) -> float:
         """The largest argument of the table."""
         return _filled(self.reach, _Fit(self.table.k, self.factor))
@@ -174,14 +179,14 @@ class _Fit(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
+def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True) -> LayerTable | None:
     """Choose the table of a function with the fewest bits; None if no table below `MOST_BYTES` keeps the error.
 
     text: the function as an expression.
     integers: how many integer bits of results later layers read, with the sign. The table's results have as many, or
         as many as any table of its kind can have, at most `_INTEGERS`.
-    x may be multiplied by a number from 1 to 2, so that it fills the table. How x becomes an integer depends on the
-    function and its sizes only, not on what later layers read.
+    fill: whether x may be multiplied by a number from 1 to 2, so that it fills the table. How x becomes an integer
+        depends on this, the function and its sizes only, not on what later layers read.
     """
     shift = sizes.middle
     name = functions.of(text, functions.spelled("add", "x", shift)) if shift else text
@@ -198,7 +203,7 @@ def table_of(text: str, sizes: Sizes, integers: int) -> LayerTable | None:
         fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
         return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= sizes.allowed), None)
 
-    fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in (False, True)})
+    fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in {False, fill}})
     every = [(table, fit) for fit in fits for table in tables(fit, 2)]
     found = best(every, max(_TYPICAL, sizes.integers)) or best(every, sizes.integers)
     if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:

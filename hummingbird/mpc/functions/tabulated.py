@@ -107,9 +107,11 @@ class Tabulated(Comparing):
             direct = self._in_range(self.rows, fraction, allowed)
         elif self.rows is None and reach < SCALE and not self.rises:
             direct = sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
-        if direct is not None and (found := table_of(self.text, direct, read)) is not None:
-            if found.read + scale - found.table.fraction <= self.comparison.valid:
-                return found
+        if direct is not None:  # a table that x fills is smaller, and reads more bits of x
+            both = [table for fill in (False, True) if (table := table_of(self.text, direct, read, fill)) is not None]
+            for table in sorted(both, key=lambda one: one.dealt):
+                if table.read + scale - table.table.fraction <= self.comparison.valid:
+                    return table
         low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
         if self.rows is not None and self.rows.error is not None:
             ends = of_error(self.text, low - room, high + room, self.rows.error)
