@@ -280,9 +280,9 @@ def _rows(step: Step, found: _Seen, more: float, error: float | None) -> Rows:
     if found.least > found.most:  # no values
         return Rows(-_LEAST, _LEAST, error=error)
     spread = max(abs(found.least), abs(found.most)) * (more - 1) + _LEAST
-    if found.least > 0:
+    if found.least >= 0:
         return Rows(found.least / more, found.most * more + _LEAST, error=error)
-    if found.most < 0:
+    if found.most <= 0:
         return Rows(found.least * more - _LEAST, found.most / more, error=error)
     return Rows(found.least - spread, found.most + spread, error=error)
 

@@ -152,25 +152,35 @@ class Tail(NamedTuple):
 
 _FARTHEST, _STEP, _NEAR = 64.0, 0.25, 2.0**-15
 _FAR = 2.0**20  # every value of a net is below this
+# A bump of the function that lies between the points at which it is looked at would be missed. So they are dense, and
+# expressions with larger numbers, which can place a narrow bump far from 0, have no tails.
+_PER_STEP, _LARGEST_NUMBER = 64, 256.0
 
 
 @functools.lru_cache(1024)
 def tails(text: str, rises: bool = False) -> tuple[Tail | None, Tail | None]:
     """Find the tails of a function: where it is almost linear to the left, and to the right; None where it is not.
 
-    text: the function as an expression. rises: whether it is x itself for x above 0.
+    text: the function as an expression, without tails if it has a number above 256. rises: whether it is x itself for x
+    above 0.
 
     >>> from hummingbird.graph.ops.functions import tails
     >>> tails("softplus(x,1.0,20.0)")
     (Tail(at=-10.5, slope=0), Tail(at=10.5, slope=1))
     """
-    return _tail(text, -1), Tail(0.0, 1) if rises else _tail(text, 1)
+    numbers = [float(word) for word in re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", re.sub(r"[a-z]\w*", "", text))]
+    left = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, -1)
+    right = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, 1)
+    return left, Tail(0.0, 1) if rises else right
 
 
 def _tail(text: str, side: int) -> Tail | None:
-    near = torch.arange(_FARTHEST / _STEP, -1, -1, dtype=torch.float64) * _STEP
-    far = _FARTHEST * 2.0 ** torch.linspace(math.log2(_FAR / _FARTHEST), 0, 200, dtype=torch.float64)
-    x = torch.cat([far[:-1], near]) * side
+    near = torch.arange(_PER_STEP * _FARTHEST / _STEP, -1, -1, dtype=torch.float64) * (_STEP / _PER_STEP)
+    middle = torch.arange(_FARTHEST**2, _FARTHEST, -_STEP, dtype=torch.float64)
+    octaves = math.log2(_FAR / _FARTHEST**2)
+    far = _FARTHEST**2 * 2.0 ** torch.linspace(octaves, 0, int(512 * octaves), dtype=torch.float64)
+    far = torch.cat([far[:-1], middle])
+    x = torch.cat([far, near]) * side
     y = value(text, x)
     slope = float(y[0] - y[1]) / float(x[0] - x[1])
     if not math.isfinite(slope) or abs(slope - round(slope)) > 2.0**-36 or abs(slope) > 1.5:
@@ -178,7 +188,10 @@ def _tail(text: str, side: int) -> Tail | None:
     rest = y - round(slope) * x
     good = (rest - rest[0]).abs() <= _NEAR / 2
     last = len(x) if bool(good.all()) else int((~good).nonzero()[0])
-    return Tail(float(x[last - 1]), round(slope)) if last >= len(far) else None
+    if last <= len(far):
+        return None
+    at = math.ceil(abs(float(x[last - 1])) / _STEP) * _STEP
+    return Tail(side * at, round(slope))
 
 
 def is_expression(item: Any) -> bool:
@@ -370,7 +383,7 @@ def _gains(steps: Sequence[Step], inside: set[int], text: str) -> bool:
     left, right = tails(text)
     if left is None or right is None:
         return any(None in tails(step.attrs["expression"], step.attrs.get("rises", False)) for step in made)
-    x = torch.linspace(left.at, max(right.at, left.at + 1), 1 << 12, dtype=torch.float64)
+    x = torch.arange(left.at, max(right.at, left.at + 1), _STEP / _PER_STEP, dtype=torch.float64)
     return float((value(text, x).diff() / x.diff()).abs().max()) <= _STEEPEST
 
 

@@ -130,14 +130,18 @@ def of_error(text: str, least: float, most: float, error: float) -> Sizes:
     fine = min(SCALE, math.ceil(math.log2(4 / error)))
     close = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
     choices = []
-    for scale in (fine, fine - 1):
-        for fraction in (close, close - 1):
+    for scale in (min(SCALE, fine + 1), fine, fine - 1):
+        for fraction in (close, max(COARSEST, close - 1)):
             # A coefficient of a cubic is rounded by a quarter of a unit at most, and there are four.
-            left = error - min(slope * 2.0**-fraction, error / 4 if fraction == close else error) - 2 * 2.0**-scale
-            if left >= error / 8 and fraction >= COARSEST:
+            left = error - slope * 2.0**-fraction - 2 * 2.0**-scale
+            if left >= error / 8:
                 choices.append(sized(text, least, most, fraction, scale, left, WIDEST_IN_RANGE))
     found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, _TYPICAL)) is not None]
-    return min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1] if found else choices[0]
+    return (
+        min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1]
+        if found
+        else sized(text, least, most, close, fine, error / 4, WIDEST_IN_RANGE)
+    )
 
 
 def sized(
@@ -193,7 +197,7 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True) -> Layer
 
     def tables(fit: _Fit, least: int) -> list[PolynomialTable]:
         shape = name, fit.k, sizes.fraction
-        pairs = ((w, degree) for w in range(least, sizes.widest + 1) for degree in DEGREES)
+        pairs = ((w, degree) for w in range(least, min(sizes.widest, fit.k) + 1) for degree in DEGREES)
         made = (PolynomialTable(*shape, *pair, sizes.scale, stretch=fit.stretch) for pair in pairs)
         return [table for table in made if table.most >= _filled(sizes.reach, fit)]
 

@@ -183,7 +183,7 @@ class PolynomialTable:
         """
         known, unit = FUNCTIONS.get(self.name), 2.0**-self.scale
         reach = self.most if reach is None else reach
-        slope = steepest(self.name, reach) if known is None else known.slope
+        slope = steepest(self.name, reach * self.stretch / GAIN) if known is None else known.slope
         rounded = parties / 2 * (slope * (self.gain / GAIN) * (self.stretch / GAIN) * 2.0**-self.fraction + unit)
         return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, reach)
 

@@ -54,6 +54,25 @@ _UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
 SMALLEST_ERROR = 2.0**-12  # of a table for values in a known range: values have 16 bits of fraction
 
 
+def check_error(text: str, rows: Rows | None, found: LayerTable) -> None:
+    """Raise ConfigError if results of a table err by more than `rows` allow for two parties.
+
+    That is so where the function is too steep for values of 16 bits of fraction.
+    """
+    if rows is not None and rows.error is not None and (error := found.error(2)) > rows.error * (1 + 2.0**-6):
+        what = (
+            f"results of {text} on [{rows.least:g}, {rows.most:g}] may err by {error:.2g}, more than {rows.error:.2g}"
+        )
+        hint = "a larger error, or a smaller range: the function is too steep for values of 16 bits of fraction"
+        raise ConfigError(what, hint=hint)
+
+
+def expect(n: Arithmetic, x: Tensor, text: str, rows: Rows) -> None:
+    """Let a simulation warn of values x beyond the range `rows` of a function, which rounding does not explain."""
+    slack = 2.0**-10 * (rows.most - rows.least) + 2.0**-SCALE
+    n.expects(x, rows.most + slack, f"the argument of {text} is", rows.least - slack)
+
+
 class Tabulated(Comparing):
     """Layer that applies a function with two tails, such as sigmoid or GELU, to each value, by a look-up in a table.
 
@@ -111,6 +130,7 @@ class Tabulated(Comparing):
             both = [table for fill in (False, True) if (table := table_of(self.text, direct, read, fill)) is not None]
             for table in sorted(both, key=lambda one: one.dealt):
                 if table.read + scale - table.table.fraction <= self.comparison.valid:
+                    check_error(self.text, self.rows, table)
                     return table
         low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
         if self.rows is not None and self.rows.error is not None:
@@ -136,6 +156,8 @@ class Tabulated(Comparing):
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         found = self.look_up(n.scale)
         if not found.clamped:
+            if self.rows is not None:
+                expect(n, x, self.text, self.rows)
             m, y = found.argument(n, x, self.comparison)
             return m.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
         low, high = found.clamps
@@ -235,11 +257,13 @@ class FunctionInRange(Layer):
         self.text, self.exact, self.rows = text, exact, rows
         if rows is not None:
             self._sizes = of_error(text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
-            if table_of(text, self._sizes, 1) is None:
+            found = table_of(text, self._sizes, 1)
+            if found is None:
                 hint = "a smaller range, or a larger error: Rows(least, most, error=2**-8)"
                 what = f"no table below {MOST_BYTES >> 10} kB for a value serves {text}"
                 span = f"on [{rows.least:g}, {rows.most:g}] with an error of {rows.error or SMALLEST_ERROR:g}"
                 raise ConfigError(f"{what} {span}", hint=hint)
+            check_error(text, rows, found)
 
     @property
     def _table(self) -> LayerTable:
@@ -258,16 +282,11 @@ class FunctionInRange(Layer):
 
         n: the kind of numbers: real numbers, shares or prices.
         """
-        found, rows = self._table, self.rows
-        assert rows is not None
-        n.expects(x, rows.most + self._slack, f"the argument of {self.text} is", rows.least - self._slack)
+        found = self._table
+        assert self.rows is not None
+        expect(n, x, self.text, self.rows)
         m, y = found.argument(n, x, self.exact)
         return m.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
-
-    @property
-    def _slack(self) -> float:
-        """By how much values may leave the range, by rounding."""
-        return 2.0**-10 * (self._sizes.most - self._sizes.least) + 2.0**-SCALE
 
     def forward(self, session: Session, x: Shared) -> Shared:
         return Shared(self.formula(Shares(session, self.exact, x.scale), x.share), SCALE)

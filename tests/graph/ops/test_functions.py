@@ -97,6 +97,14 @@ def test_tails(text: str, left: int | None, right: int | None) -> None:
             assert float((value(text, x) - line).abs().max()) <= 2.0**-15
 
 
+@pytest.mark.parametrize("middle", [1000.0, 200.0, 64.5, 10.1])
+def test_a_bump_is_not_missed(middle: float) -> None:
+    left, right = tails(
+        spelled("exp", spelled("neg", spelled("square", spelled("mul", spelled("sub", "x", middle), 8.0))))
+    )
+    assert left is None or right is None or left.at <= middle <= right.at
+
+
 def test_a_function_that_rises_has_a_tail_at_zero() -> None:
     assert tails("expm1(x)", rises=True)[1] == Tail(0.0, 1)
 

@@ -120,7 +120,7 @@ def test_found_ranges_stay_on_the_side_of_the_values() -> None:
 
     rows = hummingbird.find_rows(Poles(), -torch.linspace(0.5, 3, 24).view(2, 12))
     assert (rows["log"].most, rows["reciprocal"].least) == (-0.4, 0.4)
-    assert rows["sin"].least < 0 and rows["sin"].most > 1.8
+    assert rows["sin"].least == 0 and rows["sin"].most > 1.8
 
 
 def test_a_simulation_warns_of_values_beyond_the_range() -> None:
@@ -129,6 +129,36 @@ def test_a_simulation_warns_of_values_beyond_the_range() -> None:
     twin(torch.linspace(0.5, 2, 8).view(1, 8))
     with pytest.warns(UserWarning, match=r"log\(x\) is 3"):
         twin(torch.full((1, 8), 3.0))
+
+
+def test_a_simulation_warns_of_values_beyond_the_range_of_an_activation() -> None:
+    twin = hummingbird.simulate(nn.Sequential(nn.GELU()), BitConfig(rows={"0": Rows(-2, 2)}))
+    twin(torch.linspace(-2, 2, 8).view(1, 8))
+    with pytest.warns(UserWarning, match=r"gelu\(x\) is 3"):
+        twin(torch.full((1, 8), 3.0))
+
+
+def test_an_error_that_a_steep_function_cannot_keep_is_refused() -> None:
+    net = Net(lambda x: torch.exp(3 * x))
+    with pytest.raises(ConfigError, match="may err by .* more than 0.002") as caught:
+        hummingbird.estimate(net, (1, 4), BitConfig(rows={"exp": Rows(-1, 2, error=2**-9)}))
+    assert "too steep" in caught.value.hint
+    assert hummingbird.estimate(net, (1, 4), BitConfig(rows={"exp": Rows(-1, 2)})).rounds == 2
+
+
+@pytest.mark.parametrize("rows", [{}, {"rows": Rows(-3, 3, error=2**-8)}, {"rows": Rows(-3, 3)}])
+def test_functions_that_are_constant_or_flat(rows: dict[str, Rows]) -> None:
+    for function in (lambda x: x**0.0, lambda x: torch.exp(0 * x), lambda x: torch.tanh(x * 2.0**-12)):
+        net = Net(function)
+        (name,) = hummingbird.find_rows(net, INPUTS)
+        bits = BitConfig(rows=dict.fromkeys([name], rows["rows"]) if rows else {})
+        twin = hummingbird.simulate(net, bits, mode="exact", seed=0)
+        assert float((twin(INPUTS) - net(INPUTS)).abs().max()) <= 2.0**-8
+
+
+def test_a_range_that_begins_at_zero_stays_there() -> None:
+    rows = hummingbird.find_rows(nn.Sequential(nn.ReLU(), Net(lambda x: torch.log(x + 0.5))), INPUTS)
+    assert next(iter(rows.values())).least == 0
 
 
 def test_a_narrow_range_and_a_larger_error_cost_less() -> None:
