@@ -1,7 +1,8 @@
 """Torch's elementwise functions: an element of the result depends only on the inputs' elements at its position.
 
-They have no private form, and need none for a caller that computes on plain values, such as the client of encrypted
-inference. This module is the only list of elementwise functions; a test checks each of them.
+Steps of this kind are for a caller that computes on plain values, such as the client of encrypted inference. This
+module is the only list of elementwise functions; a test checks each of them. Those that are smooth functions of one
+value have a private form, too (functions.py).
 """
 
 from __future__ import annotations

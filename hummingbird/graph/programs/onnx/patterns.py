@@ -1,6 +1,6 @@
 """Layers that exporters write out, joined in a graph into the operators that they are.
 
-x (1 + erf(x / sqrt 2)) / 2                              Gelu, whose erf has no private form alone
+x (1 + erf(x / sqrt 2)) / 2                              Gelu, which is exact for values of any size
 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2        Gelu by tanh: one table instead of a table and four products
 x sigmoid(x)                                             Swish, in private one table instead of a table and a product
 exp(x - max x) / sum exp(x - max x)                      Softmax
