@@ -30,6 +30,8 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.kernels.devices import on_this_card
 
+_GRACE = 2.0  # seconds granted to a layer that computes when a signal ends the run
+
 
 class _Stopped(BaseException):
     """Raised in a branch to end it, when another one or the caller has failed."""
@@ -94,12 +96,16 @@ class _Thread:
 
     def __init__(self) -> None:
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=on_this_card(self._serve), name="hummingbird-branch", daemon=True).start()
+        self._thread = threading.Thread(target=on_this_card(self._serve), name="hummingbird-branch", daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         while (work := self.work.get()) is not None:
             work()
             del work  # it holds the values that its layer reads
+
+    def join(self) -> None:
+        self._thread.join(_GRACE)
 
 
 class Branches:
@@ -117,11 +123,14 @@ class Branches:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for branch, thread in self._at_work:
+        for branch, _ in self._at_work:
             branch.go_on(None)
+        threads = [*(thread for _, thread in self._at_work), *self._idle]
+        for thread in threads:
             thread.work.put(None)
-        for thread in self._idle:
-            thread.work.put(None)
+        for thread in threads:
+            # A thread that releases its last tensors while the interpreter shuts down would abort the process.
+            thread.join()
 
     @property
     def at_work(self) -> bool:

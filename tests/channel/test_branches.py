@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from hummingbird.channel.channel import Channel
 from hummingbird.channel.interleave import Interleave
 from hummingbird.errors import AgreementError
 from tests.support.parties import channels, together
-from tests.support.patience import HANG
 
 HEADER = 20
 
@@ -104,10 +104,24 @@ def test_the_first_error_ends_all_branches_and_their_threads() -> None:
 
     with pytest.raises(ValueError, match="of this layer"):
         together([lambda c=c: party(c) for c in made])
-    deadline = time.monotonic() + HANG
-    while any(thread.name == "hummingbird-branch" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "threads of branches stay"
-        time.sleep(0.01)
+    assert not any(thread.name == "hummingbird-branch" for thread in threading.enumerate()), "threads of branches stay"
+
+
+def test_a_layer_that_computes_when_a_signal_comes_ends_before_the_caller_goes_on() -> None:
+    """The interpreter may end next, and a thread that holds tensors then would abort the process."""
+    made = channels(2)
+
+    def computes(channel: Channel) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.3)
+        channel.exchange(torch.zeros(1))
+
+    with pytest.raises(KeyboardInterrupt), Branches(made[0]) as branches:
+        branches.begin("a", talk(0, 5, []), lambda value: None)
+        branches.begin("b", computes, lambda value: None)
+    assert not any(thread.name == "hummingbird-branch" for thread in threading.enumerate()), "threads of branches stay"
+    for channel in made:
+        channel.close()
 
 
 def test_parties_whose_branches_differ_are_told_the_layer() -> None:

@@ -13,14 +13,19 @@ The rounds of a net are those of its longest path: three here, for four of the s
 round, and the header of its frame, count for one step alone, a step of the longest path (`leads`). So the rounds and
 bits of steps still add up to those of the net.
 
+At most `AT_ONCE` steps are at work at a time; a further one begins when one of them has ended.
+
 A step that sends nothing is computed just before the first step that reads it. A module that a user has registered may
 exchange messages of its own: it begins when all earlier steps have ended, and ends before later ones begin.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+AT_ONCE = 256  # a step at work has a thread of its own, and holds its memory (channel/branches.py)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ def _as_soon_as_possible(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the depths at which each step begins and ends, by number, if it begins as soon as it can."""
     starts, ends = [], list[int]()
+    free = [0] * AT_ONCE  # the depth from which each place for a step at work is free, in order
     all_ended = 0  # the depth at which all steps so far have ended
     earliest = 0  # the end of the last step that runs alone
     for number, length in enumerate(rounds):
@@ -93,6 +99,10 @@ def _as_soon_as_possible(
         if number in alone:
             start = max(start, all_ended)
             earliest = start + length
+        if length:
+            # The place that became free last, but not after `start`; or else the first one that becomes free.
+            start = max(start, free.pop(max(0, bisect_right(free, start) - 1)))
+            insort(free, start + length)
         starts.append(start)
         ends.append(start + length)
         all_ended = max(all_ended, ends[-1])

@@ -378,7 +378,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
     Bits of fraction follow from public weights, so two nets of one architecture may have different plans. Splines are
     fitted in floating point: parties whose machines round differently must notice it.
     """
-    state = hashlib.sha256(b"hummingbird-plan-1")
+    state = hashlib.sha256(b"hummingbird-plan-2")
     for step in plan:
         layer = step.layer
         facts = [step.name, step.op, step.scale, step.valid, type(layer).__name__]

@@ -60,7 +60,7 @@ _DEALT_AT_ONCE = 1 << 15  # lines that `Lines.derive` computes at a time: they s
 
 
 class LineShares(NamedTuple):
-    """A party's shares for masked openings of `count` values, each of which selects one of 2^w lines.
+    """A party's shares for masked openings of `count` values: each opened value selects one of 2^w lines.
 
     All fields are additive. The lines of one value follow each other, in the order of the opened upper bits X.
     mask: this party's summand of each value's mask, in the low k bits, int32 or int64 (count,).
@@ -169,7 +169,7 @@ def relus(
     share: this party's share of x mod 2^(k + shift), int64 (n,), for n up to `most_at_once`.
     knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m) of 1 to 10 bits; k <= ring <= 64.
     value: whether z is wanted; without it, the second result is None.
-    With N parties, each of which rounds its own share, z is within N/2 units of x / 2^shift, and right on average.
+    Each of N parties rounds its own share, so z is within N/2 units of x / 2^shift, and right on average.
     Cost: `relus_price`, k bits for each value and one round, for any number of knots.
     """
     parts = share.split(AT_ONCE >> (k - m))
@@ -211,7 +211,7 @@ def _selected(
 
 
 def chosen(words: Words, index: Tensor, width: int) -> Tensor:
-    """Return the words at these indices, int64 in the shape of `index`, of which the low `width` bits count.
+    """Return the words at these indices, int64 in the shape of `index`; only their low `width` bits count.
 
     words: of `width` bits each. Packed words are read where they lie: the others are not unpacked.
     index: int64.

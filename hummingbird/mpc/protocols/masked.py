@@ -161,7 +161,7 @@ def relu(
     share: its share of x mod 2^(k + shift), int64 (n,). |z| < 2^(k-1) - 2^m for the window [k:m), and k <= ring <= 64.
     tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
     whole: whether the shares are of x mod 2^(ring + shift).
-    With N parties, each of which rounds its own share, z is within N/2 units of x / 2^shift, and right on average.
+    Each of N parties rounds its own share, so z is within N/2 units of x / 2^shift, and right on average.
     Cost: `relu_price`: k + 2 bits and 2 rounds for one table.
     """
     count, tables = share.numel(), tables or step_tables.fewest_rounds(k - m)
