@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from hummingbird.errors import InputError
 from tests.support.patience import HANG
 
 ROWS = 7
+LATE = 1.0  # seconds after which a slow lane goes on; without slow lanes a party has ended by then
 
 
 def gathers() -> None:
@@ -76,9 +79,29 @@ def behind() -> None:
     session.gather(torch.zeros(1, 1))
 
 
+def leaves(how: str) -> None:
+    """Lane 1 counts its work as done, but looks at the counts, or ends, only after lane 0 has come to leave the run.
+
+    how: "late" at both parties, "fails" or "killed" at party 1.
+    """
+    session = hummingbird.init(timeout=HANG)
+    tally = session.gathering.tally([1] * session.lanes)
+    tally.add(1)
+    if session.lane == 1 and (session.rank == 1 or how == "late"):
+        time.sleep(LATE)
+        if how == "fails":
+            raise InputError("no paper", where="the printer", hint="buy some")
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    tally.wait()
+    del tally  # it kept the store alive
+    hummingbird.uninit()
+    print("left", flush=True)
+
+
 def infers(*words: str) -> None:
     """`infer` with these words."""
     infer.run(parser(["infer"]).parse_args(["infer", *words, "--timeout", f"{HANG:g}"]))
 
 
-JOBS = {"behind": behind, "gathers": gathers, "infers": infers, "lost": lost}
+JOBS = {"behind": behind, "gathers": gathers, "infers": infers, "leaves": leaves, "lost": lost}

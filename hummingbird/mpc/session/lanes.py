@@ -148,6 +148,11 @@ def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
     _opened = True
 
 
+def group_store() -> dist.Store:
+    """Return the store of the process group that `open_group` has made; lane 0 serves it."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def close_group() -> None:
     """Destroy torch's process group of this party's lanes, if `open_group` made one.
 
@@ -203,7 +208,7 @@ class Tally:
 
     def __init__(self, place: LanePosition, goals: Sequence[int], failure: Callable[[], str | None]) -> None:
         self._place, self._goals, self._failure = place, goals, failure
-        store = dist.HashStore() if place.lanes == 1 else dist.distributed_c10d._get_default_store()
+        store = dist.HashStore() if place.lanes == 1 else group_store()
         self._store = dist.PrefixStore(f"tally/{next(_numbers)}", store)
 
     def add(self, number: int) -> int:
@@ -283,7 +288,7 @@ class Gathering:
         """
         since = looked = time.monotonic()
         try:
-            store = dist.PrefixStore("told", dist.distributed_c10d._get_default_store())
+            store = dist.PrefixStore("told", group_store())
             if self.place.lane == 0:
                 store.set(what, text)
             while not store.check([what]):

@@ -32,7 +32,14 @@ from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
-from hummingbird.mpc.session.lanes import LanePosition, close_group, environment, refuse_other_group, variable
+from hummingbird.mpc.session.lanes import (
+    LanePosition,
+    close_group,
+    environment,
+    group_store,
+    refuse_other_group,
+    variable,
+)
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import begin_call
 from hummingbird.mpc.session.rendezvous import (
@@ -51,24 +58,26 @@ from hummingbird.rpc.service import Tls
 from hummingbird.rpc.signals import Stop
 from hummingbird.version import VERSION
 
-# Notes between the lanes of all parties, in torchrun's store: why a run has failed, and which lanes have finished.
-# A channel connects only lane g of all parties. When a lane dies, the launcher stops other lanes of its host without a
-# reason. So the lane that first sees a failure notes the reason here, and stopped lanes report it.
+# Notes between lanes. Torchrun's store has the reason for which a run has failed. A channel connects only lane g of all
+# parties, and when a lane dies, the launcher stops other lanes of its host without a reason. So the lane that first
+# sees a failure notes the reason, and stopped lanes report it. The store of a party's lanes has those that have left.
 
 _POLL = 0.05  # seconds between two polls of the store
 _ANSWER = 2.0  # seconds for the store to answer
 
 
 class LaneNotes:
-    """Notes in torchrun's store by which the lanes of a run tell each other why they stop.
+    """Notes by which the lanes of a run tell each other why they stop, and those of a party when they leave.
 
     store: the part of torchrun's store that belongs to this run.
+    group: the store of this party's lanes, which lane 0 serves as long as it has this object.
     place: this lane.
     timeout: longest wait for another lane, in seconds.
     """
 
-    def __init__(self, store: dist.Store, place: LanePosition, timeout: float) -> None:
+    def __init__(self, store: dist.Store, group: dist.Store, place: LanePosition, timeout: float) -> None:
         self._store, self._place, self._timeout = store, place, timeout
+        self._left = dist.PrefixStore("left", group)
 
     def failed(self, reason: str) -> None:
         """Note why this lane stops, unless another lane has noted a reason before. Never raises."""
@@ -82,31 +91,33 @@ class LaneNotes:
             it, and returns it.
         """
         deadline = time.monotonic() + seconds
-        while not self._has("failure"):
+        while (reason := self._read(self._store, "failure")) is None:
             if words := seen():
                 self.failed(words)
                 return words
             if time.monotonic() > deadline:
                 return None
             time.sleep(_POLL)
-        reason = self._ask(lambda: self._store.get("failure"))
-        return reason.decode(errors="replace").partition("\n")[0] if reason else None
+        return reason
 
-    def left(self) -> None:
-        """Note that this lane of party 0 has left the run.
+    def left(self, reason: str = "") -> None:
+        """Note that this lane has left the run. Lane 0 instead waits until its party's other lanes have left.
 
-        Rank 0, which runs the dealer, then waits until party 0's other lanes have left. Raises PeerError if one of
-        these lanes fails, or does not leave within the timeout.
+        Lane 0 serves the store in which slower lanes still look for the work done; rank 0 also runs the dealer.
+        reason: why this lane has failed; "" if it has not. Lane 0 does not wait if it has failed.
+        Raises PeerError if another lane of this party fails, or does not leave within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
-        if here.party != 0:
+        if here.lane or reason:
+            self._ask(lambda: self._left.set(str(here.lane), reason))
             return
-        self._ask(lambda: self._store.set(f"left/{here.lane}", "1"))
-        waiting = list(range(here.lanes)) if here.rank == 0 else []
-        while waiting := [lane for lane in waiting if not self._has(f"left/{lane}")]:
+        others = range(1, here.lanes)
+        while ends := {lane: end for lane in others if (end := self._read(self._left, str(lane))) != ""}:
             why, late = self.first_failure(0), time.monotonic() > deadline
+            why = why or next(filter(None, ends.values()), None)  # torchrun's store may be gone
             if why or late:
-                what = f"{' and '.join(map(here.name_of, waiting))} did not come to the end"
+                names = [here.name_of(here.rank + lane) for lane in ends]
+                what = f"{' and '.join(names)} did not come to the end"
                 raise PeerError(
                     what + (f", after a failure: {why}" if why else f" within {self._timeout:g} s after {here.name}"),
                     where=here.name,
@@ -114,11 +125,13 @@ class LaneNotes:
                 )
             time.sleep(_POLL)
 
-    def _has(self, key: str) -> bool:
-        return bool(self._ask(lambda: self._store.check([key])))
+    def _read(self, store: dist.Store, key: str) -> str | None:
+        """Return the first line of a note; None if there is no such note, or the store is gone."""
+        text = self._ask(lambda: store.get(key) if store.check([key]) else None)
+        return None if text is None else text.decode(errors="replace").partition("\n")[0]
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Make a call of torchrun's store, and return its answer; None if it is gone, or does not answer in 2 s.
+        """Make a call of a store, and return its answer; None if it is gone, or does not answer in 2 s.
 
         question: makes the call. It runs in a thread, since it might wait without limit.
         """
@@ -209,7 +222,7 @@ def init(
     try:
         if here.world > 1:
             meeting, ends = meet(here, listener, timeout, starting)
-            _run.notes = LaneNotes(meeting.store, here, timeout) if here.lanes > 1 else None
+            _run.notes = LaneNotes(meeting.store, group_store(), here, timeout) if here.lanes > 1 else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
             agree_on_roll(channel, meeting, here)
@@ -331,8 +344,9 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
             current().close()
         channel.close()
         close_group()
-        if notes is not None and error is None:
-            notes.left()  # nothing after this needs the dealer
+        if notes is not None:  # nothing after this needs the dealer
+            _run.leaving = error is not None  # SIGTERM ends the wait for other lanes
+            notes.left("" if error is None else reason_of(error))
     finally:
         begin(None)
         _run.leaving = error is not None
@@ -356,7 +370,8 @@ class _Run:
 
     here: the position at the last `init`.
     notes: the run's `LaneNotes`; None with one lane.
-    leaving: true while this party leaves, and after it has left because of an error.
+    leaving: true while this party leaves, unless it waits for its other lanes, and after it has left because of an
+        error.
     watching: whether `_watch` has installed its hooks.
     stop: the handler of SIGTERM; None if none is installed.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
@@ -82,3 +84,30 @@ def test_a_lane_that_is_lost_before_it_gathers(nursery: Nursery) -> None:
     lost = "party 0, lane 1 closed the connection: it ended or was killed"
     assert f"lane 1 of this party did not come to the end, after a failure: {lost}" in texts[0], texts[0]
     assert lost in texts[3], texts[3]
+
+
+def test_lane_0_leaves_after_the_other_lanes_of_its_party(nursery: Nursery) -> None:
+    """It serves the store in which a slower lane still looks whether all work is done."""
+    lanes = nursery.start(["leaves", "late"], 4, HUMMINGBIRD_LANES="2")
+    assert [lane.wait() for lane in lanes] == [0] * 4, [lane.err.read_text() for lane in lanes]
+    assert all(lane.out.read_text().splitlines().count("left") == 1 for lane in lanes)
+
+
+@pytest.mark.slow
+def test_lane_0_ends_with_the_failure_of_a_lane_that_has_not_left(nursery: Nursery) -> None:
+    """Party 0 has mostly left by then, and with it torchrun's store. If its lane 0 has not, it reports that failure."""
+    lanes = nursery.start(["leaves", "fails"], 4, HUMMINGBIRD_LANES="2")
+    assert [lane.wait() for lane in lanes][1:] == [0, 1, 1]
+    text = lanes[2].err.read_text()
+    assert "party 1, lane 1 did not come to the end, after a failure: no paper (at the printer)" in text, text
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_wait_for_a_lane_that_was_killed(nursery: Nursery) -> None:
+    """Nobody notes how that lane ended: a launcher stops the others."""
+    lanes = nursery.start(["leaves", "killed"], 4, HUMMINGBIRD_LANES="2")
+    assert [lanes[number].wait() for number in (0, 1, 3)] == [0, 0, -signal.SIGKILL]
+    assert lanes[2].process.poll() is None
+    lanes[2].process.send_signal(signal.SIGTERM)
+    assert lanes[2].wait() == 1
+    assert "[party 1, lane 0] error: this party was told to stop (SIGTERM)" in lanes[2].err.read_text()
