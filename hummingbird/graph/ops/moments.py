@@ -6,8 +6,8 @@ A row is a vector along the dimensions `dims`, with n values. Two operations hav
     "normalize":    (x - mean) / max(sqrt(d), least)
 
 The mean is subtracted if `center` says so. The divisor is n - correction, as of a variance, or 1 if `correction` is
-None, as of a norm. "cosine" multiplies two rows of length 1. A root near 0 has no relative error: hummingbird/mpc/
-layers/moments.py says how small a sum of squares may be.
+None, as of a norm. "cosine" multiplies two rows of length 1. The relative error of a root near 0 has no bound:
+hummingbird/mpc/layers/moments.py says how small a sum of squares may be.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _P = "p=2, the root of the sum of squares, and p=1, the sum of magnitudes, are k
 
 
 class Statistic(NamedTuple):
-    """The statistic of a row by which it is divided, or that is a result: the attributes of an operation on rows.
+    """The attributes of a statistic of rows, which is a result, or whose root divides the rows.
 
     center: whether the row's mean is subtracted first.
-    correction: the sum of squares is divided by n - correction, for n values; None: it is not divided.
-    eps: added then.
-    least: the root of all this is at least this number.
+    correction: the sum of squares of n values is divided by n - correction; None: it is not divided.
+    eps: is added to this quotient.
+    least: a bound, by which a smaller root is replaced.
     """
 
     center: bool

@@ -103,17 +103,26 @@ def _inverse(b: StepBuilder, root: Ref) -> Ref:
 
 def _squares(b: StepBuilder, value: Ref) -> _Squares | None:
     """Recognize a mean or sum of squares, plus a number, and maybe bounded from below; None for another value."""
-    step, eps, least = b.steps[value.index], 0.0, 0.0
+    step, least = b.steps[value.index], 0.0
+    added: Any = 0.0
     if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
         step, least = b.steps[step.inputs[0].index], math.sqrt(step.attrs["value"])
-    if step.op == "add" and len(step.inputs) == 1 and (number := _eps(b, step.attrs["value"])) is not None:
-        step, eps = b.steps[step.inputs[0].index], number
-    a = step.attrs
-    if eps < 0:
+    if step.op == "add" and len(step.inputs) == 1:
+        step, added = b.steps[step.inputs[0].index], step.attrs["value"]
+    found = _plain_squares(b, step)
+    if found is None:
         return None
+    eps = _number(b, added)
+    if eps is None and added.numel() == 1:
+        b.check_told(added, "the eps of a norm, which all parties see,")
+    return None if eps is None or eps < 0 else found._replace(eps=found.eps + eps, least=least)
+
+
+def _plain_squares(b: StepBuilder, step: Step) -> _Squares | None:
+    """Recognize a variance, or a mean or sum of squares; None for another step."""
+    a = step.attrs
     if step.op == "moment" and not a["root"]:
-        known = a["dims"], a["keepdim"], a["center"], a["correction"], a["eps"] + eps
-        return _Squares(step.inputs[0], *known, least)
+        return _Squares(step.inputs[0], a["dims"], a["keepdim"], a["center"], a["correction"], a["eps"])
     square = b.steps[step.inputs[0].index] if step.op in ("mean", "sum") else step
     if square.op != "square" or square is step:
         return None
@@ -121,7 +130,7 @@ def _squares(b: StepBuilder, value: Ref) -> _Squares | None:
     mean = _less_mean(b, x)
     center = mean is not None and dims is not None and sorted(mean[1]) == sorted(dims)
     correction = 0 if step.op == "mean" else None
-    return _Squares(mean[0] if mean and center else x, dims, a["keepdim"], center, correction, eps, least)
+    return _Squares(mean[0] if mean and center else x, dims, a["keepdim"], center, correction, 0.0)
 
 
 def multiplied(b: StepBuilder, input: Any, inverse: Ref) -> Ref:
@@ -142,16 +151,16 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref | None:
 
     input: the value that is divided, or the sum of its products with another value, for a product of both roots. For
         the constant 1 the result is a value of kind INVERSE, a factor of a norm.
-    root: the divisor: a step "moment" with a root, times a number, bounded from below or not; a number up to 2^-19 that
-        is added counts as such a bound. The steps are added to `b`; returns a reference to the result.
+    root: the divisor: a step "moment" with a root, or a product of two of them, with a factor and a bound as in
+        `_unbounded`. A negligible bound of a product of two roots is left out.
+    The steps are added to `b`; returns a reference to the result.
     """
     spread = b.steps[root.index]
     whole = spread.inputs[0] if spread.op == "expand" else root
-    bounded, least = _unbounded(b, whole)
-    value, factor = _unscaled(b, bounded)
+    value, factor, least = _unbounded(b, whole)
     step = b.steps[value.index]
     if step.op == "mul" and len(step.inputs) == 2 and spread.op != "expand" and isinstance(input, Ref):
-        return _cosine(b, input, step, factor)
+        return _cosine(b, input, step) if factor == 1 and least <= NEGLIGIBLE else None
     if step.op != "moment" or not step.attrs["root"]:
         return None
     if is_one(input):
@@ -163,23 +172,28 @@ def divided(b: StepBuilder, input: Any, root: Ref) -> Ref | None:
         return None
     wide, name = spread.op == "expand", b.name
     b.name += ".normalized" if wide or factor != 1 else ""
-    made = _divided(b, step, least / factor)
+    made = _divided(b, step, least)
     b.name = name
     if factor != 1:
         made = b.emit("mul", made, suffix=".scaled" if wide else "", value=1 / factor)
     return b.emit("expand", made, *spread.inputs[1:], **spread.attrs) if wide else made
 
 
-def _unbounded(b: StepBuilder, value: Ref) -> tuple[Ref, float]:
-    """Return (x, m) for a value max(x, m) with a number m from 0, or x plus a negligible number; else (value, 0)."""
+def _unbounded(b: StepBuilder, value: Ref) -> tuple[Ref, float, float]:
+    """Return (x, c, m) for a value c max(x, m) with public numbers c > 0 and m; m is 0 if the value has no bound.
+
+    The sum c x + c m counts as c max(x, m) if m is negligible.
+    """
     step = b.steps[value.index]
     if step.op == "maximum" and step.attrs.get("value", -1.0) >= 0:
-        return step.inputs[0], float(step.attrs["value"])
+        x, factor = _unscaled(b, step.inputs[0])
+        return x, factor, float(step.attrs["value"]) / factor
     if step.op == "add" and len(step.inputs) == 1 and b.kind(value) != INVERSE:
-        number = _eps(b, step.attrs["value"])
-        if number is not None and 0 < number <= NEGLIGIBLE:
-            return step.inputs[0], number
-    return value, 0.0
+        x, factor = _unscaled(b, step.inputs[0])
+        number = _number(b, step.attrs["value"]) if b.steps[x.index].op in ("moment", "mul") else None
+        if number is not None and 0 < number <= NEGLIGIBLE * factor:
+            return x, factor, number / factor
+    return *_unscaled(b, value), 0.0
 
 
 def _same(mean: tuple[Ref, tuple[int, ...]], moment: Step) -> bool:
@@ -197,20 +211,24 @@ def _divided(b: StepBuilder, moment: Step, least: float, suffix: str = "") -> Re
     return b.emit("normalize", x, suffix=suffix, **kept, least=least)
 
 
-def _cosine(b: StepBuilder, input: Ref, roots: Step, factor: float) -> Ref | None:
+def _cosine(b: StepBuilder, input: Ref, roots: Step) -> Ref | None:
     """Convert a sum of products of two rows, divided by the product of their norms, to steps; else return None.
 
-    roots: the product of both norms, of which the divisor is `factor` times.
+    roots: the product of both norms.
     """
     total, norms = b.steps[input.index], [b.steps[ref.index] for ref in roots.inputs]
     product = b.steps[total.inputs[0].index] if total.op == "sum" else total
-    if product is total or product.op != "mul" or len(product.inputs) != 2 or factor != 1:
+    if product is total or product.op != "mul" or len(product.inputs) != 2:
         return None
+    dims = total.attrs["dims"]
     plain = {"center": False, "correction": None, "eps": 0.0, "root": True} | total.attrs
-    if any(one.op != "moment" or one.attrs != plain for one in norms) or total.attrs["dims"] is None:
+    if any(one.op != "moment" or one.attrs != plain for one in norms) or dims is None:
         return None
     if sorted(ref.index for ref in product.inputs) != sorted(one.inputs[0].index for one in norms):
         return None
+    ranks = [b.rank(ref) for ref in product.inputs]
+    if max(dims) >= 0 and None not in ranks and ranks[0] != ranks[1]:
+        return None  # a dimension that is counted from the front is another one in the product
     rows = [_divided(b, one, 0.0, f".normalized{at}") for at, one in enumerate(norms)]
     return b.emit("sum", b.emit("mul", *rows, suffix=".products"), **total.attrs)
 
@@ -238,22 +256,18 @@ def _less_mean(b: StepBuilder, value: Ref) -> tuple[Ref, tuple[int, ...]] | None
 _ROUND = [float(f"{digit}e{power}") for power in range(0, -17, -1) for digit in range(10)]
 
 
-def _eps(b: StepBuilder, value: Any) -> float | None:
+def _number(b: StepBuilder, value: Any) -> float | None:
     """Return the eps of a norm as a number, if `value` is a number or a tensor of one element; None for larger tensors.
 
-    Like the eps of torch's norms it is public. A tensor that must not become a number is only compared with round
-    numbers such as 1e-5 or 3e-7. If it equals none of them, Unsupported is raised, as it may be a secret that was
-    learned.
+    Like the eps of torch's norms it is public. A tensor that must not become a number, since it may be a secret that
+    was learned, is only compared with round numbers such as 1e-5 or 3e-7. If it equals none of them, None is returned.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         return None
     if isinstance(value, Tensor) and value.is_meta:
         raise Unsupported("the eps of a norm has no value, on the meta device", "write the number into the code")
     if b.is_hidden(value):
-        found = next((number for number in _ROUND if bool((value == number).all())), None)
-        if found is None:
-            b.check_told(value, "the eps of a norm, which all parties see,")
-        return found
+        return next((number for number in _ROUND if bool((value == number).all())), None)
     return float(value)
 
 

@@ -149,9 +149,9 @@ class Arithmetic(ABC):
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """In a simulation, warn of values outside of [least, most). On shares, do nothing: no value is seen.
+        """Warn of values outside of [least, most) in a simulation. Shares show no values, so nothing is done on shares.
 
-        Values below 2^-24 count as 0, and are not announced: they may be squares of rounding errors.
+        Magnitudes below 2^-24 units may be squares of rounding errors: no warning says that they are below `least`.
 
         x: the values.
         most, least: bounds, in multiples of `unit`. From `most` on the formula's result is noise, below `least` it is
@@ -230,7 +230,7 @@ class Reals(Arithmetic):
             least > -math.inf
             and (smallest := float((x / unit).where(x.abs() >= unit * _NOTHING, torch.inf).min())) < least
         ):
-            what = f"{what} {smallest:g}, and private inference is told {least:g} or more"
+            what = f"{what} {smallest:g}, and private inference expects {least:g} or more"
             warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
 
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:

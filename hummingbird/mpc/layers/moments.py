@@ -261,7 +261,7 @@ class Moment(OfRows):
 class Normalize(OfRows):
     """Layer that divides rows by the root of their statistic: F.normalize, and rows of variance 1 with a correction.
 
-    attrs: the attributes of the graph's op "normalize". rows: the range of what the root is taken of, or None.
+    attrs: the attributes of the graph's op "normalize". rows: the range of the number under the root, or None.
     Rounds and bits are those of `Norm`.
     """
 

@@ -66,7 +66,7 @@ from hummingbird.ring import SCALE
 
 TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
 FLAT = 2.0**-20  # the least variance that thresholds distinguish
-FAINT = 2.0**-24  # the least sum of squares that they distinguish if it is divided by no number of values
+FAINT = 2.0**-24  # the least sum of squares that they distinguish where the root is of the sum itself
 LONGEST = 1 << 20  # values in a row
 FRACTION = 30  # a result has 16 + FRACTION bits of fraction
 _TOLERANCE = 2.0**-14  # relative error of the spline or table

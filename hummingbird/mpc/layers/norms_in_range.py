@@ -45,7 +45,7 @@ from hummingbird.ring import SCALE
 
 WIDEST = 8  # log2 of the largest ratio of variances: a table of 2^12 pieces
 FLATTEST, STEEPEST = -24, 18  # log2 of the least and the largest variance + eps that are served
-LARGEST = 30  # log2 of the largest sum of squares that is served if it is divided by no number of values
+LARGEST = 30  # log2 of the largest sum of squares that is served where the root is of the sum itself
 BELOW = 14  # bits of fraction of u beyond the D of its least value
 _FULL = 0.96  # the largest u: tables of 2^5 pieces or more reach it
 _SLACK = 2.0**-10  # of S: the parties' rounding changes S by N 2^-16 of it
@@ -153,7 +153,7 @@ def row_openings(length: int, center: bool, rows: Rows) -> RowOpenings:
 
 
 def mean_squares(rows: Rows, divisor: int, length: int) -> Rows:
-    """Return the range of S / length for rows of which S / divisor has the range `rows`."""
+    """Return the range of S / length for rows whose S / divisor is in the range `rows`."""
     return rows if divisor == length else Rows(rows.least * divisor / length, rows.most * divisor / length)
 
 
@@ -189,7 +189,12 @@ def bits_needed(found: NormSizes | RowOpenings, scale: int) -> int:
 
 
 class InRange(NamedTuple):
-    """Rows of a known range before they are opened: y, of which z is cut, and the numbers of that."""
+    """Rows in a known range before they are opened.
+
+    y: the rows, in other units than the layer's input.
+    shift: how many bits of fraction the opening cuts off y; the rest is z.
+    unit: kappa^2, the square of the factor between the units.
+    """
 
     y: Tensor
     shift: int
@@ -197,10 +202,7 @@ class InRange(NamedTuple):
 
 
 def spread_out(n: Arithmetic, x: Tensor, center: bool, found: NormSizes | RowOpenings) -> InRange:
-    """Return y = kappa c for the rows x, (..., length), less their means if `center` says so; nothing is sent.
-
-    `InRange.shift` is how many bits of fraction the opening cuts off y, and `InRange.unit` kappa^2.
-    """
+    """Return y = kappa c for the rows x, (..., length), less their means if `center` says so; nothing is sent."""
     number = found.factor * x.shape[-1] if center else found.factor
     x = n.precise(x, 2 * SCALE)  # n x and the sum of x may be much larger than their difference
     y = n.times(x, number, found.spread)
@@ -215,10 +217,12 @@ def spread_out(n: Arithmetic, x: Tensor, center: bool, found: NormSizes | RowOpe
 def argument(
     n: Arithmetic, squares: Tensor, found: NormSizes | RowOpenings, rows: Rows, eps: float, unit: float, what: str
 ) -> Tensor:
-    """Return the argument of a table, u - `root_at`, for the sums z^2 of rows.
+    """Return the argument of a table, u - `root_at`, for the sums of z^2 over rows.
 
-    rows: the range of sums in units of `unit`, which a simulation checks; `what` names them there. eps: added to S / d,
-    for `unit` = d kappa^2.
+    rows: the range of these sums plus eps, in multiples of `unit`, which a simulation checks.
+    eps: is added to the sums in multiples of `unit`.
+    unit: d kappa^2.
+    what: the name of the sums in the simulation's warning.
     """
     total = squares + n.constant(unit * eps, 2 * found.fraction - SCALE)
     n.expects(total, rows.most * (1 + _SLACK), what, rows.least * (1 - _SLACK), unit)
@@ -254,5 +258,5 @@ def finer(statistic: Statistic) -> int:
 
 
 def under_root(statistic: Statistic) -> str:
-    """Return the name of the number of which a root is taken, as texts for users have it."""
+    """Return the name, in texts for users, of the number under the root."""
     return "the variance of a row, and eps," if statistic.correction is not None else "the sum of a row's squares"

@@ -158,7 +158,7 @@ class Times(Operation):
 
 @dataclass(frozen=True)
 class Dots(Operation):
-    """Operation that gives the sum of products of each two rows, along the last dimension, which the sums keep.
+    """Operation that multiplies two values and sums the products along the last dimension, which then has size 1.
 
     The other dimensions are broadcast. A sum costs the dealer one number, whatever the rows' length.
     shift: how many bits of fraction are cut off both values before; every party rounds its own share.

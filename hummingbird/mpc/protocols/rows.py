@@ -53,7 +53,7 @@ from hummingbird.mpc.session.session import Session
 
 
 class RowWidths(NamedTuple):
-    """How many bits the values and results of rows have that are squared and multiplied.
+    """Numbers of bits for rows that are squared and multiplied.
 
     value, factor: bits in which a value and a row's factor are opened.
     sums: how many bits of the sum of a row's squares are read.

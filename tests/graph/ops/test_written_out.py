@@ -82,8 +82,38 @@ def test_an_eps_that_was_learned_is_told_to_nobody() -> None:
         with pytest.raises(ModelError, match="eps of a norm, .* is a number of a parameter or buffer") as caught:
             trace(net, secret=True)
         assert "write the number into the code" in caught.value.problems[0].hint
-    with pytest.raises(ModelError, match="no value"):
-        trace(EpsNorm("buffer").to("meta").eval())
+    net = EpsNorm("buffer").to("meta").eval()
+    del net.two
+    net.two = 2.0
+    with pytest.raises(ModelError, match="the eps of a norm has no value"):
+        trace(net)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, t: (x.abs() + t).sqrt(),
+        lambda x, t: x * (x.exp() + t).rsqrt(),
+        lambda x, t: x / (x.abs() + t),
+        lambda x, t: x / (x.norm(dim=-1, keepdim=True) + t),
+    ],
+)
+def test_a_learned_number_in_another_root_or_divisor_is_added_as_it_is(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.t = nn.Parameter(torch.tensor(0.12345))
+
+        def forward(self, x: Tensor) -> Any:
+            return function(x, self.t)
+
+    net = Net().eval()
+    steps = trace(net, secret=True)
+    assert "add" in [step.op for step in steps]
+    with torch.no_grad():
+        assert torch.allclose(run(steps, X), net(X), atol=1e-6)
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -146,11 +176,17 @@ def turned(x: Tensor) -> tuple[Tensor, Tensor]:
 
 COSINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "norms": lambda x, y: (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)),
+    "from the front": lambda x, y: (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)),
     "a number": lambda x, y: (
         (x * y).sum(-1, keepdim=True) / (y.norm(dim=-1, keepdim=True) * x.norm(dim=-1, keepdim=True) + 1e-8)
     ),
     "one root": lambda x, y: (x * y).sum(1) / ((x * x).sum(1) * (y * y).sum(1)).sqrt().clamp(min=1e-8),
 }
+
+
+def cosine_of_bounded_norms(x: Tensor, y: Tensor) -> Tensor:
+    """Cosines, of which some are smaller, since the product of the norms is below the bound."""
+    return (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)).clamp(min=80.0)
 
 
 @pytest.mark.parametrize("name", COSINES)
@@ -175,10 +211,13 @@ def test_a_cosine_that_is_written_out_is_of_rows_of_length_1(name: str) -> None:
         ),
         lambda x: x / x.std(-1, keepdim=True),
         lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-3),
+        lambda x: x / (x.norm(dim=-1, keepdim=True) / 1000 + 1e-6),
+        lambda x: cosine_of_bounded_norms(x, x.flip(1)),
+        lambda x: COSINES["from the front"](x[..., :5], x[0, :, :5]),
     ],
 )
 def test_a_division_that_is_no_norm_is_a_function_and_a_product(function: Callable[[Tensor], Tensor]) -> None:
-    steps = trace(Call(function))
+    steps = trace(Call(function), example=X)
     assert "function" in {step.op for step in steps} and not {"norm", "normalize"} & {step.op for step in steps}
     assert torch.allclose(run(steps, X), function(X), rtol=1e-5, atol=1e-6)
 

@@ -150,7 +150,7 @@ def test_rows_flatter_than_the_range_are_less_than_torchs_and_announced() -> Non
     x[0] = 3.0
     x = (x / UNIT).round() * UNIT
     wanted = F.layer_norm(x.double(), (length,))
-    with pytest.warns(UserWarning, match="variance of a row, and eps.*told 0.4995"):
+    with pytest.warns(UserWarning, match="variance of a row, and eps.*expects 0.4995"):
         fast = hummingbird.simulate(net(length), told(assumed))(x).double()
     exact = hummingbird.simulate(net(length), told(assumed), mode="exact", seed=1)(x).double()
     for got in (fast, exact):

@@ -108,7 +108,7 @@ def test_rows_beyond_the_range_are_announced() -> None:
     x[:, 0] = torch.tensor([1.0, 9.0])
     with pytest.warns(UserWarning, match="a value less the mean of all is 8.4.*noise"):
         hummingbird.simulate(net(), told(Rows(-1.0, 2.0)))(x)
-    with pytest.warns(UserWarning, match="told -1.0"):
+    with pytest.warns(UserWarning, match="expects -1.0"):
         hummingbird.simulate(net(), told(Rows(-1.0, 2.0)))(-x)
     spread = torch.linspace(-2, 2, 16).expand(2, -1)
     with pytest.warns(UserWarning, match=r"the mean of exp\(x - mean\) is 1.9.*noise"):
