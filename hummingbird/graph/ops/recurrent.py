@@ -91,7 +91,7 @@ def _cell(layer: nn.RNNCellBase, input: Any, hx: Any) -> Any:
     return found if lstm else found[0]
 
 
-def _check_states(kind: str, states: Sequence[Any], *shapes: tuple[int, ...]) -> None:
+def _check_states(kind: str, states: Sequence[Any], *shapes: tuple[Any, ...]) -> None:
     """Raise Unsupported unless the first states, h or (h, c), have these shapes. kind: names the layer."""
     for state, shape in zip(states, shapes, strict=False):
         if tuple(state.shape) != shape:
