@@ -39,6 +39,7 @@ _HINTS = {  # by words of errors that torch.fx and Python raise
     "not installed as a submodule": "make the layer in __init__ and keep it as an attribute: self.layer = ...",
     "interpreted as an integer": "write sizes as numbers",
     "_pack_padded_sequence": "call torch's pack_padded_sequence by this name",
+    "'Sequences' object": "give packed sequences to recurrent layers and to pad_packed_sequence only",
     "argument of type": "use Python's numbers and torch's tensors",
 }
 _SIZES = (2, 3), (4, 7)  # batch sizes of the two traces that leave the batch free

@@ -180,7 +180,7 @@ class Running:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # there attention returns a tensor for weights that are None
         try:
-            with self._fake:
+            with self._fake, torch.inference_mode(False), torch.no_grad():  # so that tensors count writes into them
                 self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
         finally:
             self.busy, _LOG.disabled = False, quiet

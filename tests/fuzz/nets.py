@@ -8,8 +8,8 @@
 Net n is the same whenever it is made. Numbers below 3,600 hold one ordered pair of operations each, in chains of 2 to 8
 (tests/fuzz/make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of tests/fuzz/run.py, the bounds those of tests/fuzz/bounds.py. With --two-party the nets are
-those of tests/fuzz/hybrid.py, for two parties without a dealer, with --encrypted those of tests/fuzz/he.py. The
-exit code is 1 if any net is wrong or raw.
+those of tests/fuzz/hybrid.py, for two parties without a dealer, with --encrypted those of tests/fuzz/he.py, with
+--recurrent those of tests/fuzz/recurrent.py. The exit code is 1 if any net is wrong or raw.
 """
 
 from __future__ import annotations
@@ -155,10 +155,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     grammar = p.add_mutually_exclusive_group()
     grammar.add_argument("--two-party", action="store_true", help="nets for two parties without a dealer")
     grammar.add_argument("--encrypted", action="store_true", help="nets on encrypted images, in polynomial mode")
+    grammar.add_argument("--recurrent", action="store_true", help="recurrent nets")
     p.add_argument("--only", type=int, metavar="SEED", help="show this net in detail")
     args = p.parse_args(argv)
     failed = False
-    shown, of, kinds = _GRAMMARS["two-party" if args.two_party else "encrypted" if args.encrypted else "private"]
+    named = {"two-party": args.two_party, "encrypted": args.encrypted, "recurrent": args.recurrent, "private": True}
+    shown, of, kinds = _GRAMMARS[next(name for name, chosen in named.items() if chosen)]
 
     def run() -> None:
         nonlocal failed

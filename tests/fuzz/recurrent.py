@@ -1,6 +1,6 @@
 """Random recurrent nets: a layer, cells in a loop or packed sequences, before and between other operations.
 
-python -m tests.fuzz.nets --grammar recurrent --nets 100
+python -m tests.fuzz.nets --recurrent --nets 100
 """
 
 from __future__ import annotations

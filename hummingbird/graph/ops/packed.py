@@ -57,7 +57,7 @@ _PACK, _PAD = rnn.pack_padded_sequence, rnn.pad_packed_sequence
 def pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
     """Stand in for torch's pack_padded_sequence, whose arguments it has; return a `Sequences` for a symbol.
 
-    Raises Unsupported for lengths that are not public.
+    Raises Unsupported for lengths that are not public, and for more or fewer lengths than sequences.
     """
     if not isinstance(input, fx.Proxy):
         return _PACK(input, lengths, batch_first, enforce_sorted)
@@ -70,6 +70,10 @@ def pack(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bo
     else:
         lengths = torch.as_tensor(lengths, dtype=torch.int64)
     time = 1 if batch_first else 0
+    if lengths.dim() != 1 or lengths.shape[0] != x.shape[1 - time]:
+        raise Unsupported(
+            "pack_padded_sequence with more or fewer lengths than sequences", "give one for each sequence"
+        )
     mask = inside(lengths, x.shape[time])  # here, so that wrong lengths are refused before the layer runs
     return Sequences(x, time, lengths, mask)
 
@@ -80,19 +84,25 @@ def pad(
     """Stand in for torch's pad_packed_sequence, whose arguments it has; return the padded tensor and the lengths.
 
     Raises Unsupported for another padding than 0, and if the result's number of time steps would depend on a call.
+    A sequence that is longer than `total_length` is refused, as in torch: at once, or in the call that brings it.
     """
     if not isinstance(sequence, Sequences):
         return _PAD(sequence, batch_first, padding_value, total_length)
     steps, lengths = sequence.x.shape[sequence.time], sequence.lengths
     if padding_value != 0:
         raise Unsupported(f"pad_packed_sequence with padding_value={padding_value}", "leave it out: 0")
-    if total_length is None and isinstance(lengths, Tensor):
-        total_length = int(lengths.max())
-    if total_length is None or (total_length > steps):
+    longest = int(lengths.max()) if isinstance(lengths, Tensor) else None
+    total = longest if total_length is None else total_length
+    if total is None:
         what = "pad_packed_sequence to the longest sequence of a call, which decides the result's shape"
         raise Unsupported(what, "give the padded tensor's number of time steps: total_length=x.shape[1]")
-    x = sequence.x.narrow(sequence.time, 0, total_length) if total_length < steps else sequence.x
-    return x if sequence.time == int(batch_first) else x.transpose(0, 1), lengths
+    x, time = sequence.x, sequence.time
+    if total > steps:
+        x = F.pad(x, (*(0, 0) * (2 - time), 0, total - steps))
+    elif total < steps:
+        x = x.narrow(time, 0, total)
+        x = x if total == longest else sequence.chosen(x, inside(lengths, total))  # which refuses longer sequences
+    return x if time == int(batch_first) else x.transpose(0, 1), lengths
 
 
 @contextlib.contextmanager

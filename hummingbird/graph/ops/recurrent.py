@@ -41,7 +41,7 @@ def unrolled(layer: nn.RNNBase | nn.RNNCellBase, input: Any, hx: Any = None) -> 
     layer: of a type in UNROLLED. A layer's result is (output, last states), a cell's is the next state. input: (batch,
     time, features), or (time, batch, features) without batch_first; of a cell (batch, features). hx: the first states;
     None: 0.
-    Raises Unsupported for a sequence without a batch, and for packed sequences.
+    Raises Unsupported for a sequence without a batch, and for first states of other shapes than torch takes.
     """
     kind = type(layer).__name__
     packed = input if isinstance(input, Sequences) else None
@@ -57,6 +57,8 @@ def unrolled(layer: nn.RNNBase | nn.RNNCellBase, input: Any, hx: Any = None) -> 
         raise Unsupported(f"{kind} on a sequence without a batch", "give (batch, time, features)")
     lstm, time = isinstance(layer, nn.LSTM), packed.time if packed else 1 if layer.batch_first else 0
     given: Sequence[Any] = () if hx is None else hx if lstm else (hx,)
+    before = layer.num_layers * (1 + layer.bidirectional), input.size(1 - time)
+    _check_states(kind, given, *((*before, size) for size in (layer.proj_size or layer.hidden_size, layer.hidden_size)))
     given = () if all(_most(part) == 0 for part in given) else given
     last: list[State] = []
     x = input
@@ -79,6 +81,7 @@ def _cell(layer: nn.RNNCellBase, input: Any, hx: Any) -> Any:
     """Compute the next state of a recurrent cell: h, or (h, c) for an LSTM. input: (batch, features). hx: the state."""
     lstm = isinstance(layer, nn.LSTMCell)
     state: State = () if hx is None else tuple(hx) if lstm else (hx,)
+    _check_states(type(layer).__name__, state, *[(input.shape[0], layer.hidden_size)] * 2)
     state = () if all(_most(part) == 0 for part in state) else state
     step, arranged, grows = _STEPS[type(layer)]
     w, v = arranged(layer.weight_ih), arranged(layer.weight_hh)
@@ -86,6 +89,15 @@ def _cell(layer: nn.RNNCellBase, input: Any, hx: Any) -> Any:
     a = F.linear(input, w, b)
     found = step(layer, a, F.linear(state[0], v, c) if state else c, state, most_after(1, grows, state))
     return found if lstm else found[0]
+
+
+def _check_states(kind: str, states: Sequence[Any], *shapes: tuple[Any, ...]) -> None:
+    """Raise Unsupported unless the first states, h or (h, c), have these shapes. kind: names the layer."""
+    for state, shape in zip(states, shapes, strict=False):
+        if tuple(state.shape) != shape:
+            raise Unsupported(
+                f"{kind} on a first state of shape {tuple(state.shape)}", f"give {shape}, as torch takes it"
+            )
 
 
 def _sequence(
@@ -280,11 +292,15 @@ def _most(state: Any) -> float | None:
     """Return a bound of a first state's magnitude; None if none is known.
 
     It is the state's largest number, if the state is a tensor or a symbol for one, or what was noted when it was
-    computed. Numbers of private weights are not known: item() gives none then (scalar_reads.py).
+    computed. None is known after a write in place, which torch counts for all views of a tensor. Numbers of private
+    weights are not known: item() gives none then (scalar_reads.py).
     """
     if isinstance(state, Tensor):
         most = state.abs().max().item() if state.numel() and not state.is_meta else None
         return float(most) if isinstance(most, (int, float)) else None
+    known = state.tracer.known(state)
+    if known.is_inference() or known._version:  # an inference tensor does not count writes
+        return None
     if (noted := state.node.meta.get("most")) is not None:
         return float(noted)
     node = state.node

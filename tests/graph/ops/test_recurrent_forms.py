@@ -97,6 +97,41 @@ def test_a_cell_by_hand_is_torch_s(kind: type[nn.RNNCellBase], first: str) -> No
     compare([run(steps, x)], [net(x)])
 
 
+class Written(nn.Module):
+    """A first state into which the net writes after it was made, by a view or not; `kind` says how it is made."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.cell, self.linear = kind, nn.LSTMCell(3, 4), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x[:, 0])
+        h = torch.zeros_like(y) if self.kind == "like" else x.new_zeros(x.shape[0], 4)
+        if self.kind == "cell":
+            h, c = self.cell(x[:, 0])
+            c.mul_(99)
+        else:
+            c = h
+            (h.view(-1) if self.kind == "view" else h).add_(y.view(-1) if self.kind == "view" else y)
+        state: Tensor = self.cell(x[:, 1], (h, c))[1]
+        return state
+
+
+@pytest.mark.parametrize("kind", ["new", "like", "cell"])
+@pytest.mark.parametrize("mode", every(1, [torch.no_grad, torch.inference_mode]))
+def test_a_first_state_that_is_written_into_is_not_what_it_was(kind: str, mode: Any) -> None:
+    net = Written(kind).eval().double().requires_grad_(False)
+    x = torch.randn(2, 2, 3).double()
+    with mode():
+        steps = trace(net, example=x)
+    compare([run(steps, x)], [net(x)])
+    assert all("most" not in step.attrs for step in steps[-6:]), "a bound of the old state"
+
+
+def test_a_write_by_a_view_is_not_lost() -> None:
+    assert problems(Written("view").eval(), example=torch.randn(2, 2, 3))
+
+
 @pytest.mark.parametrize("seed", every(8, range(12)))
 def test_packed_sequences_are_torch_s(seed: int) -> None:
     torch.manual_seed(seed)
@@ -214,6 +249,7 @@ def test_a_state_is_opened_in_the_bits_that_its_bound_or_its_window_takes() -> N
 def test_what_packing_is_refused_and_how() -> None:
     x, lengths = torch.randn(2, 3, 3), torch.tensor([3, 1])
     net = Sequences(nn.GRU, batch_first=True).eval()
+    assert "fewer lengths" in problems(net, example=(x, lengths[:1]))[0].what
     assert "private lengths" in problems(net, example=(x, lengths.float()))[0].what
 
     class Longest(Sequences):
@@ -234,3 +270,48 @@ def test_what_packing_is_refused_and_how() -> None:
     assert pack_padded_sequence.__name__ == "pack_padded_sequence", "torch's own function is back"
     flat = problems(nn.Sequential(nn.GRUCell(3, 4)), example=torch.ones(3))
     assert flat and flat[0].hint
+
+
+class Cut(Sequences):
+    """A packed sequence, padded to another number of time steps than it had."""
+
+    def __init__(self, total: int, lengths: list[int] | None = None, **options: Any) -> None:
+        super().__init__(nn.GRU, **options)
+        self.total, self.lengths = total, lengths
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        given, front = lengths if self.lengths is None else self.lengths, self.layer.batch_first
+        out, _ = self.layer(pack_padded_sequence(x if front else x.transpose(0, 1), given, front, enforce_sorted=False))
+        return pad_packed_sequence(out, batch_first=True, total_length=self.total)[0]
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_a_total_length_is_torch_s(front: bool) -> None:
+    x, lengths = torch.randn(2, 4, 3).double(), torch.tensor([1, 2])
+    for total in (2, 3, 6):
+        net = Cut(total, batch_first=front).eval().double().requires_grad_(False)
+        steps = trace(net, example=(x, lengths))
+        compare([run(steps, x, lengths)], [net(x, lengths)])
+        longer = torch.tensor([1, total + 1])
+        with pytest.raises(InputError, match=f"a sequence of length {total + 1}"):
+            run(steps, x, longer)
+    assert "length 3" in problems(Cut(2, [3, 1], batch_first=front).eval(), example=(x.float(), lengths))[0].what
+
+
+@pytest.mark.parametrize("kind", LAYERS + CELLS)
+def test_a_first_state_of_another_shape_is_refused(kind: Any) -> None:
+    class Given(nn.Module):
+        def __init__(self, *shape: int) -> None:
+            super().__init__()
+            self.layer, self.shape = kind(3, 4), shape
+
+        def forward(self, x: Tensor) -> Any:
+            h = x.new_ones(*self.shape)
+            return self.layer(x.transpose(0, 1) if x.dim() == 3 else x, (h, h) if "LSTM" in kind.__name__ else h)[0]
+
+    layer = issubclass(kind, nn.RNNBase)
+    x = torch.randn(2, 5, 3) if layer else torch.randn(2, 3)
+    wrong = ((2, 2, 4), (1, 1, 4), (1, 2, 1)) if layer else ((1, 4), (4,), (2, 1))
+    for shape in wrong:
+        found = problems(Given(*shape).eval(), example=x)
+        assert any("first state of shape" in problem.what for problem in found), (shape, found)
