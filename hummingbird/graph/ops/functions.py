@@ -303,8 +303,8 @@ def rrelu(
     return b.emit("leaky_relu", b.tensor(input), slope=slope)
 
 
-def scaled(factor: float, name: str) -> Callable[..., Ref]:
-    """Return the rule for a torch function that multiplies by a constant. name: of torch's function."""
+def _scaled(factor: float) -> Callable[..., Ref]:
+    """Return the rule for a torch function that multiplies by a constant."""
 
     def rule(b: StepBuilder, input: Any) -> Ref:
         return b.emit("mul", b.tensor(input), value=factor)
@@ -479,8 +479,8 @@ OPS = [
 SPELLINGS = [
     Spelling(softshrink, "softshrink", {nn.Softshrink: "lambd"}),
     Spelling(rrelu, "rrelu", {nn.RReLU: "lower upper"}),
-    Spelling(scaled(math.pi / 180, "deg2rad"), "deg2rad"),
-    Spelling(scaled(180 / math.pi, "rad2deg"), "rad2deg"),
+    Spelling(_scaled(math.pi / 180), "deg2rad"),
+    Spelling(_scaled(180 / math.pi), "rad2deg"),
 ]
 _JUMPS = "it jumps: write the comparison itself, such as (x > 0).float()"
 REFUSED = [

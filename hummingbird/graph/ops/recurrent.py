@@ -17,7 +17,7 @@ its own. So the sum that makes the state carries the bound (`sum_within`). It al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,8 @@ def unrolled(layer: nn.RNNBase | nn.RNNCellBase, input: Any, hx: Any = None) -> 
     lstm, time = isinstance(layer, nn.LSTM), packed.time if packed else 1 if layer.batch_first else 0
     given: Sequence[Any] = () if hx is None else hx if lstm else (hx,)
     before = layer.num_layers * (1 + layer.bidirectional), input.size(1 - time)
-    _check_states(kind, given, *((*before, size) for size in (layer.proj_size or layer.hidden_size, layer.hidden_size)))
+    gates, width = cast(Tensor, layer.weight_hh_l0).shape  # an LSTM has four gates, each as wide as c
+    _check_states(kind, given, (*before, width), (*before, gates // 4))
     given = () if all(_most(part) == 0 for part in given) else given
     last: list[State] = []
     x = input
