@@ -400,10 +400,12 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
 
 
 def _notes(setup: Cost, variants: str, thrifty: bool, shared: bool) -> list[str]:
-    """Return the lines below the report: the price of private weights, what "below" means, and how tables were chosen.
+    """Return the lines below the report: what "below" means, and each other line that this report needs.
 
-    setup: the price of private weights; `FREE` if there are none. variants: the names of the kinds of tables that the
-    layers use, joined into one text. thrifty: whether the aim is throughput. shared: whether layers share rounds.
+    These say what rounds in parentheses are, what private weights cost, and how each kind of table was chosen. setup:
+    the price of private weights; `FREE` if there are none. variants: the names of the kinds of tables that the layers
+    use, joined into one text. thrifty: whether the aim is throughput, by which trees of tables are chosen differently.
+    shared: whether a layer has rounds in parentheses, as its messages travel in the frames of longer layers.
     """
     out = []
     if shared:

@@ -84,8 +84,8 @@ class Arrivals(ABC):
     """Base class of arrival processes: they say when requests arrive, how many images each has, and how long it waits.
 
     `load` draws the requests of a simulation. images: number of images of a request; or a dict {number: weight}, from
-    which the number is drawn for each request. patience: how many seconds a request waits for its online phase; if it
-    has not begun by then, the request leaves.
+    which the number is drawn for each request. patience: how many seconds a request waits for its online phase, or for
+    its first refill if tokens are made on demand; if that has not begun by then, the request leaves.
     session: mean number of requests in a client's session, of which the first begins the session; inf: no request
     begins one, as every client has its session already. For `Users`, a finite number means only that there are
     sessions: each request of a user begins one, until one of this user's requests has been served.

@@ -52,9 +52,9 @@ def composed(net: nn.Module, shape: Sequence[int], profile: PublishedProfile | N
 def garbled_here(measured: Measured, profile: PublishedProfile | None = None) -> tuple[PublishedProfile, str]:
     """Return a changed profile: its seconds of garbled circuits are those measured on another machine.
 
-    measured: the profile of that machine, whose seconds count for client and server; ConfigError if it has no rows
-    "gc". profile: the profile to change, by default `asplos23`. Also returns a note, for users, on the origin of the
-    new seconds. How many AND gates a ReLU has is computed from the bytes of its circuit.
+    measured: the profile of that machine, whose seconds count for client and server; ConfigError if it has fewer than
+    two rows "gc". profile: the profile to change, by default `asplos23`. Also returns a note, for users, on the origin
+    of the new seconds. How many AND gates a ReLU has is computed from the bytes of its circuit.
     """
     profile = profile or asplos23()
     work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}

@@ -121,7 +121,8 @@ class Frontier:
         """Search windows for a budget, and write them to a file; return a row of the table: figures by name.
 
         how: "searched", or "uniform" for one window for all layers. budget: mean bits of a comparison, as in "6/64", or
-        "exact" or "eco". If no windows meet the budget, the row says why.
+        "eco", or "exact" for exact comparisons, without a search. If no windows meet the budget, the row says why, and
+        no file is written.
         """
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}

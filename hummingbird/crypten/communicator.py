@@ -238,7 +238,8 @@ class PartyCommunicator:
         """Send the values of party `src` to all parties; return `input`, which then holds these values at every party.
 
         input: a tensor, or a list of tensors if `batched`. At the other parties it has the same shapes, and is
-        overwritten in place. group: ignored. Raises InputError for an expanded tensor at a receiver.
+        overwritten in place. group: ignored. Raises InputError for an expanded tensor at a receiver, and if `src` is no
+        party.
         """
         self._party(src, "src")
         tensors = [_plain(t) for t in (input if batched else [input])]

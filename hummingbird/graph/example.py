@@ -91,6 +91,7 @@ class Example:
         A public tensor is free (each later call of the net brings its own), or a constant of the net. Free tensors may
         have the batch in their first dimension, or not. The order is: free with a batch; free without a batch;
         constants. All these come first as traces for any batch size, then again as traces for the example's batch size.
+        Without public tensors, or without private ones, there is one reading in place of these three.
         """
         found = [self]
         if len(self.private) < len(self.leaves):

@@ -19,7 +19,10 @@ MOST_NAME = 512  # characters
 
 
 def check_name(name: Any, number: int) -> str:
-    """Return `name` if it can be the name of step `number`; ValueError if it is too long or not printable."""
+    """Return `name` if it can be the name of step `number`; ValueError if not.
+
+    A name is a str of at most `MOST_NAME` characters, all printable.
+    """
     if not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable():
         raise ValueError(f"the name of step {number}")
     return name

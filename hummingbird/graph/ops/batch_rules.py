@@ -127,9 +127,9 @@ def cosines(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
 def _agreed(where: list[Where], shapes: list[Shape], rank: int) -> BatchLayout:
     """Return where the batch is in the result of broadcasting the inputs to `rank` dimensions, as a `BatchLayout`.
 
-    where: each input's `BatchLayout`, None for an input without the batch. shapes: the inputs' shapes. Raises Mixed
-    unless all inputs that have the batch have it in the same dimension, and each other input has size 1 there or lacks
-    the dimension.
+    where: each input's `BatchLayout`, None for an input without the batch. shapes: the inputs' shapes. Raises Mixed if
+    no input has the batch, if two inputs have it in different places of the result, or if an input without it has a
+    size other than 1 in the batch's dimension. An input may lack that dimension.
     """
     aligned = [
         None if layout is None else layout._replace(axis=layout.axis + rank - len(shape))

@@ -114,8 +114,9 @@ def instance_norm(
 ) -> Ref:
     """Convert a call of instance_norm to steps: each channel of each image is a row of the norm.
 
-    Raises Unsupported with running statistics.
-    The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
+    Raises Unsupported if `use_input_stats` is False: the norm would use running statistics. Otherwise running_mean,
+    running_var and momentum have no effect. The steps are added to `b`; returns a reference to the result. The other
+    arguments are as in torch.
     """
     if not use_input_stats:
         raise Unsupported(*_RUNNING)

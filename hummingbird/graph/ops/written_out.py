@@ -275,7 +275,8 @@ def _written(b: StepBuilder, x: Ref, dims: Sequence[int], eps: float, center: bo
     """Emit a norm of x over the dimensions `dims`; if these are not the last ones, permute them to the end and back.
 
     eps: the norm's constant. center: whether the norm subtracts the mean. The steps are added to `b`; returns a
-    reference to the result.
+    reference to the result. Raises Unsupported if the rank of x is not known, unless `dims` are the last dimensions,
+    counted from the end.
     """
     attrs: dict[str, Any] = {"last": len(dims), "groups": None, "eps": eps, "center": center, "sizes": None}
     if sorted(dims) == [*range(-len(dims), 0)]:

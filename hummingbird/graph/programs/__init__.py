@@ -82,8 +82,8 @@ class ProgramNet(nn.Module):
     a state dict of the original net fits. Attributes of the program itself begin with `program_`: all other names are
     the net's own.
 
-    calls: the operations, in order. inputs: names of the values that the graph takes. results: what forward() returns,
-    `Value` and `Weight` references and constants; a single one is returned by itself.
+    calls: the operations, in order. inputs: names of the values that the graph takes. results: what forward() returns:
+    not names, but `Value` and `Weight` references, or constants; a single one is returned by itself.
     weights: the parameters (`nn.Parameter`) and buffers, by qualified name.
     example: a call's arguments, with which the program is traced unless the user gives others: a tuple, or a dict of
         keyword arguments.

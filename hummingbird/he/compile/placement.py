@@ -97,7 +97,8 @@ class StepPlace:
     """The role that computes a step, and the turn in which it does.
 
     side: CLIENT, SERVER, or FREE for a step that changes no ciphertexts, such as a reshape. turn: for the server, the
-    turn in which it computes the step; for the client, the turn before which it has the value.
+    turn in which it computes the step; for FREE, the turn of the ciphertexts; for the client, the turn before which it
+    has the value.
     """
 
     side: str

@@ -61,7 +61,8 @@ class Program:
     def memory(self, degree: int) -> int:
         """Return the predicted peak bytes of ciphertexts in this turn.
 
-        The registers that a later operation reads count, and the register that is being computed.
+        While an operation runs, these count: the registers that it or a later operation reads, and the register that it
+        makes. If that is computed and sent back tile by tile (`streams`), two tiles count in its place.
         degree: number of coefficients of a ciphertext's polynomials.
         """
         forms, live, most = self.forms(), {0}, self.received.bytes(degree)

@@ -158,9 +158,11 @@ class Receiver:
 class Sender:
     """The sender of oblivious transfers, the garbler: it has two keys for each transfer, Q and Q ^ delta.
 
-    The receiver gets one of them. `SetUp.finish` makes this object.
-    delta: the difference of the two keys, the same in all transfers, int64 (2,).
-    leaves: the seeds from `puncture`, uint8 (32, 16, 16), from which the keys Q follow. Both are secret.
+    The receiver gets one of them. `SetUp.finish` makes this object; `extend` computes the keys Q from it and from the
+    receiver's message.
+    delta: the difference of the two keys, the same in all transfers, int64 (2,); secret.
+    leaves: the seeds of 32 trees, from `puncture`, uint8 (32, 16, 16); secret. The first of each tree is zeros, as the
+    sender does not know that leaf.
     """
 
     delta: Tensor

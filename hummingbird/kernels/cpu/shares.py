@@ -62,7 +62,11 @@ def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
 
 @implements(opening.rescale, "cpu")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """Implement `kernels.shares.opening.rescale` in C++: compute a party's share of a shifted value."""
+    """Implement `kernels.shares.opening.rescale` in C++: compute this party's share of a value, shifted right.
+
+    opened: value + offset + mask, public. mask_high, mask_low: this party's shares of the shifted mask, for words of
+    `opened` whose top bit is set, and for all others. first: True at exactly one party.
+    """
     z = torch.empty_like(opened)
     inputs = [t.data_ptr() for t in (opened, mask_high, mask_low)]
     handle().hb_rescale(opened.numel(), *inputs, shift, first, offset, z.data_ptr())
@@ -99,7 +103,10 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
 
 @implements(opening.open_words, "cpu")
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
-    """Implement `kernels.shares.opening.open_words` in C++: sum the messages of all parties."""
+    """Implement `kernels.shares.opening.open_words` in C++: add up the messages of all parties, mod 2^width.
+
+    frames: the messages, each of n packed words of `width` bits. Returns the n sums, int64 (n,).
+    """
     out = torch.empty(n, dtype=torch.int64)
     pointers = (ctypes.c_void_p * len(frames))(*[frame.data_ptr() for frame in frames])
     handle().hb_open_words(pointers, len(frames), n, width, out.data_ptr())

@@ -195,7 +195,8 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
     """Implement `kernels.shares.opening.lookup` in plain torch: compare numbers by their step tables.
 
     T is the step table of a number L: T[i] = [L <= i]. v is the number in bits low .. low + bits - 1 of an opened word.
-    Row 0 is [L < v] = T[v - 1], row 1 is [L <= v] = T[v]; rows 2 and 3 are the same for v with its top bit flipped.
+    Row 0 is [L < v] = T[v - 1], or 0 if v = 0; row 1 is [L <= v] = T[v]; rows 2 and 3 are the same for v with its top
+    bit flipped. If `table` is an XOR share of the tables, the result is an XOR share, too.
     """
     v = (opened >> low) & low_bits(bits)
     start = torch.arange(opened.numel(), device=opened.device) << bits

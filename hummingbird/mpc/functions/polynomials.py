@@ -67,8 +67,9 @@ def reciprocal_at(span: int) -> float:
 def root_at(spread: int) -> float:
     """Return the number c for which "root-SPREAD" is (x + c)^(-1/2), and "square-root-SPREAD" is (x + c)^(1/2).
 
-    That holds for x + c from 2^-spread to 1. Below 7/8 of 2^-spread the function continues as a cubic. At x + c = 0,
-    where the parties' rounding can lead, it is below 2.34 2^(spread / 2), for which a table has room.
+    Both hold for x + c from 2^-spread to 1. Below 7/8 of 2^-spread each continues as a cubic, because the parties'
+    rounding can lead to x + c = 0. There "root-SPREAD" is below 2.34 2^(spread / 2), for which a table has room, and
+    "square-root-SPREAD" is 0.
     """
     return 0.5 - 2.0 ** -(spread + 6)
 

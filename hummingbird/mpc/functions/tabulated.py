@@ -97,7 +97,10 @@ class Tabulated(Comparing):
 
     @property
     def _whole(self) -> bool:
-        """Whether the results' shares must be right in all bits, as they are with "gmw"."""
+        """Whether the protocol needs the look-up's shares right in all bits, as "gmw" does.
+
+        A layer that clamps makes them right in all bits with every protocol.
+        """
         return not self.comparison.looks_up
 
     @property

@@ -139,7 +139,7 @@ class Arithmetic(ABC):
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         """Compute f(x) for the function f of a table. The result has max(16, table.scale) bits of fraction.
 
-        x: with `scale` bits of fraction, as this arithmetic's comparisons take it.
+        x: with `scale` bits of fraction, as this arithmetic's comparisons take it; |x| is at most table.most.
         bits: how many bits of the result's shares are right, counted upwards from the bit that stands for
             2^-table.scale. If table.scale is below 16, the bits of fraction below that bit are zero.
         whole: whether all higher bits are made right, too. This takes one more opening, and |f(x)| must be below

@@ -141,7 +141,11 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self._set_up_for = session.run
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
-        """Return whether images of a batch of this shape do not depend on each other, as slices require."""
+        """Return whether it is proven that each image's result depends on no other image of its batch.
+
+        Only then is a batch cut into slices. False also for a net that cannot take batches of 1, 2, 3 and 5 images.
+        input_shape: of the batch.
+        """
         shape = tuple(input_shape)
         if shape not in self._rowwise:
             self._rowwise[shape] = rowwise(self._graph, shape)

@@ -11,8 +11,10 @@ from torch import nn
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One step of a net's plan: it computes `layer(*inputs)`, or a plain function on sizes.
+    """One step of a net's plan: it computes `layer(*inputs)`.
 
+    Without a layer it computes `function(*inputs)`, a plain function on sizes, tuples or public values. Inputs and the
+    output have neither: the step's value is its argument.
     name, op: qualified name of the module or operation, and the operation's name in the graph.
     inputs: the arguments, with a `Ref` for each earlier step.
     scale: bits of fraction of the result.

@@ -61,7 +61,7 @@ class Card:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port of the process's `address`. Raises InputError if it has no address."""
+        """Host and port of the process's `address`. Raises InputError unless that is HOST:PORT or [IPV6]:PORT."""
         return split(self.address)
 
 

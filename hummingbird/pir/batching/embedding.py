@@ -259,7 +259,7 @@ class BatchedEmbedding(nn.Module):
         one: Sequence[str | TableServer],
         **options: Any,
     ) -> BatchedEmbedding:
-        """Make the layer that replaces `embedding`, whose weights are not used.
+        """Make the layer that replaces `embedding`: it has the same padding_idx; the weights are those of the servers.
 
         plan: public; the servers must have the same. zero, one: the servers of party 0 and of party 1, one for each
         code of the plan, as `Client` takes them. options: further arguments of `Client`. Raises AgreementError if the

@@ -381,7 +381,11 @@ def _product(x: Any, dims: list[int], keep: bool) -> Any:
 
 
 def _mean(x: Any, dims: list[int], keep: bool) -> Any:
-    """Return the mean; the last dimension is named from the end, since a graph may not know how many there are."""
+    """Return the mean of x over the dimensions `dims`. keep: whether they stay, with size 1.
+
+    If `dims` has the last dimension alone, torch gets -1 in its place: so the trace knows that it is the last one, even
+    where it does not know how many dimensions x has.
+    """
     return x.mean([-1] if dims == [rank(x) - 1] else dims, keep)
 
 
