@@ -154,7 +154,7 @@ def check_masked(parts, *, count, k, m, tables, ring, whole):
     exact = [value & low for value in mask]
     assert len(carry) == 1 - whole
     for dealt in carry:
-        assert [(value - (c << k)) & modulus for value, c in zip(mask, dealt, strict=True)] == exact
+        assert all((value - (c << k) - x) & modulus == 0 for value, c, x in zip(mask, dealt, exact, strict=True))
     assert [value & modulus for value in r] == choice
     assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
     assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
@@ -422,7 +422,9 @@ CASES = [
     (Lines(COUNT, k=18, m=12, ring=36, values=0), check_lines),
     (Lines(COUNT, k=6, m=0, ring=20, values=1), check_lines),
     (Lines(COUNT, k=33, m=30, ring=64, values=1), check_lines),
+    (Lines(COUNT, k=22, m=17, ring=15, values=0), check_lines),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
+    (MaskedThresholds(COUNT, knots=2, k=21, m=14, tables=1, ring=16, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=12, m=1, tables=3, ring=21, squares=1), check_thresholds),

@@ -143,7 +143,8 @@ def _value(expression: Expression, x: Tensor) -> Any:
 class Tail(NamedTuple):
     """A half line on which a function is almost linear: from `at` to infinity, or from minus infinity to `at`.
 
-    slope: -1, 0 or 1. The function differs from its value at `at` plus slope (x - at) by at most 2^-15.
+    slope: -1, 0 or 1. The function differs from its value at `at` plus slope (x - at) by at most the number `near` for
+        which the tail was found (`tails`).
     """
 
     at: float
@@ -158,23 +159,23 @@ _PER_STEP, _LARGEST_NUMBER = 64, 256.0
 
 
 @functools.lru_cache(1024)
-def tails(text: str, rises: bool = False) -> tuple[Tail | None, Tail | None]:
+def tails(text: str, rises: bool = False, near: float = _NEAR) -> tuple[Tail | None, Tail | None]:
     """Find the tails of a function: where it is almost linear to the left, and to the right; None where it is not.
 
     text: the function as an expression, without tails if it has a number above 256. rises: whether it is x itself for x
-    above 0.
+    above 0. near: by how much the function may differ from a line, 2^-15 or more.
 
     >>> from hummingbird.graph.ops.functions import tails
     >>> tails("softplus(x,1.0,20.0)")
     (Tail(at=-10.5, slope=0), Tail(at=10.5, slope=1))
     """
     numbers = [float(word) for word in re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", re.sub(r"[a-z]\w*", "", text))]
-    left = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, -1)
-    right = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, 1)
+    left = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, -1, near)
+    right = None if max(map(abs, numbers), default=0.0) > _LARGEST_NUMBER else _tail(text, 1, near)
     return left, Tail(0.0, 1) if rises else right
 
 
-def _tail(text: str, side: int) -> Tail | None:
+def _tail(text: str, side: int, close: float) -> Tail | None:
     near = torch.arange(_PER_STEP * _FARTHEST / _STEP, -1, -1, dtype=torch.float64) * (_STEP / _PER_STEP)
     middle = torch.arange(_FARTHEST**2, _FARTHEST, -_STEP, dtype=torch.float64)
     octaves = math.log2(_FAR / _FARTHEST**2)
@@ -186,7 +187,7 @@ def _tail(text: str, side: int) -> Tail | None:
     if not math.isfinite(slope) or abs(slope - round(slope)) > 2.0**-36 or abs(slope) > 1.5:
         return None
     rest = y - round(slope) * x
-    good = (rest - rest[0]).abs() <= _NEAR / 2
+    good = (rest - rest[0]).abs() <= close / 2
     last = len(x) if bool(good.all()) else int((~good).nonzero()[0])
     if last <= len(far):
         return None

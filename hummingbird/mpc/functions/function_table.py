@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fit_error, least_k
+from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fit_error, least_k, steepest
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.layer import held
 from hummingbird.mpc.protocols.interfaces import Comparison
@@ -25,7 +26,7 @@ FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and resul
 WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
 MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
 _INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
-_TYPICAL = 22  # integer bits of results that most layers read
+TYPICAL = 22  # integer bits of results that most layers read
 
 
 class Sizes(NamedTuple):
@@ -57,27 +58,44 @@ class Sizes(NamedTuple):
         return max(self.most - self.middle, self.middle - self.least)
 
 
+class Clamp(NamedTuple):
+    """How values are clamped before a look-up: to which numbers, and by which comparison.
+
+    low, high: values below `low` become `low`, and values above `high` become `high`. Those that the comparison leaves
+        undecided, up to 2^(window.m - 16) above `low` or `high`, may become `low`, or stay as they are.
+    window: of the comparison, which holds the distances of values from both numbers.
+    error: by how much the function may differ from its tails, which are lines, from `low` and `high` on.
+    """
+
+    low: float
+    high: float
+    window: BitWindow
+    error: float
+
+
 class LayerTable(NamedTuple):
     """The table by which a layer computes its function, and how the layer uses it.
 
     middle: the number that is subtracted from x before the look-up.
     reach: the largest |x - middle| of the interval.
     bits: how many bits of the table's results must be right.
-    clamps: the lower and the upper number to which x is clamped before; None where it is not.
+    clamp: how x is clamped before; None where it is not.
     factor: x less `middle` is multiplied by this number, in units of 2^-3, before the look-up; 0: it is not.
+    lifted: whether the results are lifted to 64 bits, in one more opening.
     """
 
     table: PolynomialTable
     middle: float
     reach: float
     bits: int
-    clamps: tuple[float | None, float | None] = (None, None)
+    clamp: Clamp | None = None
     factor: int = 0
+    lifted: bool = False
 
     @property
     def read(self) -> int:
         """How many bits of the value are opened, counted from the table's last bit of fraction."""
-        return self.table.k + (_STEPS if self.factor else 0)
+        return self.table.k + (STEPS if self.factor else 0)
 
     @property
     def dealt(self) -> int:
@@ -92,29 +110,48 @@ class LayerTable(NamedTuple):
     @property
     def clamped(self) -> bool:
         """Whether x is clamped before the look-up."""
-        return self.clamps != (None, None)
+        return self.clamp is not None
 
     def error(self, parties: int) -> float:
         """Return a bound of the error of the look-up's results on the interval, if `parties` parties hold shares."""
-        return self.table.error(parties, self.filled)
+        error = self.table.error(parties, self.filled)
+        if self.clamp is None:
+            return error
+        # Each party rounds its share of x twice, first to a multiple of 2^q.
+        unit = 2.0 ** (self.clamp.window.q - SCALE)
+        slope = steepest(self.table.name, self.filled * self.table.stretch / GAIN)
+        return error + self.clamp.error + (parties / 2 * max(1.0, slope) * unit if self.clamp.window.q else 0)
 
     def argument(self, n: Arithmetic, x: Tensor, comparison: Comparison) -> tuple[Arithmetic, Tensor]:
         """Return the arithmetic that looks the table up, and its argument for x with `n.scale` bits of fraction.
 
         comparison: the layer's.
         """
-        more = _STEPS if self.factor else 0
+        more = STEPS if self.factor else 0
         y = n.times(x, self.factor, more) if self.factor else x
         if self.middle:
-            y = y - n.constant(self.middle * (self.factor / 2**_STEPS if self.factor else 1), n.scale + more - SCALE)
+            y = y - n.constant(self.middle * (self.factor / 2**STEPS if self.factor else 1), n.scale + more - SCALE)
         return n.with_comparison(comparison, n.scale + more), y
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The integers of the table and of its use. Parties must have equal ones: their choice is by floating point."""
-        at, ends = self.table, [round(end * 2.0**SCALE) for end in self.clamps if end is not None]
-        middle = round(self.middle * 2.0**SCALE)
-        return (at.k, at.fraction, at.w, at.degree, at.scale, middle, self.factor, self.bits, *ends)
+        at, clamp, middle = self.table, self.clamp, round(self.middle * 2.0**SCALE)
+        ends = () if clamp is None else tuple(round(end * 2.0**SCALE) for end in (clamp.low, clamp.high))
+        window = () if clamp is None else (clamp.window.k, clamp.window.m, clamp.window.q)
+        return (
+            at.k,
+            at.fraction,
+            at.w,
+            at.degree,
+            at.scale,
+            middle,
+            self.factor,
+            self.bits,
+            self.lifted,
+            *ends,
+            *window,
+        )
 
 
 @functools.lru_cache(1024)
@@ -136,7 +173,7 @@ def of_error(text: str, least: float, most: float, error: float) -> Sizes:
             left = error - slope * 2.0**-fraction - 2 * 2.0**-scale
             if left >= error / 8:
                 choices.append(sized(text, least, most, fraction, scale, left, WIDEST_IN_RANGE))
-    found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, _TYPICAL)) is not None]
+    found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, TYPICAL)) is not None]
     return (
         min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1]
         if found
@@ -167,11 +204,11 @@ def extent(text: str, least: float, most: float) -> tuple[float, float]:
     return float((y.diff() / x.diff()).abs().max()), float(y.abs().max())
 
 
-_STEPS = 3  # bits of fraction of a factor of x, from 1 to 2
+STEPS = 3  # bits of fraction of a factor of x, from 1 to 2
 
 
 class _Fit(NamedTuple):
-    """How x becomes an integer of a table: `k` bits, of x times `factor` 2^-_STEPS, or of x itself for factor 0."""
+    """How x becomes an integer of a table: `k` bits, of x times `factor` 2^-STEPS, or of x itself for factor 0."""
 
     k: int
     factor: int
@@ -179,7 +216,7 @@ class _Fit(NamedTuple):
     @property
     def stretch(self) -> int:
         """The table's factor of its argument, which undoes `factor`."""
-        return round(GAIN * 2**_STEPS / self.factor) if self.factor else GAIN
+        return round(GAIN * 2**STEPS / self.factor) if self.factor else GAIN
 
 
 @functools.lru_cache(1024)
@@ -209,7 +246,7 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True) -> Layer
 
     fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in {False, fill}})
     every = [(table, fit) for fit in fits for table in tables(fit, 2)]
-    found = best(every, max(_TYPICAL, sizes.integers)) or best(every, sizes.integers)
+    found = best(every, max(TYPICAL, sizes.integers)) or best(every, sizes.integers)
     if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None
     alike = [(table, found[1]) for table in tables(found[1], 2)]
@@ -227,7 +264,7 @@ def _bits(table: PolynomialTable, bits: int) -> int:
 
 def _filled(reach: float, fit: _Fit) -> float:
     """Return the largest argument of a table for values up to `reach`."""
-    return reach * fit.factor / 2**_STEPS if fit.factor else reach
+    return reach * fit.factor / 2**STEPS if fit.factor else reach
 
 
 def _fit(sizes: Sizes, w: int, filled: bool) -> _Fit:
@@ -236,5 +273,5 @@ def _fit(sizes: Sizes, w: int, filled: bool) -> _Fit:
     if not filled:
         return _Fit(k, 0)
     most = PolynomialTable("", k, sizes.fraction, w, 1, 0).most
-    factor = math.floor(most / sizes.reach * 2**_STEPS)
-    return _Fit(k, factor if factor > 1 << _STEPS else 0)
+    factor = math.floor(most / sizes.reach * 2**STEPS)
+    return _Fit(k, factor if factor > 1 << STEPS else 0)

@@ -4,13 +4,19 @@ The function is an expression (graph/ops/functions.py), such as sigmoid(x). A ta
 interval comes from decides the layer:
 
     Tabulated     the function has two tails: beyond +-e it is constant or linear. A window [k:m) promises that |x| <
-                  2^(k - 17). If a table covers this, x is looked up directly: one opening. Wider windows, such as the
-                  default one, first take two comparisons, for
+                  2^(k - 17), or the range of values is told (`BitConfig.rows`). If a table covers this, x may be
+                  looked up directly: one opening. Otherwise two comparisons come first, for
                       f(x) = f(c) + s relu(x - b) + r min(x - a, 0),       c = clamp(x, a, b)
                   with the tails' slopes r, left of a, and s, right of b. So the result is right for every x in the
-                  window. Values in a known range (`BitConfig.rows`) need no window: one opening.
+                  window, and up to half beyond a told range.
     FunctionInRange
                   the function has a pole, or grows, such as log(x): the range of its values must be known.
+
+*The clamp.* Only the k bits of c that the table opens are needed, so the comparisons' results are dealt mod 2^k
+(thresholds.py, or lines.py with aim "rounds"), and constant tails add nothing: f(c) is the result. A comparison with a
+window of 8 bits or fewer leaves an x undecided up to 2^(m - 16) beyond an end, which must not matter: the table covers
+as much beyond b, and a lies as much before the tail. So m may be large, up to 2 units, and one step table of at most
+2^8 bits serves both ends: about 45 bytes, where a table over a range twice as wide costs twice as much.
 
 The precision follows from the error in `BitConfig.rows`, if there is one. Otherwise m determines it: inputs and results
 are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, or to 2^-14 if that is coarser. Pieces err by half
@@ -20,6 +26,8 @@ a unit; if a table covers a window that leaves 1/4 or more undecided, by two uni
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +36,15 @@ from hummingbird.bits import BitWindow, Rows
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
+from hummingbird.graph.ops.functions import Tail
 from hummingbird.mpc.functions.function_table import (
     COARSEST,
     FINEST,
     MOST_BYTES,
+    STEPS,
+    TYPICAL,
     WIDEST_IN_RANGE,
+    Clamp,
     LayerTable,
     Sizes,
     extent,
@@ -42,15 +54,20 @@ from hummingbird.mpc.functions.function_table import (
 )
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
-from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layers.layer import FLOOR, MARGIN, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols.interfaces import Comparison
+from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
 
 _COARSE = 8  # up to these bits of fraction pieces may err by two units
 _BELOW = 22 - SCALE  # bits of fraction that a table has below the window's m
-_UNDECIDED = 14  # a clamp errs by up to 2^(_UNDECIDED - 16)
+_UNDECIDED = range(13, 18)  # m of a clamp's comparison: smaller ones only where the function bends at a tail's end
+_NEAREST = 2.0**-15  # a function differs by less from its tails
+_GAIN = 7 / 8  # a clamp must save an eighth: it takes two rounds more
+_SMALL = 8  # bits of a window that one step table serves
+_PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan
 SMALLEST_ERROR = 2.0**-12  # of a table for values in a known range: values have 16 bits of fraction
 
 
@@ -73,20 +90,42 @@ def expect(n: Arithmetic, x: Tensor, text: str, rows: Rows) -> None:
     n.expects(x, rows.most + slack, f"the argument of {text} is", rows.least - slack)
 
 
+class _Form(NamedTuple):
+    """How a layer looks its function up.
+
+    sizes, fill: those of the table, and whether x fills it.
+    clamp: how x is clamped before; None where it is not.
+    lifted: whether the table's results are lifted to 64 bits, in one more opening.
+    """
+
+    sizes: Sizes
+    fill: bool
+    clamp: Clamp | None
+    lifted: bool
+
+    def table(self, text: str, integers: int) -> LayerTable | None:
+        """Return the table of the function `text` in this form; None if none below `MOST_BYTES` keeps the error.
+
+        integers: how many integer bits of results are read.
+        """
+        found = table_of(text, self.sizes, integers, self.fill)
+        return found and found._replace(clamp=self.clamp, lifted=self.lifted)
+
+
 class Tabulated(Comparing):
     """Layer that applies a function with two tails, such as sigmoid or GELU, to each value, by a look-up in a table.
 
     Where a table covers the layer's window [k:m), or the range of its values is known, the cost is 1 round, and k + 1
-    bits for each value, less the bits of fraction cut. Otherwise the layer first clamps the values: two comparisons, in
-    the rounds of one, then a look-up of 19 or 20 bits and an opening of about as many, in 1 round each. With "gmw" a
-    look-up takes one more opening.
+    bits for each value, less the bits of fraction cut. Otherwise, or with aim "throughput" where this takes fewer
+    bytes, the layer first clamps the values: two comparisons, in the rounds of one, then a look-up in 1 round. With
+    "gmw" a look-up takes one more opening.
     text: the function as an expression.
     rises: whether the function is x itself for x above 0.
-    rows: the range of the values (`BitConfig.rows`), or None.
+    rows: the range of the values (`BitConfig.rows`), or None. Clamped values may exceed it by half.
     `LayerTable.error` bounds the error.
     """
 
-    whole_ring = True  # results of comparisons are added to the result
+    whole_ring = True  # with "gmw", results of comparisons are added to the result
 
     def __init__(self, text: str, comparison: Comparison, rows: Rows | None = None, rises: bool = False) -> None:
         super().__init__(comparison)
@@ -94,6 +133,7 @@ class Tabulated(Comparing):
         left, right = functions.tails(text, rises)
         assert left is not None and right is not None, "other functions are `FunctionInRange`"
         self.left, self.right = left, right
+        self._forms: dict[tuple[object, ...], _Form] = {}
 
     @property
     def _whole(self) -> bool:
@@ -104,75 +144,191 @@ class Tabulated(Comparing):
         return not self.comparison.looks_up
 
     @property
-    def _tails(self) -> Comparison:
-        """The comparison by which the layer clamps x to the interval that its table covers.
+    def _fraction(self) -> int:
+        """How many bits of fraction inputs and results have, where the window's m determines the precision."""
+        return max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
 
-        It compares x with the interval's ends, so its window has one bit more than the layer's, or holds the distances
-        of the known range.
-        """
-        known = self.comparison
-        k, m = known.window.k, min(known.window.m, _UNDECIDED)
+    @property
+    def _told(self) -> float | None:
+        """The error that is allowed for values of a known range; None if the window's m determines the precision."""
+        return self.rows.error if self.rows is not None else None
+
+    @property
+    def _near(self) -> float:
+        """By how much the function may differ from its tails where values are clamped."""
+        return max(_NEAREST, 2.0 ** -(self._fraction + 2) if self._told is None else self._told / 8)
+
+    @property
+    def _ends(self) -> tuple[Tail, Tail]:
+        """The tails to which values are clamped."""
+        left, right = functions.tails(self.text, self.rises, self._near)
+        assert left is not None and right is not None, "see __init__"
+        return left, right
+
+    @property
+    def _lines(self) -> bool:
+        """Whether a tail of the function is no constant, so that results may be as large as the values."""
+        return bool(self.left.slope or self.right.slope)
+
+    @property
+    def _most(self) -> float:
+        """The magnitude up to which a clamp takes values: those of the window, or half more than the known range."""
         if self.rows is not None:
-            k = self._range_bits + SCALE
-        return known.wider(BitWindow(min(64, k + 1), m), known.valid)
+            return 1.5 * max(-self.rows.least, self.rows.most)
+        return 2.0 ** (self.comparison.window.k - 1 - SCALE)
+
+    @property
+    def _largest(self) -> int:
+        """Log2 of a bound of the results, if a tail is no constant."""
+        return min(FLOOR, max(exponent_of(self._most), exponent_of(self._ends[0].at)) + 1)
+
+    @property
+    def _clamp_k(self) -> int:
+        """The upper bit of a clamp's window, which holds the distances of values from the ends of the tails."""
+        left, right = self._ends
+        return min(64, exponent_of(self._most + max(abs(left.at), abs(right.at)) + 2) + 1 + SCALE)
 
     def look_up(self, scale: int) -> LayerTable:
         """Choose this layer's table for an input with `scale` bits of fraction; return it as a `LayerTable`.
 
         That says also whether the input is clamped before. The planner must have set `comparison.valid`.
         """
-        fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
+        known = self.comparison
+        key = scale, known.valid, known.window, known.aim
+        if key not in self._forms:  # the form does not depend on what later layers read
+            self._forms[key] = self._form(scale)
+        found = self._finished(self._forms[key], self.read - SCALE)
+        assert found is not None, "see `_form`"
+        return found
+
+    def _finished(self, form: _Form, integers: int) -> LayerTable | None:
+        """Return the table of a form, of whose results `integers` integer bits are read; None if there is none."""
+        if not form.lifted:
+            return form.table(self.text, integers)
+        found = form.table(self.text, MARGIN + form.sizes.integers)
+        if form.clamp is None or found is None:
+            return found
+        bits = MARGIN + exponent_of(extent(self.text, form.clamp.low, form.clamp.high)[1] + 1)
+        return found._replace(bits=bits + found.table.scale)
+
+    def _form(self, scale: int) -> _Form:
+        direct, aim = self._direct(scale), self.comparison.aim
+        if direct is not None and (aim.name != "throughput" or self._whole):
+            return direct
+        tables = ((self._finished(form, TYPICAL), form) for form in self._clamped())
+        priced = [(self._price(found, scale), form) for found, form in tables if found is not None]
+        if priced:
+            (_, moved), clamped = min(priced, key=lambda pair: pair[0])
+            found = direct and self._finished(direct, TYPICAL)
+            if direct is None or (found is not None and moved < _GAIN * self._price(found, scale)[1]):
+                return clamped
+        if direct is None:
+            left, right = self._ends
+            what = f"no table below {MOST_BYTES >> 10} kB for a value serves {self.text} on"
+            hint = "multiply its argument by a number in a step before, or give the values' range"
+            raise ConfigError(f"{what} [{left.at:g}, {right.at:g}]", hint=hint)
+        return direct
+
+    def _direct(self, scale: int) -> _Form | None:
+        """Return the form without a clamp; None if no table covers the values, or too few bits of them are right."""
+        fraction, reach = self._fraction, self.comparison.range(scale)
         allowed = 2.0**-fraction * (2 if fraction <= _COARSE else 0.5)
-        reach, read = self.comparison.range(scale), self.read - SCALE
-        direct = None
         if self.rows is not None and not (self.rises and self.rows.most > 0):
-            direct = self._in_range(self.rows, fraction, allowed)
+            sizes = self._in_range(self.rows, fraction, allowed)
         elif self.rows is None and reach < SCALE and not self.rises:
-            direct = sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
-        if direct is not None:  # a table that x fills is smaller, and reads more bits of x
-            both = [table for fill in (False, True) if (table := table_of(self.text, direct, read, fill)) is not None]
-            for table in sorted(both, key=lambda one: one.dealt):
-                if table.read + scale - table.table.fraction <= self.comparison.valid:
-                    check_error(self.text, self.rows, table)
-                    return table
-        low, high, room = self.left.at, self.right.at, 2.0 ** (_UNDECIDED - SCALE)
-        if self.rows is not None and self.rows.error is not None:
-            ends = of_error(self.text, low - room, high + room, self.rows.error)
+            sizes = sized(self.text, -(2.0**reach), 2.0**reach, fraction, fraction, allowed)
         else:
-            ends = sized(self.text, low - room, high + room, fraction, fraction, 2.0 ** -(fraction + 1))
-        integers = MARGIN + ends.integers
-        found = table_of(self.text, ends, integers)
-        found = found or table_of(self.text, ends._replace(widest=WIDEST_IN_RANGE), integers)
-        if found is None:
-            what = f"no table below {MOST_BYTES >> 10} kB for a value serves {self.text} on [{low:g}, {high:g}]"
-            raise ConfigError(
-                what, hint="multiply its argument by a number in a step before, or give the values' range"
-            )
-        bits = MARGIN + exponent_of(extent(self.text, low, high)[1] + 1) + found.table.scale
-        return found._replace(bits=bits, clamps=(low, high))
+            return None
+        # A table that x fills is smaller, and reads more bits of x.
+        forms = [_Form(sizes, fill, None, self._whole) for fill in (False, True)]
+        found = [(table, form) for form in forms if (table := form.table(self.text, TYPICAL)) is not None]
+        for table, form in sorted(found, key=lambda pair: pair[0].dealt):
+            if table.read + scale - table.table.fraction <= self.comparison.valid:
+                check_error(self.text, self.rows, table)
+                return form
+        return None
 
     def _in_range(self, rows: Rows, fraction: int, allowed: float) -> Sizes:
         if rows.error is not None:
             return of_error(self.text, rows.least, rows.most, rows.error)
         return sized(self.text, rows.least, rows.most, fraction, fraction, allowed, WIDEST_IN_RANGE)
 
+    def _clamped(self) -> list[_Form]:
+        """Return the forms with a clamp, for comparisons that leave less or more undecided."""
+        (left, right), k = self._ends, self._clamp_k
+        found: list[_Form] = []
+        for m in range(min(_UNDECIDED[-1], k - 2), 0, -1):
+            room = 2.0 ** (m - SCALE)
+            if (m < _UNDECIDED[0] and found) or not self._level(right, room):
+                continue
+            low, high = left.at - room, right.at
+            if self._told is None:
+                allowed = 2.0 ** -(self._fraction + 1)
+                sizes = sized(self.text, low, high + room, self._fraction, self._fraction, allowed)
+            else:
+                sizes = of_error(self.text, low, high + room, self._told - self._near)
+            q = 0 if self._whole else max(0, min(m, SCALE - sizes.fraction - STEPS))
+            clamp = Clamp(low, high, BitWindow(k, m, q), self._near)
+            for widest in dict.fromkeys((sizes.widest, WIDEST_IN_RANGE)):
+                form = _Form(sizes._replace(widest=widest), True, clamp, self._whole)
+                if (table := form.table(self.text, TYPICAL)) is not None:
+                    # Linear tails have results as large as x, of which the table has too few bits if it is fine.
+                    wide = self._lines and table.bits - table.table.scale < held(self._largest)
+                    found.append(form._replace(lifted=self._whole or wide))
+                    break
+        return found
+
+    def _level(self, right: Tail, room: float) -> bool:
+        """Whether the function stays near its right tail for values up to `room` beyond, which keep their place."""
+        x = torch.linspace(right.at, right.at + room, 65, dtype=torch.float64)
+        y = functions.value(self.text, x)
+        return float((y - y[0] - right.slope * (x - right.at)).abs().max()) <= self._near
+
+    def _price(self, found: LayerTable, scale: int) -> tuple[int, float]:
+        """Return the rounds of a form, and its bits: those of parties and dealer with the weights of the aim."""
+        prices = CostTensor(self.comparison, scale, _PARTIES)
+        self._computed(prices, torch.empty(_VALUES, dtype=torch.int64, device="meta"), found)
+        total = prices.total
+        bits = _PARTIES * total.bits + self.comparison.aim.dealer * total.offline_bits
+        return total.rounds, bits + ROUND_BITS * _VALUES * total.rounds
+
+    def _comparison(self, found: LayerTable) -> Comparison:
+        """Return the comparison by which values are clamped before they are looked up in `found`.
+
+        Its results have the bits that the table opens, and those that are added to the table's results.
+        """
+        known, clamp = self.comparison, found.clamp
+        assert clamp is not None
+        ring, window = 64, clamp.window
+        if not self._whole:
+            ring = found.read + SCALE - found.table.fraction
+            if self._lines:
+                ring = 64 if found.lifted else max(ring, found.bits - found.table.scale + SCALE)
+        out = known.wider(window, known.valid, min(64, ring))
+        # One step table of up to 8 bits is little beside the table of the function, and saves a round.
+        return replace(out, aim=LATENCY) if known.aim.name == "throughput" and window.w <= _SMALL else out
+
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        found = self.look_up(n.scale)
-        if not found.clamped:
+        return self._computed(n, x, self.look_up(n.scale))
+
+    def _computed(self, n: Arithmetic, x: Tensor, found: LayerTable) -> Tensor:
+        clamp = found.clamp
+        if clamp is None:
             if self.rows is not None:
                 expect(n, x, self.text, self.rows)
             m, y = found.argument(n, x, self.comparison)
-            return m.polynomial(y, found.table, found.bits, whole=self._whole).to(x.dtype)
-        low, high = found.clamps
-        assert low is not None and high is not None
-        tails = n.with_comparison(self._tails, n.scale)
+            return m.polynomial(y, found.table, found.bits, whole=found.lifted).to(x.dtype)
+        if self.rows is not None:
+            far = 2.0 ** (clamp.window.k - 1 - SCALE) - 2.0 ** (clamp.window.m - SCALE)
+            n.expects(x, clamp.low + far, f"the argument of {self.text} is", clamp.high - far)
+        tails = n.with_comparison(self._comparison(found), n.scale)
         if self.left.slope:
-            above, z = tails.above(x, (low, high))
+            above, z = tails.above(x, (clamp.low, clamp.high))
         else:
-            above = tails.relus(x, (low, high))
-        clamped = above[0] - above[1] + n.constant(low)
+            above = tails.relus(x, (clamp.low, clamp.high))
+        clamped = above[0] - above[1] + n.constant(clamp.low)
         rest, y = found.argument(n.with_comparison(self.comparison), clamped, self.comparison)
-        inside = rest.polynomial(y, found.table, found.bits, whole=True)
+        inside = rest.polynomial(y, found.table, found.bits, whole=found.lifted)
         if self.right.slope:
             inside = inside + self.right.slope * above[1]
         if self.left.slope:
@@ -182,33 +338,28 @@ class Tabulated(Comparing):
     def reads(self, later: int | None) -> int | None:
         if self.comparison.drops:
             return super().reads(later)
-        known = self._range_bits if self.rows is not None else self.comparison.reads
-        return None if known is None else known + 1
-
-    @property
-    def _range_bits(self) -> int:
-        """How many integer bits, with the sign, hold the distance of a value of the known range from a tail's end."""
-        assert self.rows is not None
-        least, most = min(self.rows.least, self.left.at), max(self.rows.most, self.right.at)
-        return exponent_of(most - least) + 2
+        return None if self._clamp_k == 64 else self._clamp_k - SCALE
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.comparison.drops:
             return later
         found = self.look_up(scales[0])
-        return self._tails.needs(scales[0]) if found.clamped else found.read + scales[0] - found.table.fraction
+        if found.clamped:
+            return self._comparison(found).needs(scales[0])
+        return found.read + scales[0] - found.table.fraction
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         if self.comparison.drops:
             return valid[0]
         found = self.look_up(scales[0])
-        return 64 if found.clamped or self._whole else found.bits - found.table.scale + SCALE
+        return 64 if found.lifted else found.bits - found.table.scale + SCALE
 
     def grain(self) -> int:
         if self.comparison.drops:
             return self.given[0].grain
         found = self.look_up(self.given[0].scale)
-        return 0 if found.clamped else SCALE - found.table.scale
+        grain = SCALE - found.table.scale
+        return min(grain, found.clamp.window.q) if found.clamp and self._lines else grain
 
     def bound(self, bounds: Sequence[int]) -> int:
         if self.comparison.drops:
@@ -239,7 +390,7 @@ class Tabulated(Comparing):
         if self.comparison.drops:
             return super().label()
         found = self.look_up(self.scales[0] if self.scales else SCALE)
-        where = f", clamped to [{found.clamps[0]:g}, {found.clamps[1]:g}]" if found.clamped else ""
+        where = f", clamped to [{found.clamp.low:g}, {found.clamp.high:g}]" if found.clamp else ""
         told = "" if self.rows is None else f" in {self.rows}"
         return f"{self.text}{told}, {found.table.shown}{where}, error {found.error(2):.1e}"
 

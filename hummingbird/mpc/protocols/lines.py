@@ -67,6 +67,7 @@ class LineShares(NamedTuple):
     start: T_0 mod 2^ring, (count 2^w,).
     slope: T_1 mod 2^ring, (count 2^w,); None for m = 0, where the opened value has no lower bits.
     wrap: carry + c mod 2^(ring - k), (count 2^w,); None unless the values themselves are asked for.
+        It has no bits for ring <= k.
     """
 
     mask: Words
@@ -79,7 +80,7 @@ class LineShares(NamedTuple):
 class Lines(Request[LineShares]):
     """Request for `count` masks of k bits and, for each mask, the 2^(k-m) lines that give ReLUs of the window [k:m).
 
-    Results are mod 2^ring, k <= ring <= 64.
+    Results are mod 2^ring, in more or fewer bits than the k that are opened.
     values: 1 if shares of the opened values themselves are wanted too; else 0.
     """
 
@@ -93,8 +94,8 @@ class Lines(Request[LineShares]):
     def check(self) -> None:
         if not 1 <= self.w <= WIDEST:
             raise ValueError(f"a window of {self.w} bits is not in 1..{WIDEST}")
-        if self.k > self.ring:
-            raise ValueError(f"k {self.k} exceeds ring {self.ring}")
+        if not self.ring:
+            raise ValueError("results of no bits")
 
     @property
     def w(self) -> int:
@@ -111,7 +112,7 @@ class Lines(Request[LineShares]):
         if self.m:
             widths["slope"] = self.ring
         if self.values:
-            widths["wrap"] = self.ring - self.k  # used times 2^k
+            widths["wrap"] = max(0, self.ring - self.k)  # used times 2^k
         return {name: Field("ring", (self.count << self.w,), width=width, left=True) for name, width in widths.items()}
 
     def derive(self, mask: list[Tensor]) -> dict[str, Tensor]:
@@ -167,7 +168,7 @@ def relus(
 
     z is x / 2^shift, for the value x that the parties share.
     share: this party's share of x mod 2^(k + shift), int64 (n,), for n up to `most_at_once`.
-    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m) of 1 to 10 bits; k <= ring <= 64.
+    knots: J integers t, with |z - t| < 2^(k-1) - 2^m for each, for the window [k:m) of 1 to 10 bits.
     value: whether z is wanted; without it, the second result is None.
     Each of N parties rounds its own share, so z is within N/2 units of x / 2^shift, and right on average.
     Cost: `relus_price`, k bits for each value and one round, for any number of knots.
@@ -239,6 +240,6 @@ def relus_price(n: int, k: int, m: int, ring: int, parties: int, value: bool = F
     """
     whole, rest = divmod(n, AT_ONCE >> (k - m))
     sizes = [AT_ONCE >> (k - m)] * whole + [rest] * (rest > 0 or not whole)
-    widths = [ring] * (1 + (m > 0)) + [ring - k] * value
+    widths = [ring] * (1 + (m > 0)) + [max(0, ring - k)] * value
     dealt = sum(packed((size << (k - m)) * width) for size in sizes for width in widths)
     return cost.opening(parties, sum(packed(size * k) for size in sizes), 8 * dealt)

@@ -304,20 +304,22 @@ class Masked(Comparison):
         """
         return self.k(scale) - self.window.low
 
-    def in_one_round(self, scale: int) -> bool:
+    def in_one_round(self, scale: int, knots: int = 1) -> bool:
         """Return whether the aim lets ReLUs of this window take one round (lines.py).
 
         `ring` must be set.
         scale: bits of fraction of the input.
+        knots: with how many knots each value is compared.
         """
-        return self.aim.in_one_round(lines.bits(*self._bits(scale)))
+        return self.aim.in_one_round(lines.bits(*self._bits(scale, knots)))
 
     def at_once(self, scale: int, knots: int) -> int:
-        return lines.most_at_once(self.width(scale)) if self.in_one_round(scale) else super().at_once(scale, knots)
+        one = self.in_one_round(scale, knots)
+        return lines.most_at_once(self.width(scale)) if one else super().at_once(scale, knots)
 
     def breadth(self, n: int, scale: int, knots: int) -> int:
         # 2^w lines of two words, packed, beside a comparison's 2^8 bits and ten words.
-        lined = n << max(0, self.width(scale) - 4) if self.in_one_round(scale) else 0
+        lined = n << max(0, self.width(scale) - 4) if self.in_one_round(scale, knots) else 0
         return max(lined, super().breadth(n, scale, knots))
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
@@ -335,24 +337,25 @@ class Masked(Comparison):
         tables = self.tables(scale, parties)
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
 
-    def _bits(self, scale: int) -> tuple[int, int, int]:
+    def _bits(self, scale: int, knots: int = 1) -> tuple[int, int, int]:
         """Return three numbers of bits: how many are opened, how many of these do not decide, how many the result has.
 
         If the window drops its lowest q bits, all three count without them: the result is multiplied by 2^q in the end.
         scale: bits of fraction of the input.
+        knots: with how many knots each value is compared. Results of several have no more bits than are read.
         """
         k, q = self.k(scale), self.window.q
-        return k - q, self.window.low - q, max(self.ring, k) - q
+        return k - q, self.window.low - q, max(1, (self.ring if knots > 1 else max(self.ring, k)) - q)
 
     def _run(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
     ) -> tuple[Tensor, Tensor | None]:
-        q, shift, bits = self.window.q, scale - SCALE, self._bits(scale)
+        q, shift, bits = self.window.q, scale - SCALE, self._bits(scale, len(knots))
         # Several knots are rounded to multiples of 2^q, since the opened words have no lower bits.
         near = [knot + (1 << q >> 1) >> q for knot in knots] if len(knots) > 1 else [0]
         moved = share - (knots[0] << shift) if len(knots) == 1 and knots[0] and session.rank == 0 else share
         z: Tensor | None
-        if self.in_one_round(scale):
+        if self.in_one_round(scale, len(knots)):
             y, z = lines.relus(session, moved, near, shift + q, *bits, value)
         elif len(knots) > 1:
             y, z = thresholds.relus(session, share, near, shift + q, *bits, self._tables(session, scale, knots))
@@ -365,9 +368,9 @@ class Masked(Comparison):
         return self.tables(scale, session.parties, len(knots))
 
     def _price(self, n: int, knots: int, scale: int, parties: int, value: bool) -> Cost:
-        if self.in_one_round(scale):
-            return lines.relus_price(n, *self._bits(scale), parties, value)
-        how = *self._bits(scale), parties, self.tables(scale, parties, knots)
+        if self.in_one_round(scale, knots):
+            return lines.relus_price(n, *self._bits(scale, knots), parties, value)
+        how = *self._bits(scale, knots), parties, self.tables(scale, parties, knots)
         return relu_price(n, *how, self.whole) if knots == 1 else thresholds.relus_price(n, *how, knots)
 
     def squares(

@@ -91,8 +91,8 @@ class MaskedThresholds(Request[ThresholdShares]):
     squares: int = number(most=1)
 
     def check(self) -> None:
-        if self.k + self.squares > self.ring:
-            raise ValueError(f"k {self.k} exceeds ring {self.ring}, less 1 for squares")
+        if not self.ring or (self.squares and self.k >= self.ring):
+            raise ValueError(f"ring {self.ring} is 0, or has no bit beyond k {self.k} for squares")
 
     @property
     def sizes(self) -> list[int]:
@@ -106,8 +106,9 @@ class MaskedThresholds(Request[ThresholdShares]):
 
     @cached_property
     def derived(self) -> Fields:
-        whole, high = (Field("ring", (self.knots, self.count), width=w) for w in (self.ring, self.ring - self.k))
-        carry = Field("ring", (self.count,), width=self.ring - self.k)
+        beyond = max(0, self.ring - self.k)
+        whole, high = (Field("ring", (self.knots, self.count), width=w) for w in (self.ring, beyond))
+        carry = Field("ring", (self.count,), width=beyond)
         tables = {f"table_{place}": Field("packed", (packed(self.count << c),)) for place, c in enumerate(self.sizes)}
         relus = {"carry": carry, "choice": whole, "wrap": high, "product": whole, **tables}
         if not self.squares:
@@ -250,7 +251,8 @@ def relus_price(n: int, k: int, m: int, ring: int, parties: int, tables: int | N
     knots: J, the number of knots with which each value is compared.
     """
     tables = tables or step_tables.fewest_rounds(k - m, knots)
-    words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
+    beyond = max(0, ring - k)
+    words = [beyond, *(knots * width for width in (ring, beyond, ring))]
     dealt = sum(packed(n * width) for width in words) + step_tables.dealt_bytes(n, k - m, tables)
     opened = cost.opening(parties, packed(n * k), 8 * dealt)
     compared = step_tables.price(8 * packed(n) * knots, tables, parties)

@@ -90,7 +90,7 @@ def tree(compare: Comparison, results: int, length: int, parties: int) -> Cost:
 
 
 def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
-    """One look-up if the table spans the window; else two comparisons of one bit more, and a lift after it."""
+    """One look-up if the table spans the window; else two comparisons, and a lift where results are large."""
     found = layer.look_up(scale)
     table, bits, clamped = found.table, found.bits, found.clamped
     once = poly.price(ALL, table, bits, parties)
@@ -98,8 +98,11 @@ def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
     if not clamped:
         assert (once.rounds, once.bits) == (1, 8 * (parties - 1) * (cost.HEADER_BYTES + cost.packed(15 * ALL)))
         return once
-    tails = layer.comparison.cost(ALL, scale, parties, 2)  # a window of 64 bits is not widened
-    return tails + once + lift_price(ALL, bits, 64, parties)
+    assert found.clamp is not None and found.clamp.window.k == 64  # a window of 64 bits is not widened
+    ring = 64 if found.lifted else found.read + SCALE - table.fraction
+    tails = layer.comparison.wider(found.clamp.window, 64, ring).cost(ALL, scale, parties, 2)
+    assert found.lifted == (layer.text == "silu(x)")
+    return tails + once + (lift_price(ALL, bits, 64, parties) if found.lifted else FREE)
 
 
 @pytest.mark.parametrize("parties", [2, 3])
