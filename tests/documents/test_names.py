@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import scripts.bench.bert
 import scripts.bench.crypten_baseline
 import scripts.bench.garble
 import scripts.bench.he
@@ -101,6 +102,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.ot": lambda: help_of(scripts.bench.ot.main),
     "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
+    "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),
     "scripts.bench.relu": lambda: help_of(scripts.bench.relu.main),
     "scripts.bench.resnet": lambda: help_of(scripts.bench.resnet.main),
     "scripts.bench.serve": lambda: scripts.bench.serve.parser().format_help(),

@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 14  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 15  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_open_words": (None, [_pointer, _int, _long, _int, _pointer]),
     "hb_step_table": (None, [_pointer, _long, _int, _pointer]),
     "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
+    "hb_selected_sums": (None, [_pointer, _int, _pointer, _pointer, *[_long] * 4, _int, _pointer]),
     "hb_lift": (None, [_long, *[_pointer] * 4, *[_int] * 3, _pointer, _pointer]),
     "hb_aes": (_int, []),
     "hb_aes128": (None, [_pointer, _long, _long, _pointer]),

@@ -257,9 +257,19 @@ def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
     The factor is treated as the image, with a pixel for each of its columns; the rows of `a` are the filters.
     """
     b = factor.code
-    shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)
+    shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)  # x of `conv2d` may have int32 numbers here
     out = conv2d(b[None, :, None], shares, (1, 1), (1, 1), 1, (1, b.shape[1]), bits)
     return out.view(*a.shape[:-1], b.shape[1])
+
+
+@implements(products.selected_sums, "cpu")
+def selected_sums(words: Words, left: Tensor | None, right: Tensor | None, size: tuple[int, ...]) -> Tensor:
+    """Implement `kernels.shares.products.selected_sums` in C++: add up the terms that bits select."""
+    batch, rows, inner, columns = size
+    out, (data, width) = torch.empty(batch, rows, columns, dtype=torch.int64), _packed(words)
+    bits = [None if x is None else x.data_ptr() for x in (left, right)]
+    handle().hb_selected_sums(data.data_ptr(), width, *bits, *size, torch.get_num_threads(), out.data_ptr())
+    return out
 
 
 @implements(products.conv2d, "cpu", takes=_not_empty)
@@ -279,7 +289,8 @@ def conv2d(
     weight = factor.code
     out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
     kernel = (weight.shape[0], *weight.shape[2:])
-    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size, bits, factor.bits)  # struct Shape of products.cpp
+    of_words = bits, factor.bits, 8 * x.itemsize
+    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size, *of_words)  # struct Shape of products.cpp
     shape = (ctypes.c_int64 * len(numbers))(*numbers)
     handle().hb_conv2d(x.data_ptr(), weight.data_ptr(), shape, torch.get_num_threads(), out.data_ptr())
     return out

@@ -270,7 +270,15 @@ _COLUMN_BYTES = 4 << 20  # size of the unfolded columns that are built at a time
 @implements(products.matmul, "reference")
 def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
     """Implement `kernels.shares.products.matmul` in plain torch: multiply matrices mod 2^bits."""
-    return _product(a, factor.code)
+    return _product(a, factor.code.long())
+
+
+@implements(products.selected_sums, "reference")
+def selected_sums(words: Words, left: Tensor | None, right: Tensor | None, size: tuple[int, ...]) -> Tensor:
+    """Implement `kernels.shares.products.selected_sums` in plain torch: add up the terms that bits select."""
+    terms = plain(words).long().view(size)
+    terms = terms if left is None else terms * left.unsqueeze(-1)
+    return (terms if right is None else terms * right.unsqueeze(1)).sum(2)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

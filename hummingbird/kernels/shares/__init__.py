@@ -17,7 +17,7 @@ from hummingbird.kernels.shares.opening import (
 )
 from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
 from hummingbird.kernels.shares.polynomials import deal_polynomials, evaluate_opened, move_polynomials
-from hummingbird.kernels.shares.products import Factor, conv2d, matmul
+from hummingbird.kernels.shares.products import Factor, conv2d, matmul, selected_sums
 
 __all__ = [
     "Factor",
@@ -38,6 +38,7 @@ __all__ = [
     "pack_words",
     "rescale",
     "select",
+    "selected_sums",
     "step_table",
     "to_planes",
     "unpack_words",

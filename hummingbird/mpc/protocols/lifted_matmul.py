@@ -28,8 +28,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hummingbird import cost, ring
+from hummingbird import cost, kernels, ring
 from hummingbird.cost import Cost, packed
+from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols.lifted_product import LiftedShares, Operand, masked, masks, read, remaining, seen
@@ -86,17 +87,17 @@ class LiftedMatMul(Request[LiftedShares]):
             **dict.fromkeys(("carry", "wrapped"), (self.size0, left)),
             **dict.fromkeys(("factor_carry", "factor_wrapped"), (self.size1, right)),
             "product": ((*every[:-2], every[-1]), self.product),
-            "top": (every, left),
-            "factor_top": (every, right),
-            "tops": (every, left - self.factor),
         }
-        return {name: Field("ring", size, width=width) for name, (size, width) in fields.items() if width > 0}
+        found = {name: Field("ring", size, width=width) for name, (size, width) in fields.items()}
+        for name, width in (("top", left), ("factor_top", right), ("tops", left - self.factor)):
+            found[name] = Field("ring", (math.prod(every),), width=width, left=True)
+        return {name: item for name, item in found.items() if item.width > 0}
 
     def derive(self, mask: list[Tensor], factor: list[Tensor]) -> dict[str, Tensor]:
         a, b = read(mask, self.value), read(factor, self.factor)
 
         def each(x: Tensor, y: Tensor) -> Tensor:
-            return x.unsqueeze(-1) * y.unsqueeze(-3)
+            return (x.unsqueeze(-1) * y.unsqueeze(-3)).reshape(-1)
 
         values = {
             "carry": lambda: a.carry,
@@ -133,13 +134,20 @@ def product(session: Session, x: Operand, y: Operand, bits: int, beside: LookUp)
     b = remaining(shares.factor, shares.factor_carry, shares.factor_wrapped, turns, y.k).share
     out = ring.bilinear("matmul", e - a if first else -a, d, bits) - ring.bilinear("matmul", e, b, bits)
     out = out + shares.product
-    wraps, turns = wraps.unsqueeze(-1), turns.unsqueeze(-3)
+    size = terms(request.size0, request.size1)
+    # Stacks of at least one matrix, as many as the product has.
+    rows, columns = (bits.expand(*size[:-3], *bits.shape[-2:]).reshape(-1, *bits.shape[-2:]) for bits in (wraps, turns))
+
+    def summed(words: Words, left: Tensor | None, right: Tensor | None) -> Tensor:
+        flat = math.prod(size[:-3]), *size[-3:]
+        return kernels.selected_sums(words, left, right, flat).view(*size[:-2], size[-1])
+
     if shares.top is not None:
-        out = out - ((shares.top * wraps).sum(-2) << x.k)
+        out = out - (summed(shares.top, rows, None) << x.k)
     if shares.factor_top is not None:
-        out = out - ((shares.factor_top * turns).sum(-2) << y.k)
+        out = out - (summed(shares.factor_top, None, columns) << y.k)
     if shares.tops is not None:
-        out = out + ((shares.tops * (wraps * turns)).sum(-2) << (x.k + y.k))
+        out = out + (summed(shares.tops, rows, columns) << (x.k + y.k))
     return out, beside.result(others)
 
 

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
+from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols.interfaces import Operation
@@ -65,7 +66,8 @@ class LiftedShares:
     wrapped: `carry` plus t.
     factor_carry, factor_wrapped: the same numbers for mu, K and s.
     product, top, factor_top, tops: lambda mu, t mu, lambda s, t s.
-    Fields with a default are None if no bit of them is needed.
+    Fields with a default are None if no bit of them is needed. For a matrix product, the last three are words of all
+    terms of its sums, (n,), in any of the forms in which kernels take words.
     """
 
     mask: Tensor
@@ -75,9 +77,9 @@ class LiftedShares:
     wrapped: Tensor | None = None
     factor_carry: Tensor | None = None
     factor_wrapped: Tensor | None = None
-    top: Tensor | None = None
-    factor_top: Tensor | None = None
-    tops: Tensor | None = None
+    top: Words | None = None
+    factor_top: Words | None = None
+    tops: Words | None = None
 
 
 LARGEST_CUT = 40  # bits
@@ -333,11 +335,11 @@ def multiplied(
     if its.carry is not None:
         out = out + ((its.carry * e) << (factor - cut))
     if shares.top is not None:
-        out = out - ((shares.top.long() * left.wraps) << (k - cut))
+        out = out - ((plain(shares.top).long() * left.wraps) << (k - cut))
     if shares.factor_top is not None:
-        out = out - ((shares.factor_top.long() * right.wraps) << (factor - cut))
+        out = out - ((plain(shares.factor_top).long() * right.wraps) << (factor - cut))
     if shares.tops is not None:
-        out = out + ((shares.tops.long() * (left.wraps * right.wraps)) << (k + factor - cut))
+        out = out + ((plain(shares.tops).long() * (left.wraps * right.wraps)) << (k + factor - cut))
     return out
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels.reference import shares
+from hummingbird.kernels.shares.packing import Packed, Words
 from tests.test_ring import full, python_matmul
 
 TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
@@ -33,6 +34,47 @@ def test_matmul_of_every_size_around_a_tile(path: str, rows: int) -> None:
     for terms, columns in itertools.product((1, 2, 255, 256, 257, 1025), (1, 7, 8, 9, 16, 17, 23, 24, 25, 49)):
         a, b = full(rows, terms), full(terms, columns)
         assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b)), (terms, columns)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 9])
+def test_a_matrix_of_32_bits_gives_the_product_of_64_bits(path: str, rows: int) -> None:
+    for terms, columns, bits in itertools.product((1, 7, 257), (1, 8, 25, 1025), (52, 64)):
+        a, b = full(rows, terms), full(terms, columns).int()
+        b[0, 0], b[-1, -1] = -(2**31), 2**31 - 1
+        got = kernels.matmul(a, kernels.Factor(b), bits)
+        assert not differs(got, torch.matmul(a, b.long()), bits), (terms, columns)
+    with pytest.raises(InputError, match="b is torch.int16"):
+        kernels.matmul(a, b.short())
+    with pytest.raises(InputError, match="b is torch.int32"):
+        kernels.conv2d(full(1, 1, 2, 2), full(1, 1, 1, 1).int(), (1, 1), (1, 1), 1)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (2, 3, 4, 5), (3, 2, 5, 8), (1, 2, 3, 600), (2, 0, 3, 4), (2, 3, 0, 4)])
+@pytest.mark.parametrize("width", [1, 7, 32, 33, 64])
+def test_sums_of_terms_that_bits_select(path: str, size: tuple[int, int, int, int], width: int) -> None:
+    batch, rows, inner, columns = size
+    terms = full(batch * rows * inner * columns) & (-1 if width == 64 else (1 << width) - 1)
+    left, right = (full(*shape) & 1 for shape in ((batch, rows, inner), (batch, inner, columns)))
+    forms: list[Words] = [terms, Packed(kernels.pack_words(terms, width), tuple(terms.shape), width)]
+    forms += [terms.int()] if width < 32 else []
+    for words in forms:
+        for one, other in itertools.product((None, left), (None, right)):
+            wanted = terms.view(size) * (1 if one is None else one.unsqueeze(-1))
+            wanted = wanted * (1 if other is None else other.unsqueeze(1))
+            assert torch.equal(kernels.selected_sums(words, one, other, size), wanted.sum(2))
+
+
+def test_selected_sums_refuse_other_shapes() -> None:
+    bits = torch.ones(1, 2, 3, dtype=torch.int64)
+    for words, left, right, size in [
+        (full(24), bits, None, (1, 2, 3)),
+        (full(23), bits, None, (1, 2, 3, 4)),
+        (full(24), bits.int(), None, (1, 2, 3, 4)),
+        (full(24), bits.transpose(1, 2), None, (1, 2, 3, 4)),
+        (full(24), None, bits, (1, 2, 3, 4)),
+    ]:
+        with pytest.raises(InputError, match=r"kernels\.selected_sums"):
+            kernels.selected_sums(words, left, right, size)  # type: ignore[arg-type]
 
 
 def test_matmul_over_4608_terms(path: str) -> None:

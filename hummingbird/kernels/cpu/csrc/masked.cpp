@@ -1,9 +1,12 @@
 // Masked openings for CPUs: words of any width in one stream of bits, step tables, the lift. Fast versions of
 // reference/shares.py; shares/opening.py has the equations. Interface and conventions are those of kernels.cpp.
 
+#include "threads.h"
 #include "words.h"
 
 namespace {
+
+constexpr double kTerm = 0.5;  // nanoseconds: of one term of a sum
 
 // ---- mask: rounded to a coarser scale, and masked
 
@@ -155,6 +158,46 @@ BODY void lift(Target, int64_t n, Lift job) {
     }
 }
 
+// ---- selected_sums: terms (i, j, l) of stacked matrix products, of which bits select some, added up over j
+
+struct Selected {
+    Words words;
+    const uint64_t *left, *right;  // 0 or 1 for each (i, j), and for each (j, l); null: all terms count
+    int64_t rows, inner, columns;
+};
+
+// Rows first .. last - 1 of all matrices of the stack.
+template <class Target>
+BODY void selected_sums(Target, const Selected& job, int64_t first, int64_t last, uint64_t* out) {
+    uint64_t room[kRun];
+    for (int64_t row = first; row < last; row++) {
+        uint64_t* const sums = out + row * job.columns;
+        memset(sums, 0, size_t(job.columns) * 8);
+        for (int64_t j = 0; j < job.inner; j++) {
+            if (job.left && !job.left[row * job.inner + j]) continue;
+            const int64_t start = (row * job.inner + j) * job.columns;
+            const int64_t behind = (row / job.rows * job.inner + j) * job.columns;  // of `right`
+            for (int64_t l = 0; l < job.columns;) {
+                const int64_t skip = (start + l) % 8, left = job.columns - l;  // a run begins at a whole byte
+                const int64_t here = left < kRun - skip ? left : kRun - skip;
+                const uint64_t* words = run_of(Target{}, job.words, start + l - skip, skip + here, room) + skip;
+                by_eights(here, [&](int64_t i, size_t bytes) INLINE {
+                    Eight total, word, counts;
+                    load(total, sums + l + i, bytes);
+                    load(word, words + i, bytes);
+                    if (job.right) {
+                        load(counts, job.right + behind + l + i, bytes);
+                        word &= 0 - counts;
+                    }
+                    total += word;
+                    memcpy(sums + l + i, &total, bytes);
+                });
+                l += here;
+            }
+        }
+    }
+}
+
 }  // namespace
 
 API void hb_pack_words(const uint64_t* x, int64_t n, int width, uint8_t* out) {
@@ -186,4 +229,14 @@ API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const
     const Lift job{opened, choice, choice + (n + 7) / 8, of(0), of(1), of(2), of(3), of(4), whole != 0, k,
                    uint64_t(first != 0), y, z};
     dispatch(OVERLOADS(lift), n, job);
+}
+
+// words: of `width` bits. left, right: null if all terms count. out: batch * rows * columns sums.
+API void hb_selected_sums(const uint8_t* words, int width, const uint64_t* left, const uint64_t* right, int64_t batch,
+                          int64_t rows, int64_t inner, int64_t columns, int threads, uint64_t* out) {
+    const Selected job{{words, width}, left, right, rows, inner, columns};
+    const double work = kTerm * double(batch * rows) * double(inner * columns);
+    share(batch * rows, threads, work, [&](int64_t first, int64_t last) {
+        dispatch(OVERLOADS(selected_sums), job, first, last, out);
+    });
 }

@@ -179,24 +179,45 @@ AVX512_IFMA void tile(Avx512Ifma, const uint64_t* a, int64_t stride, int rows, c
 
 struct Shape {  // as cpu/shares.py fills it in; x is padded already
     int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w,
-        groups, out_h, out_w, bits, weight_bits;  // the last two: of the result that are read, and of the weights
-};
+        groups, out_h, out_w, bits, weight_bits, x_bits;  // the last three: of the result that are read, of the weights,
+};                                                        // and of a number of x as it is stored, 64 or 32
+
+// Eight inputs that lie side by side, for all terms.
+BODY void fill_eight(Portable, const uint64_t* x, const int64_t* tap, int64_t terms, uint64_t* panel) {
+    for (int64_t p = 0; p < terms; p++) memcpy(panel + p * kPlaces, x + tap[p], 64);
+}
+
+void fill_eight(Portable, const int32_t* x, const int64_t* tap, int64_t terms, uint64_t* panel) {
+    for (int64_t p = 0; p < terms; p++)
+        for (int j = 0; j < 8; j++) panel[p * kPlaces + j] = uint64_t(int64_t(x[tap[p] + j]));
+}
+
+#if X86
+AVX512 void fill_eight(Avx512, const int32_t* x, const int64_t* tap, int64_t terms, uint64_t* panel) {
+    for (int64_t p = 0; p < terms; p++) {
+        const __m256i words = _mm256_loadu_si256((const __m256i*)(x + tap[p]));
+        _mm512_storeu_si512(panel + p * kPlaces, _mm512_cvtepi32_epi64(words));
+    }
+}
+#endif
 
 // Inputs of up to 24 places, as offsets `at`; tap[p]: where term p lies from there. The spare places repeat the last.
-void fill(const uint64_t* x, const int64_t* at, int vectors, const int64_t* tap, int64_t terms, uint64_t* panel) {
+template <class Target, class Number>
+void fill(Target target, const Number* x, const int64_t* at, int vectors, const int64_t* tap, int64_t terms,
+          uint64_t* panel) {
     for (int v = 0; v < vectors; v++, at += 8, panel += 8) {
         int run = 1;  // places that lie side by side in memory, from the first and from the fifth on
         while (run < 8 && (run == 4 || at[run] == at[run - 1] + 1)) run++;
         if (run == 8 && at[4] == at[3] + 1) {
-            for (int64_t p = 0; p < terms; p++) memcpy(panel + p * kPlaces, x + at[0] + tap[p], 64);
-        } else if (run == 8) {
+            fill_eight(target, x + at[0], tap, terms, panel);
+        } else if (run == 8 && sizeof(Number) == 8) {
             for (int64_t p = 0; p < terms; p++) {
                 memcpy(panel + p * kPlaces, x + at[0] + tap[p], 32);
                 memcpy(panel + p * kPlaces + 4, x + at[4] + tap[p], 32);
             }
         } else {
             for (int64_t p = 0; p < terms; p++)
-                for (int j = 0; j < 8; j++) panel[p * kPlaces + j] = x[at[j] + tap[p]];
+                for (int j = 0; j < 8; j++) panel[p * kPlaces + j] = uint64_t(int64_t(x[at[j] + tap[p]]));
         }
     }
 }
@@ -205,8 +226,8 @@ struct Part {  // of the work: panels of places and rows of outputs, first to la
     int64_t panel, panels, row, rows;
 };
 
-template <class Target>
-void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+template <class Target, class Number>
+void multiply(Target target, const Number* x, const uint64_t* weight, const Shape& s, const Part& part,
               uint64_t* out) {
     const int64_t inputs = s.channels / s.groups, outputs = s.outputs / s.groups, plane = s.height * s.width;
     const int64_t terms = inputs * s.kernel_h * s.kernel_w, length = s.out_h * s.out_w, places = s.batch * length;
@@ -233,7 +254,7 @@ void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Sh
                               l % s.out_w * s.stride_w;
                     to[j] = (b * s.outputs + g * outputs) * length + l;
                 }
-                fill(x, from, vectors, tap.data() + term, now, panel.data());
+                fill(target, x, from, vectors, tap.data() + term, now, panel.data());
                 const bool run = to[here - 1] == to[0] + here - 1;  // all in one image
                 for (int64_t m = part.row; m < part.rows; m += kRows) {
                     const int rows = int(part.rows - m < kRows ? part.rows - m : kRows);
@@ -250,6 +271,57 @@ void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Sh
                 }
             }
         }
+}
+
+// ---- a few rows times a matrix of 32 bits: the matrix is read once, in order, and sums of a run of columns stay in the
+// first-level cache
+
+constexpr int64_t kFew = 4, kColumns = 1024;
+
+// sums[j] += w x[j]
+BODY void add_product(Portable, const int32_t* x, uint64_t w, int64_t n, uint64_t* sums) {
+    for (int64_t j = 0; j < n; j++) sums[j] += w * uint64_t(int64_t(x[j]));
+}
+
+#if X86
+AVX2 void add_product(Avx2, const int32_t* x, uint64_t w, int64_t n, uint64_t* sums) {
+    // w = low + 2^32 high, low with sign; one instruction multiplies signed numbers of 32 bits
+    const __m256i low = _mm256_set1_epi64x(int64_t(w)), high = _mm256_set1_epi64x(int64_t((w + (1u << 31)) >> 32));
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+        const __m256i words = _mm256_cvtepi32_epi64(_mm_loadu_si128((const __m128i*)(x + j)));
+        __m256i sum = _mm256_loadu_si256((const __m256i*)(sums + j));
+        sum = _mm256_add_epi64(sum, _mm256_mul_epi32(words, low));
+        sum = _mm256_add_epi64(sum, _mm256_slli_epi64(_mm256_mul_epi32(words, high), 32));
+        _mm256_storeu_si256((__m256i*)(sums + j), sum);
+    }
+    add_product(Portable{}, x + j, w, n - j, sums + j);
+}
+
+AVX512 void add_product(Avx512, const int32_t* x, uint64_t w, int64_t n, uint64_t* sums) {
+    const __m512i factor = _mm512_set1_epi64(int64_t(w));
+    for (int64_t j = 0; j < n; j += 8) {
+        const __mmask8 here = __mmask8(n - j < 8 ? (1u << (n - j)) - 1 : 255);
+        const __m512i words = _mm512_cvtepi32_epi64(_mm256_maskz_loadu_epi32(here, x + j));
+        const __m512i sum = _mm512_maskz_loadu_epi64(here, sums + j);
+        _mm512_mask_storeu_epi64(sums + j, here, _mm512_add_epi64(sum, _mm512_mullo_epi64(words, factor)));
+    }
+}
+#endif
+
+// x (terms, columns); weight (rows, terms); out (rows, columns): columns part.panel to part.panels - 1, in panels.
+template <class Target>
+void few_rows(Target target, const int32_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+              uint64_t* out) {
+    const int64_t columns = s.out_w, last = std::min(part.panels * kPlaces, columns);
+    for (int64_t first = part.panel * kPlaces; first < last; first += kColumns) {
+        const int64_t here = std::min(kColumns, last - first);
+        for (int64_t r = 0; r < s.outputs; r++) memset(out + r * columns + first, 0, size_t(here) * 8);
+        for (int64_t p = 0; p < s.channels; p++)
+            for (int64_t r = 0; r < s.outputs; r++)
+                add_product(target, x + p * columns + first, weight[r * s.channels + p], here,
+                            out + r * columns + first);
+    }
 }
 
 // ---- one input channel, one or two outputs per group: a row of outputs is a sum of scaled rows of inputs
@@ -302,23 +374,30 @@ void depthwise(Target target, const uint64_t* x, const uint64_t* weight, const S
 }  // namespace
 
 // out (batch, outputs, out_h, out_w) = x (batch, channels, height, width) convolved with weight (outputs,
-// channels / groups, kernel_h, kernel_w); all contiguous, nothing empty. shape: 16 numbers in the order of `Shape`.
-API void hb_conv2d(const uint64_t* x, const uint64_t* weight, const int64_t* shape, int threads, uint64_t* out) {
+// channels / groups, kernel_h, kernel_w); all contiguous, nothing empty. shape: 17 numbers in the order of `Shape`. x: of
+// 64 bits; or of 32, with sign, for a matrix: height, kernel, strides and groups are 1.
+API void hb_conv2d(const void* x, const uint64_t* weight, const int64_t* shape, int threads, uint64_t* out) {
     Shape s;
     memcpy(&s, shape, sizeof s);
     const int64_t outputs = s.outputs / s.groups, panels = (s.batch * s.out_h * s.out_w + kPlaces - 1) / kPlaces;
-    const bool alone = s.groups == s.channels && outputs <= 2;
+    const bool narrow = s.x_bits == 32, few = narrow && outputs <= kFew;
+    const bool alone = !few && s.groups == s.channels && outputs <= 2;
     // Threads share the longer side, in whole panels or tiles.
     const int64_t rows = alone ? s.batch * s.outputs : outputs, step = alone ? 1 : kRows;
-    const bool by_rows = alone || rows / step > panels;
+    const bool by_rows = alone || (!few && rows / step > panels);
     const int64_t pieces = by_rows ? (rows + step - 1) / step : panels;
     const double products = double(s.batch) * double(s.outputs) * double(s.out_h * s.out_w) *
                             double(s.channels / s.groups * s.kernel_h * s.kernel_w);
     share(pieces, threads, kProduct * products, [&](int64_t first, int64_t last) {
         const int64_t end = std::min(last * step, rows);
         const Part part = by_rows ? Part{0, panels, first * step, end} : Part{first, last, 0, rows};
-        alone          ? dispatch(OVERLOADS(depthwise), x, weight, s, part, out)
-        : s.bits <= 52 ? dispatch<IfmaTargets>(OVERLOADS(multiply), x, weight, s, part, out)
-                       : dispatch(OVERLOADS(multiply), x, weight, s, part, out);
+        const auto wide_x = static_cast<const uint64_t*>(x);
+        const auto narrow_x = static_cast<const int32_t*>(x);
+        if (few) dispatch(OVERLOADS(few_rows), narrow_x, weight, s, part, out);
+        else if (alone) dispatch(OVERLOADS(depthwise), wide_x, weight, s, part, out);
+        else if (s.bits <= 52 && narrow) dispatch<IfmaTargets>(OVERLOADS(multiply), narrow_x, weight, s, part, out);
+        else if (s.bits <= 52) dispatch<IfmaTargets>(OVERLOADS(multiply), wide_x, weight, s, part, out);
+        else if (narrow) dispatch(OVERLOADS(multiply), narrow_x, weight, s, part, out);
+        else dispatch(OVERLOADS(multiply), wide_x, weight, s, part, out);
     });
 }
