@@ -25,7 +25,7 @@ Steps:
 """
 
 from hummingbird.graph.interpreter import OPS, Interpreter, run, run_all
-from hummingbird.graph.rewrite import centered, pools_first
+from hummingbird.graph.rewrite import by_time, centered, pools_first
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, fingerprint
 from hummingbird.graph.trace import problems, trace, unfolded
@@ -37,6 +37,7 @@ __all__ = [
     "Ref",
     "SavedNet",
     "Step",
+    "by_time",
     "centered",
     "fingerprint",
     "pools_first",

@@ -9,6 +9,9 @@ of an LSTM or a GRU has four functions and products in a row, one of an RNN has 
 forward() while the net is traced, and use the layer's own parameters. Without an initial state, or with one that is 0,
 the terms of the state are left out.
 
+The input of an upper layer is a stack of the lower layer's states. For private inference its product with weights is
+made for each time step by itself (`by_time`, graph/rewrite.py).
+
 A first state of 0 bounds all later states: |c| <= t after t steps of an LSTM, and |h| <= 1 in a GRU. The planner, which
 sees one step at a time, would count a bit more for every step, until no bound is left and every step needs openings of
 its own. So the sum that makes the state carries the bound (`sum_within`). It allows for gates that err by ERROR.
@@ -75,7 +78,8 @@ def unrolled(layer: nn.RNNBase | nn.RNNCellBase, input: Any, hx: Any = None) -> 
         if layer.dropout and number < layer.num_layers - 1:
             x = F.dropout(x, layer.dropout, layer.training)
     states = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-    return x if packed is None else packed._replace(x=x), states if lstm else states[0]
+    result = x if packed is None else packed._replace(x=packed.chosen(x, packed.mask))
+    return result, states if lstm else states[0]
 
 
 def _cell(layer: nn.RNNCellBase, input: Any, hx: Any) -> Any:
@@ -106,6 +110,7 @@ def _sequence(
 ) -> tuple[Tensor, State]:
     """Run one layer of a recurrent module in one direction; return its states h of all time steps, and its last state.
 
+    Behind the end of a packed sequence the states h are arbitrary: no layer's results within sequences depend on them.
     layer: the module. names: the end of the names of the weights of this layer and direction, such as "_l0_reverse". x:
     the layer's input. time: the dimension of x that counts time steps. state: the state before the first time step,
     (h,) or for an LSTM (h, c); () for zeros. backwards: go from the last time step to the first. packed: the sequences'
@@ -140,7 +145,7 @@ def _sequence(
     if packed is None:
         return every[0], states[-1]
     last = states[-1] if backwards else tuple(packed.chosen(part, packed.ends()).sum(time) for part in every)
-    return packed.chosen(every[0], packed.mask), last
+    return every[0], last
 
 
 def in_time(run: Callable[..., State], parts: Sequence[tuple[Any, ...]], state: State) -> list[State]:

@@ -1,7 +1,8 @@
 """Rewrites a net's steps to those that the parties compute.
 
-There are four rewrites: max poolings move before ReLUs, and the weights before a norm subtract its mean
-(graph/rewrite.py); small columns of weights keep their precision (mpc/plan/columns.py); masks move into the softmaxes.
+There are five rewrites: max poolings move before ReLUs, the weights before a norm subtract its mean, and stacked
+recurrent layers are taken step by step in time (graph/rewrite.py); small columns of weights keep their precision
+(mpc/plan/columns.py); masks move into the softmaxes.
 
 A pooling that moves before a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1) - (N - 1) 2^m,
 so two such values differ by less than 2^k - 2 (N - 1) 2^m. k + 1 bits hold their difference, or k + 2 bits if the
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.graph import centered, pools_first
+from hummingbird.graph import by_time, centered, pools_first
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.graph.steps import Ref, Step, compact, refs
 from hummingbird.mpc.plan import columns
@@ -122,12 +123,14 @@ class Rewritten(NamedTuple):
     def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
         """Rewrite a net's steps for a protocol; return a `Rewritten` with the new steps.
 
-        Attention masks move into softmaxes, small columns of weights keep their precision, max poolings move before
-        ReLUs, and norms subtract their mean through the weights before them. With "gmw" poolings and norms stay as they
+        Attention masks move into softmaxes, small columns of weights keep their precision, stacked recurrent layers
+        are taken step by step, max poolings move before ReLUs, and norms subtract their mean through the weights before
+        them. With "gmw" poolings and norms stay as they
         are: a moved pooling would need a rescaling.
         protocol: "masked" or "gmw".
         private: the configuration of the conversion if weights are private, else None.
         """
+        steps = by_time(steps)
         steps = hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
         if not named(protocol).takes_rounded_shares:
             return cls(steps, {})
