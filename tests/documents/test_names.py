@@ -43,6 +43,7 @@ import scripts.tools.gpu
 import scripts.tools.net_table
 import scripts.tools.trained_elsewhere
 import scripts.train.bert
+import scripts.train.gpt
 import scripts.train.images
 import scripts.train.lstm
 import scripts.train.recommender
@@ -117,6 +118,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.papers.results": lambda: scripts.papers.results.parser().format_help(),
     "scripts.bench.soak": lambda: scripts.bench.soak.parser().format_help(),
     "scripts.train.bert": lambda: help_of(scripts.train.bert.main),
+    "scripts.train.gpt": lambda: help_of(scripts.train.gpt.main),
     "scripts.train.lstm": lambda: help_of(scripts.train.lstm.main),
     "scripts.train.recommender": lambda: help_of(scripts.train.recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),
