@@ -32,6 +32,7 @@ import scripts.bench.resnet
 import scripts.bench.serve
 import scripts.bench.simulate
 import scripts.bench.soak
+import scripts.bench.text
 import scripts.demo
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
@@ -117,6 +118,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.relay": lambda: help_of(scripts.bench.relay.main),
     "scripts.papers.results": lambda: scripts.papers.results.parser().format_help(),
     "scripts.bench.soak": lambda: scripts.bench.soak.parser().format_help(),
+    "scripts.bench.text": lambda: help_of(scripts.bench.text.main),
     "scripts.train.bert": lambda: help_of(scripts.train.bert.main),
     "scripts.train.gpt": lambda: help_of(scripts.train.gpt.main),
     "scripts.train.lstm": lambda: help_of(scripts.train.lstm.main),
