@@ -25,7 +25,7 @@ from scripts.train.text_training import TextRecipe, TextTraining, add_text_argum
 
 _EPILOG = """examples:
   the net of this repository (a quarter of an hour on one CPU core for each epoch):
-    python -m scripts.train.gpt --data DATA --epochs 1 --amp --out checkpoints/wikitext2-gpt.pt
+    python -m scripts.train.gpt --data DATA --epochs 3 --amp --out checkpoints/wikitext2-gpt.pt
 
 A training that was interrupted goes on from the last whole epoch with the same command and --resume.
 """
