@@ -104,7 +104,7 @@ class Tuning:
         self.first = self.best = self._epoch(0)
 
     def _epoch(self, number: int) -> Epoch:
-        weights = weights_file(self._net, half=self.args.half)
+        weights = weights_file(self._net, torch.float16 if self.args.half else torch.float32)
         return Epoch(number, self.judge.accuracy(weights, self.config, *self.held), weights)
 
     def run(self, training: Training) -> None:

@@ -6,7 +6,8 @@ calls my_nets.small(10) and my_data.images(split="test"), from modules in the cu
 
 A checkpoint is a state dict of tensors written by torch.save and read with weights_only=True, so that a foreign file
 can neither run code, nor take more memory than its size: torch.save compresses nothing. Weights in half precision are
-cast to float32. They are loaded into a net, or an error says exactly why they do not fit.
+cast to float32, and rows of 8 bits multiplied by their scales. They are loaded into a net, or an error says exactly
+why they do not fit.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from hummingbird.graph.programs import SUFFIXES, from_object, load_program
 
 Net = TypeVar("Net", bound=nn.Module)
 
+_SCALES = ".row_scales"  # behind the name of a tensor of 8 bits, the name of the scales of its rows
 _SHOWN = 3  # names listed of each kind of misfit
 _HINT = "torch.save(net.state_dict(), FILE) makes one"
 
@@ -45,6 +47,19 @@ def _some(kind: str, items: list[str]) -> list[str]:
 
 def _plain(value: torch.Tensor) -> bool:
     return value.layout == torch.strided and not (value.is_complex() or value.is_quantized or value.is_meta)
+
+
+def _restored(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with rows of 8 bits multiplied by their scales, which it has no more: float32 tensors."""
+    found = dict(state)
+    for key, value in state.items():
+        scales = state.get(key + _SCALES)
+        if scales is None or value.dtype != torch.int8 or not value.ndim or scales.shape != value.shape[:1]:
+            continue
+        if _plain(value) and _plain(scales) and scales.is_floating_point():
+            found[key] = value.float() * scales.float().view(-1, *(1,) * (value.ndim - 1))
+            del found[key + _SCALES]
+    return found
 
 
 def load_checkpoint(path: str | Path, model: Net) -> Net:
@@ -72,7 +87,7 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
         raise ValueError(
             f"{path} holds no state dict of tensors\nhint: save it with torch.save(net.state_dict(), path)"
         )
-    own = model.state_dict()
+    state, own = _restored(state), model.state_dict()
     problems = [
         *_some("missing", [key for key in own if key not in state]),
         *_some("unexpected", [key for key in state if key not in own]),
@@ -116,21 +131,27 @@ def load_weights(content: bytes, model: nn.Module) -> None:
 
     The model's tensors keep their types.
     """
-    model.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
+    model.load_state_dict(_restored(torch.load(io.BytesIO(content), weights_only=True)))
 
 
-def weights_file(model: nn.Module, *, half: bool) -> bytes:
+def weights_file(model: nn.Module, kind: torch.dtype) -> bytes:
     """Return a state dict of `model` as the content of a file, which `load_weights` reads.
 
-    half: whether floating-point numbers are stored as float16, else as float32. Raises InputError for a value that the
-    type cannot hold.
+    kind: how floating-point numbers are stored. torch.float32; torch.float16, half the size; or torch.int8, a quarter:
+    tensors of two or more dimensions as int8 with a float32 scale for each row (its largest number is 127), the others
+    as float16. Raises InputError for a value that the type cannot hold.
     """
-    kind = torch.float16 if half else torch.float32
-    state = {
-        key: (value.to(kind) if value.is_floating_point() else value).cpu().contiguous()
-        for key, value in model.state_dict().items()
-    }
-    large = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    state: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        value = value.cpu().contiguous()
+        if kind == torch.int8 and value.is_floating_point() and value.ndim > 1:
+            scales = value.abs().flatten(1).amax(1).float() / 127
+            by_row = scales.clamp(min=torch.finfo(torch.float32).tiny).view(-1, *(1,) * (value.ndim - 1))
+            state[key], state[key + _SCALES] = (value / by_row).round().to(torch.int8), scales
+        else:
+            stored = torch.float16 if kind == torch.int8 else kind
+            state[key] = value.to(stored) if value.is_floating_point() else value
+    large = [key.removesuffix(_SCALES) for key, value in state.items() if not torch.isfinite(value).all()]
     if large:
         raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
     # Through a file object: with a path, torch.save writes the file's name into the archive and so into its hash.

@@ -224,7 +224,7 @@ def run(options: argparse.Namespace) -> None:
     if kept is not None:
         training.restore(kept)
     train(training, state, command)
-    content = weights_file(model, half=options.half)
+    content = weights_file(model, torch.float16 if options.half else torch.float32)
     if ranks.first():
         write_together({options.out: content})
         state.unlink(missing_ok=True)

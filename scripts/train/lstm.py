@@ -52,6 +52,7 @@ class Training(TextTraining):
 
     model: WordLSTM
     recipe: Recipe
+    stored = torch.int8
 
     def __init__(self, text: Text, recipe: Recipe) -> None:
         words = text.numbers["train"]

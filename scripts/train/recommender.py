@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
     net = Recommender(questions["train"].movies, dropout=options.dropout)
     chosen = {key: getattr(options, key) for key in ("epochs", "batch", "rate", "weight_decay")}
     train(net, questions["train"], **chosen)
-    write_together({options.out: weights_file(net, half=True)})
+    write_together({options.out: weights_file(net, torch.float16)})
     load_checkpoint(options.out, net)
     for split in ("validation", "test"):
         asked = questions[split]

@@ -7,6 +7,8 @@ It is also asked as questions: which of the 64 most frequent words stands in the
 44 of 100 words of the test text are one of the 64; <unk> and the end of a line are none of them. Who always says "the"
 is right for 13 of 100. The 4,000 most frequent words have rows of their own in the table of word vectors; then comes
 the row of all rarer ones, and that of a hidden word.
+
+A GPT reads it as pieces of words (models/pieces.py), each word with a blank before it; <eos> is the end of a line.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.bert import bert_tiny
+from models.pieces import Pieces
 from scripts.train.data import SPLITS, read_text
 
 _FILES = {"train": "train", "validation": "valid", "test": "test"}
@@ -105,3 +108,25 @@ def vectors(
     chosen = torch.arange(count) * len(rows) // count
     with torch.no_grad():
         return load_checkpoint(weights, bert_tiny()).words(hidden(rows[chosen])), answers[chosen]
+
+
+def learned_pieces(text: Text, size: int) -> Pieces:
+    """Learn `size` pieces of the words of the training text; about 10 s.
+
+    Raises InputError for a text that has fewer.
+    """
+    pieces = Pieces.learn({_spelled(word): count for word, count in zip(text.words, text.counts, strict=True)}, size)
+    if len(pieces.all) < size:
+        hint = "the training text of WikiText-2 is larger: is the file whole?"
+        raise InputError(f"{len(pieces.all)} pieces in the text, {size} expected", where="wikitext-2", hint=hint)
+    return pieces
+
+
+def pieced(text: Text, split: str, pieces: Pieces) -> Tensor:
+    """The numbers of the pieces of a split, int64 (N,)."""
+    parts = [torch.tensor(pieces.numbers(_spelled(word))) for word in text.words]
+    return torch.cat([parts[number] for number in text.numbers[split].tolist()])
+
+
+def _spelled(word: str) -> str:
+    return "\n" if word == "<eos>" else f" {word}"

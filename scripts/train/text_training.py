@@ -48,8 +48,10 @@ class TextRecipe:
 class TextTraining:
     """A net with its optimizer and schedule, trained in place epoch by epoch; as `training.Training`.
 
-    steps: of an epoch.
+    steps: of an epoch. stored: how the weights are stored, as in `commands.sources.weights_file`.
     """
+
+    stored = torch.float16
 
     def __init__(self, model: nn.Module, steps: int, recipe: TextRecipe) -> None:
         self.model, self.steps, self.recipe, self.epoch = model, steps, recipe, 0
@@ -98,7 +100,7 @@ class TextTraining:
 
 def add_text_arguments(parser: argparse.ArgumentParser, *, epochs: int, batch: int, rate: float) -> None:
     """The options of every such program, with these defaults."""
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights, float16")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights")
     parser.add_argument("--data", metavar="FOLDER", help="folder that holds wikitext-2/ (default: HUMMINGBIRD_DATA)")
     text = "passes over the text (default: %(default)s)"
     parser.add_argument("--epochs", type=int, default=epochs, help=text)
@@ -136,7 +138,7 @@ def train_text(
         if kept is not None:
             made.restore(kept)
         train(made, state, command)
-        write_together({options.out: weights_file(made.model, half=True)})
+        write_together({options.out: weights_file(made.model, made.stored)})
         state.unlink(missing_ok=True)
         load_checkpoint(options.out, made.model)
         for split in ("validation", "test"):

@@ -33,6 +33,7 @@ import scripts.bench.resnet
 import scripts.bench.serve
 import scripts.bench.simulate
 import scripts.bench.soak
+import scripts.bench.text
 import scripts.demo
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
@@ -44,6 +45,7 @@ import scripts.tools.gpu
 import scripts.tools.net_table
 import scripts.tools.trained_elsewhere
 import scripts.train.bert
+import scripts.train.gpt
 import scripts.train.images
 import scripts.train.lstm
 import scripts.train.recommender
@@ -118,7 +120,9 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.relay": lambda: help_of(scripts.bench.relay.main),
     "scripts.papers.results": lambda: scripts.papers.results.parser().format_help(),
     "scripts.bench.soak": lambda: scripts.bench.soak.parser().format_help(),
+    "scripts.bench.text": lambda: help_of(scripts.bench.text.main),
     "scripts.train.bert": lambda: help_of(scripts.train.bert.main),
+    "scripts.train.gpt": lambda: help_of(scripts.train.gpt.main),
     "scripts.train.lstm": lambda: help_of(scripts.train.lstm.main),
     "scripts.train.recommender": lambda: help_of(scripts.train.recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),

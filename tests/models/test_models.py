@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from hummingbird.commands.sources import load_weights, weights_file
 from models import MODELS, get_model, load_checkpoint
 from models.cryptonets import CryptoNets, Square
 from tests.support.covering import every
@@ -182,6 +183,35 @@ def test_checkpoint_round_trip_casts_half_to_float32(tmp_path: Path) -> None:
         stored = net.state_dict()[key]
         assert torch.equal(value, stored.float() if stored.is_floating_point() else stored), key
         assert value.dtype in (torch.float32, torch.int64), key
+
+
+def test_rows_of_8_bits_come_back_within_half_a_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Linear(4, 6))
+    with torch.no_grad():
+        net[2].weight[3] = 0  # a row of zeros has no largest number
+        net[2].weight[4] *= 1e30  # far beyond float16: its scale holds it
+    (tmp_path / "bytes.pt").write_bytes(weights_file(net, torch.int8))
+    made = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Linear(4, 6))
+    found, stored = load_checkpoint(tmp_path / "bytes.pt", made).state_dict(), torch.load(tmp_path / "bytes.pt")
+    other = nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.Linear(4, 6))
+    load_weights((tmp_path / "bytes.pt").read_bytes(), other)
+    for key, value in net.state_dict().items():
+        assert torch.equal(found[key], other.state_dict()[key]), key
+        if value.ndim > 1:
+            assert stored[key].dtype == torch.int8
+            largest = value.abs().flatten(1).amax(1).view(-1, *(1,) * (value.ndim - 1))
+            assert bool(((found[key] - value).abs() <= largest * (0.5 / 127 + 2**-22)).all()), key  # and rounding
+        else:
+            assert torch.equal(found[key], value.half().float() if value.is_floating_point() else value), key
+
+
+def test_scales_that_do_not_fit_are_no_scales(tmp_path: Path) -> None:
+    state = {"weight": torch.ones(2, 3, dtype=torch.int8), "bias": torch.zeros(2)}
+    for scales in (torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.int64), torch.ones(2) * 1j):
+        torch.save(state | {"weight.row_scales": scales}, tmp_path / "net.pt")
+        with pytest.raises(ValueError, match="unexpected: weight.row_scales"):
+            load_checkpoint(tmp_path / "net.pt", nn.Linear(3, 2))
 
 
 def test_checkpoint_that_does_not_fit_is_explained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The data, nets and trainings on text and on ratings: private lookups' two applications, and BERT-tiny."""
+"""The data, nets and trainings on text and on ratings: private lookups' two applications, BERT-tiny and the GPT."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import torch
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.bert import Bert, bert_tiny
+from models.gpt import Gpt, gpt2, gpt_small
 from models.lstm import WordLSTM
+from models.pieces import Pieces
 from models.recommender import Recommender
-from scripts.train import bert, lstm, recommender
+from scripts.train import bert, gpt, lstm, recommender
+from scripts.train.gpt import surprise
 from scripts.train.lstm import perplexity, windows
 from scripts.train.movielens_data import HISTORY, load_questions
 from scripts.train.recommender import auc
-from scripts.train.text_data import HIDDEN, LENGTH, choices, hidden, load_text, questions, vectors
+from scripts.train.text_data import HIDDEN, LENGTH, choices, hidden, load_text, pieced, questions, vectors
 from tests.support.data import data_folder
+from tests.support.paths import ROOT
 
 SPLITS = ("train", "validation", "test")
 
@@ -281,3 +285,69 @@ def test_bert_is_trained_and_judged_by_its_answers(
         found = net(net.words(hidden(rows))).argmax(1) == answers
     assert f"test accuracy {100 * float(found.double().mean()):.2f} % of {len(answers)} hidden words" in said
     assert bert.main([*words, "--batch", "0"]) == 1
+
+
+def test_a_gpt_s_places_read_the_places_before_them_alone() -> None:
+    torch.manual_seed(0)
+    net = gpt_small().eval()
+    numbers = torch.randint(4096, (2, 40))
+    other = numbers.index_fill(1, torch.tensor([25]), 7)
+    with torch.no_grad():
+        one, two, short = net(net.words(numbers)), net(net.words(other)), net(net.words(numbers[:, :10]))
+    assert torch.equal(one[:, :25], two[:, :25]) and not torch.equal(one[:, 25:], two[:, 25:])
+    assert torch.allclose(one[:, :10], short, atol=1e-5)  # float32, sums of 192 products
+    with pytest.raises(ValueError, match="heads divide the width"):
+        Gpt(words=300, places=4, width=9, heads=2, layers=1)
+    with torch.device("meta"):
+        whole = gpt2()
+    assert sum(part.numel() for part in whole.parameters()) == 124_439_808  # GPT-2 small's, by its authors' release
+
+
+@pytest.mark.parametrize("length", [2, 7, 9, 10, 12, 13, 14, 40, 41])
+def test_every_piece_but_the_first_is_scored_once(length: int) -> None:
+    torch.manual_seed(0)
+    net = Gpt(words=300, places=8, width=4, heads=1, layers=1).double()
+    numbers, expected = torch.randint(300, (length,)), 0.0
+    for place in range(1, length):
+        start = 0 if place <= 8 else (place - 5) // 4 * 4  # the steps that follow are of 4 pieces
+        with torch.no_grad():
+            logits = net(net.words(numbers[None, start:place]))[0, -1]
+        expected -= float(logits.log_softmax(0)[numbers[place]])
+    assert surprise(net, numbers, batch=2) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_gpt_is_trained_and_judged_by_the_word(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small() -> Gpt:
+        pieces = torch.zeros(3, 16, dtype=torch.uint8)  # " a", " b", " c"
+        return Gpt(words=259, places=16, width=8, heads=2, layers=1, pieces=pieces)
+
+    monkeypatch.setattr(gpt, "gpt_small", small)
+    place = tmp_path / "net.pt"
+    words = ["--data", str(folder), "--epochs", "8", "--batch", "2", "--rate", "0.02", "--out", str(place)]
+    assert gpt.main(words) == 0
+    said = capsys.readouterr().out
+    net, text = load_checkpoint(place, small()).eval(), load_text(folder)
+    assert net.pieces is not None
+    pieces = Pieces.of_table(net.pieces)
+    numbers = pieced(text, "test", pieces)
+    assert pieces.text(numbers.tolist()) == " b b a\n" * 12
+    shown = math.exp(surprise(net, numbers) / (len(text.numbers["test"]) - 1))
+    assert f"test perplexity {shown:.2f} of 48 words" in said
+    assert float(said.split("validation perplexity ")[1].split()[0]) < 3.95  # as for the LSTM above
+    monkeypatch.setattr(gpt, "gpt_small", gpt_small)
+    assert gpt.main(["--data", str(folder), "--out", str(tmp_path / "other.pt")]) == 1
+    assert "pieces in the text, 4096 expected" in capsys.readouterr().err
+
+
+def test_the_shipped_gpt_prefers_the_text_to_its_words_in_another_order() -> None:
+    net = load_checkpoint(ROOT / "checkpoints" / "wikitext2-gpt.pt", gpt_small()).eval()
+    assert net.pieces is not None
+    pieces, text = (
+        Pieces.of_table(net.pieces),
+        " In 1998 , the film was released in the United States . It was the first",
+    )
+    other = "".join(f" {word}" for word in sorted(text.split()))
+    found, lost = (surprise(net, torch.tensor(pieces.numbers(words))) for words in (text, other))
+    assert found + 20 < lost

@@ -287,8 +287,8 @@ def test_half_refuses_what_float16_cannot_hold(tmp_path: Path) -> None:
     net = torch.nn.Linear(1, 1)
     torch.nn.init.constant_(net.weight, 65536.0)
     with pytest.raises(InputError, match="save without --half"):
-        weights_file(net, half=True)
-    (tmp_path / "net.pt").write_bytes(weights_file(net, half=False))
+        weights_file(net, torch.float16)
+    (tmp_path / "net.pt").write_bytes(weights_file(net, torch.float32))
     assert load_checkpoint(tmp_path / "net.pt", torch.nn.Linear(1, 1)).weight.item() == 65536.0
 
 

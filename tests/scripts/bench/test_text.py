@@ -1,0 +1,30 @@
+"""The comparison of a GPT in private with plain torch: what counts as agreeing and as explained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.gpt import Gpt
+from scripts.bench.text import compared, measure
+
+
+def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
+    plain = torch.tensor([[[3.0, 2.9, 0.0], [3.0, 2.0, 0.0], [1.0, 0.0, 0.0]]])
+    found = plain + torch.tensor([[[-0.1, 0.1, 0.0], [0.0, 0.0, 0.1], [0.0, 0.0, 0.0]]])
+    following = torch.tensor([[0, 1, 2]])
+    row = compared(plain, found, following)
+    assert row["pieces"] == 3 and row["unexplained"] == 0
+    assert row["agreeing_percent"] == pytest.approx(100 * 2 / 3)
+    assert row["largest_gap_of_others"] == pytest.approx(0.1) and row["largest_logit_error"] == pytest.approx(0.1)
+    swapped = compared(plain, plain[..., [1, 0, 2]] * torch.tensor([1.0, 1.0, 1.0]), following)
+    assert swapped["agreeing_percent"] == 0 and swapped["unexplained"] == 0  # errors of 1 explain gaps of 1
+    assert compared(plain, plain, following)["perplexity_change_percent"] == 0
+
+
+def test_the_twin_of_a_gpt_agrees() -> None:
+    torch.manual_seed(0)
+    net = Gpt(words=30, places=6, width=8, heads=2, layers=1).eval()
+    row = measure(net, torch.randint(30, (2, 7)), True)
+    assert row["pieces"] == 12 and row["unexplained"] == 0 and abs(row["perplexity_change_percent"]) < 0.5
+    assert row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
