@@ -9,6 +9,7 @@ polynomials, its argument.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
@@ -22,6 +23,7 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.ops.norms import rows as rows_of
+from hummingbird.graph.steps import refs
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM, ranged
@@ -214,6 +216,8 @@ def find_rows(
     batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are not finite,
     ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
+    A function of a recurrent layer has one range for all time steps that apply the same weights (`_by_weights`).
+
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)
     >>> list(rows)
@@ -225,10 +229,11 @@ def find_rows(
     check_images(images, batch)
     net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
     folded, seen = FoldedNet(net, "masked"), dict[str, _Seen]()
-    more = 1.0 + headroom
+    more, pooled, shared = 1.0 + headroom, _by_weights(folded.traced), dict[tuple[Any, ...], _Seen]()
 
     def watched(step: Step) -> Callable[..., Any]:
-        found = seen.setdefault(step.name, _Seen())
+        key = pooled.get(step.name, (step.name,))
+        found = seen[step.name] = shared.setdefault(key, _Seen())
 
         def run(x: Tensor, *others: Tensor) -> Any:
             if not all(bool(value.isfinite().all()) for value in (x, *others)):
@@ -258,6 +263,25 @@ def find_rows(
                 progress(done, len(images))
     noted = [(name, step) for name, step in kinds if step.op not in builders.ON_SQUARES or seen[name].most > -math.inf]
     return {name: _rows(step, seen[name], more, error) for name, step in noted}
+
+
+def _by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
+    """Return a key for the functions of recurrent layers, by name: those with equal keys share the range of values.
+
+    They are the same function of results of the same weights, which several steps apply: the time steps of one layer. A
+    value that one time step has not reached, another one may reach with other inputs.
+    """
+    applied = Counter(id(step.attrs["weight"]) for step in steps if step.op == "linear")
+    found, sources = dict[str, tuple[Any, ...]](), list[frozenset[int]]()
+    for step in steps:
+        if step.op == "linear":
+            weight = id(step.attrs["weight"])
+            sources.append(frozenset({weight} if applied[weight] > 1 else ()))
+            continue
+        sources.append(frozenset[int]().union(*(sources[ref.index] for ref in refs(step.inputs))))
+        if sources[-1] and ranged(step) and step.op not in (*builders.ON_SQUARES, "softmax"):
+            found[step.name] = step.op, step.attrs.get("expression", ""), sources[-1]
+    return found
 
 
 def _under_root(step: Step, x: Tensor) -> Tensor:

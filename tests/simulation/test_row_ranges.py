@@ -77,3 +77,21 @@ def test_bad_input_is_told(x: Tensor, options: dict[str, Any], error: type[Excep
 
 def test_a_net_without_such_layers_has_no_rows() -> None:
     assert hummingbird.find_rows(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)) == {}
+
+
+def test_time_steps_of_a_recurrent_layer_share_their_ranges() -> None:
+    """A gate or a state has one range for all steps but the first, which reads no state."""
+
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(3, 4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x)[0]
+            return out
+
+    torch.manual_seed(1)
+    rows = hummingbird.find_rows(Stacked().eval(), torch.randn(4, 5, 3))
+    assert len(rows) == 2 * 2 * 5
+    assert len({str(found) for found in rows.values()}) == 2 * 2 * 2
