@@ -143,8 +143,8 @@ class CachedRows:
     """
 
     def __init__(self, session: Session, shape: Sequence[int], key: int, bits: int) -> None:
+        self.shape, self.key, self.bits, self.filled = tuple(shape), key, bits, 0
         *batch, self.places, length = shape
-        self.key, self.bits, self.filled = key, bits, 0
         size = (self.places, *batch, length)
         self.mask = session.correlation(FixedMask(size, key, bits=bits)).mask
         self.opened = torch.zeros(size, dtype=torch.int64, device=self.mask.device)
@@ -171,6 +171,24 @@ class CachedRows:
         size = (count, *self.opened.shape[1:])
         like = Operand(self.opened[:count].view(size), 0, self.bits)
         self.opened[self.filled - count : self.filled] = seen(parts, like).word
+
+
+def cached(session: Session, shape: Sequence[int], key: int, bits: int) -> CachedRows:
+    """Return the rows that the session's conversation has under `key`; the first call begins them, without rows.
+
+    shape, key, bits: as `CachedRows` takes them; they must be the same in each call.
+    Raises InputError outside of a conversation, and for another shape or other bits. Sends nothing.
+    """
+    if session.conversation is None:
+        what = "a layer with cached rows runs outside of a conversation"
+        raise InputError(what, where="cached rows", hint="run the net's steps in a `Conversation`")
+    rows: CachedRows | None = session.conversation.caches.get(key)
+    if rows is None:
+        rows = session.conversation.caches[key] = CachedRows(session, shape, key, bits)
+    if (rows.shape, rows.bits) != (tuple(shape), bits):
+        what = f"rows of {rows.shape} in {rows.bits} bits were begun under key {key}, not {tuple(shape)} in {bits}"
+        raise InputError(what, where="cached rows", hint="give each cache a key of its own")
+    return rows
 
 
 def product(
