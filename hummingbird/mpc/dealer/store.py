@@ -33,7 +33,7 @@ from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
 from hummingbird.slots import Ledger
 
-_REGIONS = 3  # regions mapped at a time: two slices in use, and the next one; more if more slots are in use
+_REGIONS = 3  # regions mapped at a time: two slices in use, and the next one; more if more conversations are in use
 
 
 class StoreDealer:
@@ -307,7 +307,8 @@ class StoreDealer:
         with self._reading:  # another thread reads the setup
             found = self._regions.pop(region, None) or self._corrections.read(region)
             self._regions[region] = found  # the last one used is the last one dropped
-            while len(self._regions) > max(_REGIONS, 2 * len(self._out) + 1):
+            most = _REGIONS if len(self.header.order) == 1 else max(_REGIONS, 2 * len(self._out) + 1)
+            while len(self._regions) > most:
                 del self._regions[next(iter(self._regions))]
             return found
 
