@@ -201,7 +201,7 @@ def talks(path: str, count: str) -> None:
 
     Says every mask before anything is sent behind it, by a digest of this party's share, and what it hides.
     """
-    masked = cached_rows.masked
+    steps, masked = steps_of(2), cached_rows.masked  # a dry run finds the steps: it uses no mask
 
     def told(session: Session, operand: Operand, mask: torch.Tensor) -> torch.Tensor:
         conversation, message = session.conversation, masked(session, operand, mask)
@@ -216,7 +216,7 @@ def talks(path: str, count: str) -> None:
     _say("joined")
     assert isinstance(session.dealer, StoreDealer)
     for _ in range(int(count) or session.dealer.slots_left):
-        conversation, parts = Conversation(session, FACTS, steps_of(2)), []
+        conversation, parts = Conversation(session, FACTS, steps), []
         seed = conversation._material.number  # type: ignore[attr-defined]
         for number in range(len(STEPS)):
             with conversation.step() as inner:
