@@ -121,7 +121,7 @@ def stores(root: Path) -> dict[str, Parser]:
     used = slots.beginning(set_id) + b'{"used": 0}\n{"bound": "weights", "digest": "00"}\n{"used": 2}\n'
     requests = [request for request, _ in CASES]
     facts = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
-    deal(root / "store", setup=[], batch=requests[:6], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
+    deal(root / "store", setup=[], steps=[requests[:6]], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
     party = folder.lane_folder(root / "store", 0, 0)
     header, seed = party / folder.HEADER, (party / folder.SEED).read_bytes()
 
@@ -178,7 +178,10 @@ def dealers() -> dict[str, Parser]:
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
     items = [request.to_json() for request, _ in CASES]
-    asked = [json.dumps({**session, "first": 0, "wait": 1.5, "requests": [item]}).encode() for item in items]
+    asked = [
+        json.dumps({**session, "first": 0, "conversation": 0, "wait": 1.5, "requests": [item]}).encode()
+        for item in items
+    ]
 
     def requests(data: bytes) -> None:
         _read(data, CorrectRequest)

@@ -36,6 +36,22 @@ class Supply(Protocol):
         """Return this party's shares for the slice's next request, and their cost."""
 
 
+class ConversationMaterial(Protocol):
+    """Interface: the material of one conversation, step after step."""
+
+    def next(self) -> Supply:
+        """Return the supply of the next step."""
+
+    def close(self) -> None:
+        """Give up what is left."""
+
+
+class CachesOfConversation(Protocol):
+    """Interface: a conversation (conversation.py) as layers see it, with its rows that stay, by key."""
+
+    caches: dict[int, Any]
+
+
 class Dealer(Protocol):
     """Interface: a party's source of correlated randomness, such as a dealer's client, a store, or a local dealer."""
 
@@ -50,6 +66,13 @@ class Dealer(Protocol):
         """Return the supply of a net's next slice, which gives out the slice's material.
 
         requests: those that the slice will make, in order; None if they are not known yet.
+        """
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Sequence[Request[Any]]] | None) -> ConversationMaterial:
+        """Begin a conversation, whose masks no other conversation has; return its material.
+
+        facts: of the net, as `admit` takes them. steps: the requests of each step, in order; None if they are not
+            known.
         """
 
     def bind(self, name: str, digest: bytes) -> None:
@@ -122,6 +145,7 @@ class Session:
     supply: Supply | None = None  # the source of `correlation`; None: the dealer
     requests: list[Request[Any]] = field(default_factory=list)  # the requests made to the supply, in order
     run: object = field(default_factory=object)  # identifies the run: `supplied_by` keeps it
+    conversation: CachesOfConversation | None = None  # whose step this session runs; it has the rows that stay
 
     def correlation(self, request: Request[Shares]) -> Shares:
         """Return this party's shares for a request. All parties make the same requests in the same order.
