@@ -14,6 +14,7 @@ from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.protocols import step_tables
 from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
 from hummingbird.mpc.protocols.boolean import And, AndPair
+from hummingbird.mpc.protocols.cached_rows import CachedMatMul
 from hummingbird.mpc.protocols.division import Division
 from hummingbird.mpc.protocols.gmw import PrivateAnd
 from hummingbird.mpc.protocols.lift import Lifting
@@ -364,6 +365,37 @@ def check_lifted_matmul(parts, *, size0, size1, value, factor, product):
         if bits > 0:
             low = M64 >> 64 - bits
             assert [x & low for x in total(fields[name])] == [x & low for x in numbers.flatten().tolist()]
+
+
+def check_cached_matmul(parts, rows_mask, *, size0, rows, turned, key, value, factor, product):
+    """A fresh mask from its summands and carries; its product with the rows' mask, and products with its top bits.
+
+    rows_mask: all shares of the rows' mask, which the parties have from another request.
+    """
+    names = CachedMatMul(size0, rows, turned, key, value, factor, product).parts
+    fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
+    a, t = read_masks(fields["mask"], [fields.get(name) for name in ("carry", "wrapped")], value, product)
+    places, *batch, length = rows
+    b = total([share.flatten() for share in rows_mask])
+    across = length if turned else places
+    stacks = math.prod(batch)
+    wanted, tops = [], []
+    for stack in range(stacks):
+        for i in range(size0[-2]):
+            at = [(stack * size0[-2] + i) * across + j for j in range(across)]
+            columns = places if turned else length
+
+            def entry(j, column, stack=stack):
+                place, element = (column, j) if turned else (j, column)
+                return b[(place * stacks + stack) * length + element]
+
+            wanted += [sum(a[at[j]] * entry(j, column) for j in range(across)) for column in range(columns)]
+            tops += [t[at[j]] * entry(j, column) for j in range(across) for column in range(columns)]
+    for name, numbers, bits in (("product", wanted, product), ("top", tops, product - value)):
+        assert (name in fields) == (bits > 0)
+        if bits > 0:
+            low = M64 >> 64 - bits
+            assert [x & low for x in total(fields[name])] == [x & low for x in numbers]
 
 
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}

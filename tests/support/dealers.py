@@ -50,7 +50,7 @@ class Running:
 def raw(running: Running, method: str, **fields) -> list[bytes]:
     """A raw request, as a foreign program could send it."""
     channel = rpc_client.connect(running.address, timeout=HANG)
-    data = json.dumps(fields).encode()
+    data = json.dumps({"conversation": 0, **fields} if method == "Correct" else fields).encode()
     try:
         if method == "Correct":
             return list(rpc_client.stream(channel, method, data, timeout=HANG))

@@ -178,7 +178,10 @@ def dealers() -> dict[str, Parser]:
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
     items = [request.to_json() for request, _ in CASES]
-    asked = [json.dumps({**session, "first": 0, "wait": 1.5, "requests": [item]}).encode() for item in items]
+    asked = [
+        json.dumps({**session, "first": 0, "conversation": 0, "wait": 1.5, "requests": [item]}).encode()
+        for item in items
+    ]
 
     def requests(data: bytes) -> None:
         _read(data, CorrectRequest)

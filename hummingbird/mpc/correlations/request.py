@@ -274,15 +274,19 @@ REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in th
 
 
 class ReceiverTurn(NamedTuple):
-    """Position of a request in the receiver rotation.
+    """Position of a request in the receiver rotation, and the conversation whose masks it refers to.
 
     receiver: the party that receives the request's correction.
     number: how many earlier requests had the same receiver.
-    No two requests of a session, or of a store, have the same turn. So the turn selects the request's random numbers.
+    conversation: number of the conversation, from 1 on; 0 outside of conversations. Masks with a key
+        (`Field.key`) are equal in all requests of one conversation, and independent of those of another one.
+    No two requests of a session, or of a store, have the same receiver and number. So these two select the request's
+    random numbers.
     """
 
     receiver: int
     number: int
+    conversation: int = 0
 
 
 class ReceiverRotation:
@@ -294,16 +298,17 @@ class ReceiverRotation:
     def __init__(self, parties: int) -> None:
         self._sent, self._served = [0] * parties, [0] * parties
 
-    def take(self, requests: Sequence[Request[Any]]) -> list[ReceiverTurn]:
+    def take(self, requests: Sequence[Request[Any]], conversation: int = 0) -> list[ReceiverTurn]:
         """Return the receiver turns of the next requests, in order, and count these requests.
 
         A turn says which party receives the request's correction, and how many corrections that party received before.
+        conversation: the number of the conversation that makes these requests; 0 for none.
         """
-        return [self._next(request) for request in requests]
+        return [self._next(request, conversation) for request in requests]
 
-    def _next(self, request: Request[Any]) -> ReceiverTurn:
+    def _next(self, request: Request[Any], conversation: int) -> ReceiverTurn:
         receiver = self._sent.index(min(self._sent))
-        turn = ReceiverTurn(receiver, self._served[receiver])
+        turn = ReceiverTurn(receiver, self._served[receiver], conversation)
         self._sent[receiver] += request.correction_bits
         self._served[receiver] += 1
         return turn
@@ -353,16 +358,20 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
     return Stream(derive(seed, "request", turn.receiver, turn.number, request.kind), device)
 
 
-def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
+def _draw(item: Field, seed: bytes, stream: Stream, rank: int, conversation: int) -> Words:
     """Draw party `rank`'s share of a uniform field from the request's stream, and return it.
 
-    A field with a key is drawn from another stream, which follows from the party's seed and the key. So all requests
-    with this key get equal shares.
+    A field with a key is drawn from another stream, which follows from the party's seed, the conversation and the key.
+    So all requests of a conversation with this key get equal shares. A smaller field with this key gets the first
+    elements of a larger one, if an element has the same size in both.
     item: the field.
     seed: the party's.
     stream: the party's random stream of this request.
+    conversation: the number of the conversation; 0 for none.
     """
-    return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
+    if item.key is None:
+        return item.draw(stream, rank)
+    return item.draw(Stream(derive(seed, "fixed", conversation, item.key), stream.device), rank)
 
 
 def expand(
@@ -376,7 +385,8 @@ def expand(
     device: where the shares are made.
     """
     stream = _stream(seed, turn, request, device)
-    shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
+    free = ((name, item) for name, item in request.free.items() if not item.earlier)
+    shares = {name: _draw(item, seed, stream, rank, turn.conversation) for name, item in free}
     if rank == turn.receiver:
         return shares
     return {**shares, **{name: item.draw(stream, rank) for name, item in request.derived.items()}}
@@ -418,6 +428,6 @@ def corrections(
     def draw(item: Field, least: int) -> list[Words]:
         if at_once:
             return [item.leave(stream) for _, stream, _ in parties[least:]]
-        return [_draw(item, seed, stream, rank) for seed, stream, rank in parties[least:]]
+        return [_draw(item, seed, stream, rank, turn.conversation) for seed, stream, rank in parties[least:]]
 
     return request.correct_at_once(draw) if at_once else request.correct(draw)

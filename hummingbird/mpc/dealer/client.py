@@ -8,10 +8,11 @@ reserved material ahead of its use, and other material on demand (`supplies`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -34,7 +35,7 @@ from hummingbird.mpc.correlations.request import (
 )
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES, CorrectRequest, JoinAnswer, JoinRequest, SessionRequest
-from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply
 from hummingbird.prg import CIPHERS
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc.frame import frame_bytes, unpack_tensors
@@ -82,6 +83,7 @@ class DealerClient:
         self._session, self._timeout = session, timeout
         self._cipher, self._device = cipher, torch.device(device)
         self._turns = ReceiverRotation(parties)
+        self._conversations = itertools.count(1)
         self._call: Any = None  # the current stream of corrections
         self._told = 0.0  # the dealer's seconds of work on all answers so far
         self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
@@ -108,16 +110,26 @@ class DealerClient:
         """
         return self.reserve([request]).correlation(request)
 
-    def reserve(self, requests: Requests | None) -> Supply | OnDemand:
+    def reserve(self, requests: Requests | None, conversation: int = 0) -> Supply | OnDemand:
         """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
 
         requests: None if they are not known: then each request's material is made when the slice asks for it.
+        conversation: number of the conversation of which this is a step; 0 for none.
         The supply's method `correlation` raises DealerError if the dealer fails, and if it is called with another
         request than the next one in `requests`.
         """
         if requests is None:
-            return OnDemand(self.correlation)
-        return self._supplies.reserve(self._turns.take(requests), requests)
+            return OnDemand(lambda request: self.reserve([request], conversation).correlation(request))
+        return self._supplies.reserve(self._turns.take(requests, conversation), requests)
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> StepSupplies:
+        """Begin a conversation; return its material, which is made from step to step.
+
+        The dealer keeps nothing for it: its masks follow from the parties' seeds, its number and their keys.
+        facts: of the net; they are not read here.
+        steps: the requests of each step, in order; None if they are not known.
+        """
+        return _conversation(self.reserve, next(self._conversations), steps)
 
     def bind(self, name: str, digest: bytes) -> None:
         """Do nothing: this dealer draws new masks in every run, so it need not record which weights a mask hides.
@@ -186,14 +198,16 @@ class DealerClient:
         """Yield the material of consecutive requests, one `Material` for each, in order.
 
         One call to the dealer fetches all corrections that go to this party.
-        turns: the receiver turn of each request: which party receives its correction.
+        turns: the receiver turn of each request: which party receives its correction. All are of one conversation, or
+            of none.
         Raises DealerError.
         """
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
         if mine:
             own = [requests[place] for place in mine]
-            first = turns[mine[0]].number
-            data = records.write(CorrectRequest(self._session, self._token, first, tuple(own), self._timeout)).encode()
+            first, conversation = turns[mine[0]].number, turns[mine[0]].conversation
+            asked = CorrectRequest(self._session, self._token, first, conversation, tuple(own), self._timeout)
+            data = records.write(asked).encode()
             size = sum(request.correction_bits for request in own) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
             self._call = rpc_client.stream(self._channel, "Correct", data, timeout=limit)
@@ -262,6 +276,15 @@ class DealerClient:
         return DealerError(problem.what, where=f"dealer {self.address}", hint=problem.hint)
 
 
+def _conversation(
+    reserve: Callable[[Requests | None, int], Supply | OnDemand], number: int, steps: Sequence[Requests] | None
+) -> StepSupplies:
+    """Return the material of conversation `number`. reserve: as `DealerClient.reserve`. steps: the steps' requests."""
+    if steps is None:
+        return StepSupplies(lambda step: reserve(None, number), None)
+    return StepSupplies(lambda step: reserve(steps[step], number), len(steps))
+
+
 # A dealer inside the party's process ----------------------------------------------------------------------------------
 class LocalDealer:
     """A dealer within the party's own process, which knows all parties' seeds; `correlation(request)` returns shares.
@@ -286,13 +309,17 @@ class LocalDealer:
         self.rank, self.parties = rank, parties
         self._seeds, self._device = list(seeds), torch.device(device)
         self._turns = ReceiverRotation(parties)
+        self._conversations = itertools.count(1)
 
     def __repr__(self) -> str:
         return "dealer in this process"
 
     def correlation(self, request: Request[Any]) -> Material:
         """Return this party's shares for one request, as `Material`. Sends nothing."""
-        (turn,), bits, got = self._turns.take([request]), request.correction_bits, 0
+        return self._deal(request, 0)
+
+    def _deal(self, request: Request[Any], conversation: int) -> Material:
+        (turn,), bits, got = self._turns.take([request], conversation), request.correction_bits, 0
         started = time.perf_counter()
         shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
         expanded = dealt = time.perf_counter()
@@ -302,12 +329,17 @@ class LocalDealer:
             got, dealt = bits, time.perf_counter()
         return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
 
-    def reserve(self, requests: Requests | None) -> OnDemand:
+    def reserve(self, requests: Requests | None, conversation: int = 0) -> OnDemand:
         """Return the supply of one slice: its `correlation` makes a request's material when the slice asks for it.
 
         requests: the slice's requests; they are not read here.
+        conversation: number of the conversation of which this is a step; 0 for none.
         """
-        return OnDemand(self.correlation)
+        return OnDemand(lambda request: self._deal(request, conversation))
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> StepSupplies:
+        """Begin a conversation; return its material. facts, steps: as `DealerClient.converse` takes them."""
+        return _conversation(self.reserve, next(self._conversations), steps)
 
     def bind(self, name: str, digest: bytes) -> None:
         """Do nothing: this dealer draws new masks in every run, so it need not record which weights a mask hides.

@@ -1,7 +1,8 @@
 """The dealer's side: a seed for every party, and the corrections for each.
 
     Join(session, rank, parties, version, cipher) -> a fresh seed and a token, once per session and rank
-    Correct(session, token, first, requests, wait) -> stream of frames: requests[i] at the party's turn first + i
+    Correct(session, token, first, conversation, requests, wait)
+        -> stream of frames: requests[i] at the party's turn first + i
     Stay(session, token)
     Leave(session, token)
 
@@ -220,6 +221,7 @@ class DealerService:
         requests: list[Request[Any]],
         wait: float,
         active: Callable[[], bool] = lambda: True,
+        conversation: int = 0,
     ) -> Generator[list[torch.Tensor], None, None]:
         """Yield the corrections of each request, a list of tensors, once all parties have joined the session.
 
@@ -228,6 +230,7 @@ class DealerService:
             went to this party; the others follow it.
         wait: seconds to wait for the other parties.
         active: called during the wait, returns False if the caller is gone.
+        conversation: the number of the conversation whose masks the requests refer to; 0 for none.
         """
         state, member = self._reserve(session, token)
         try:
@@ -235,7 +238,8 @@ class DealerService:
             for number, request in enumerate(requests, first):
                 with state.working:
                     started = time.perf_counter()
-                    found = corrections(request, ReceiverTurn(member.rank, number), seeds, self._device)
+                    turn = ReceiverTurn(member.rank, number, conversation)
+                    found = corrections(request, turn, seeds, self._device)
                     state.seconds += time.perf_counter() - started
                 yield found
         finally:
@@ -363,7 +367,7 @@ def handlers(dealer: DealerService) -> dict[str, Method]:
     def correct(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = _read(data, CorrectRequest)
         session, token, requests = asked.session, asked.token, [*asked.requests]
-        made = dealer.correct(session, token, asked.first, requests, asked.wait, context.is_active)
+        made = dealer.correct(session, token, asked.first, requests, asked.wait, context.is_active, asked.conversation)
         with contextlib.closing(made), Prefetch(made, _AHEAD) as ready:  # sends while the next ones are computed
             for found in ready:
                 yield from pack_pieces(found, CHUNK)
@@ -430,10 +434,12 @@ class CorrectRequest(SessionRequest):
     session, token: the session's id, and the token that the dealer gave to the party.
     first: the turn number of the first request, that is, how many requests came before it whose corrections also went
         to this party; the others follow it.
+    conversation: the number of the conversation that makes the requests; 0 for none.
     wait: seconds to wait for the other parties to join.
     """
 
     first: int = record_field(records.whole(0, _MAX_INDEX - 1))
+    conversation: int = record_field(records.whole(0, _MAX_INDEX - 1))
     requests: tuple[Request[Any], ...] = record_field(
         records.many(records.through(records.anything(), from_json, lambda request: request.to_json()), MAX_REQUESTS)
     )

@@ -265,6 +265,38 @@ class Supply:
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
+class StepSupplies:
+    """The material of a conversation, step after step: that of the next step is made while a step runs.
+
+    begin: takes a step's number, begins to make its material, and returns it as a supply.
+    count: number of steps; None if it is not known: then no material is made ahead.
+    """
+
+    def __init__(self, begin: Callable[[int], Supply | OnDemand], count: int | None) -> None:
+        self._begin, self._count = begin, count
+        self._ahead: deque[Supply | OnDemand] = deque()
+        self._begun = 0
+        if count is not None:
+            self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        if self._count is None or self._begun < self._count:
+            self._ahead.append(self._begin(self._begun))
+            self._begun += 1
+
+    def next(self) -> Supply | OnDemand:
+        """Return the supply of the next step, and begin to make the material of the one behind it."""
+        self._go_ahead()
+        if not self._ahead:
+            raise DealerError(f"all {self._begun} steps of this conversation are used", hint="begin another one")
+        return self._ahead.popleft()
+
+    def close(self) -> None:
+        """Give up the material of the steps that are left."""
+        self._ahead.clear()
+        self._count = self._begun
+
+
 class OnDemand:
     """A supply for a slice whose requests are not known in advance: material is made when the slice asks for it.
 

@@ -21,7 +21,7 @@ from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import InputError
 from hummingbird.graph import calls
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.dealer.supplies import OnDemand, Requests
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import Session, ZeroSharing
 from hummingbird.mpc.session.sharing import Shared
@@ -83,6 +83,9 @@ class Zeros:
     def reserve(self, requests: Requests | None) -> OnDemand:
         return OnDemand(self.correlation)
 
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> StepSupplies:
+        return StepSupplies(lambda step: OnDemand(self.correlation), None)
+
     def bind(self, name: str, digest: bytes) -> None:
         pass
 
@@ -118,6 +121,14 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
     return DryRun(setup, recorder.requests)
 
 
+def silent(parties: int, rank: int, dealer: Zeros) -> Session:
+    """Make a session of party `rank` of `parties` in which all other parties send zeros, and nothing is secret.
+
+    dealer: records the requests that are made.
+    """
+    return Session(rank, parties, _Silence(rank, parties), dealer, zeros=ZeroSharing.of_zeros())
+
+
 class Alone(NamedTuple):
     """A net of one party that is set up in a session in which all other parties send zeros; `alone` makes it.
 
@@ -147,8 +158,7 @@ def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[A
     """
     if net._set_up_for is not None and "private" in net.facts["weights"]:
         raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
-    zeros = ZeroSharing.of_zeros()
-    session = Session(rank, parties, _Silence(rank, parties), dealer, zeros=zeros)
+    session = silent(parties, rank, dealer)
     with meter.paused(), crypten_run.lent(session):
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
         twin.set_up(session)

@@ -15,6 +15,7 @@ from hummingbird.mpc.correlations.request import REGISTERED, Request
 from hummingbird.mpc.protocols import (
     beaver,
     boolean,
+    cached_rows,
     division,
     gmw,
     lift,
@@ -36,7 +37,7 @@ PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
 
 # Another process can request the kinds that these modules define, and no others.
 MODULES = (
-    *(beaver, boolean, division, gmw, lift, lifted_matmul, lifted_product, lines, masked),
+    *(beaver, boolean, cached_rows, division, gmw, lift, lifted_matmul, lifted_product, lines, masked),
     *(poly, rows, thresholds, truncation, weight_mask, provider),
 )
 _NAMES = {module.__name__ for module in MODULES}

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from hummingbird.mpc.session.lanes import Gathering, LanePosition, part
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.prg import SEED_BYTES, Stream
 
+if TYPE_CHECKING:
+    from hummingbird.mpc.session.conversation import Conversation
+
 _LEAVE = 2.0  # seconds that a leaving party waits for its dealer
 
 
@@ -34,6 +37,16 @@ class Supply(Protocol):
 
     def correlation(self, request: Request[Any]) -> Material:
         """Return this party's shares for the slice's next request, and their cost."""
+
+
+class ConversationMaterial(Protocol):
+    """Interface: the material of one conversation, step after step."""
+
+    def next(self) -> Supply:
+        """Return the supply of the next step."""
+
+    def close(self) -> None:
+        """Give up what is left."""
 
 
 class Dealer(Protocol):
@@ -50,6 +63,13 @@ class Dealer(Protocol):
         """Return the supply of a net's next slice, which gives out the slice's material.
 
         requests: those that the slice will make, in order; None if they are not known yet.
+        """
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Sequence[Request[Any]]] | None) -> ConversationMaterial:
+        """Begin a conversation, whose masks no other conversation has; return its material.
+
+        facts: of the net, as `admit` takes them. steps: the requests of each step, in order; None if they are not
+            known.
         """
 
     def bind(self, name: str, digest: bytes) -> None:
@@ -122,6 +142,7 @@ class Session:
     supply: Supply | None = None  # the source of `correlation`; None: the dealer
     requests: list[Request[Any]] = field(default_factory=list)  # the requests made to the supply, in order
     run: object = field(default_factory=object)  # identifies the run: `supplied_by` keeps it
+    conversation: Conversation | None = None  # whose step this session runs; it has the rows that stay
 
     def correlation(self, request: Request[Shares]) -> Shares:
         """Return this party's shares for a request. All parties make the same requests in the same order.
