@@ -38,7 +38,7 @@ from tests.support.patience import NEVER
 
 def test_every_kind_has_a_case():
     # Masks that outlive their request: test_private_weights.py, test_cached_rows.py.
-    assert {request.kind for request, _ in CASES} == set(KINDS) - {"fixed", "linear", "cached_matmul"}
+    assert {request.kind for request, _ in CASES} == set(KINDS) - {"fixed", "linear", "cached_rows", "cached_matmul"}
 
 
 def test_a_signal_while_a_request_is_checked_is_not_the_requests_fault(monkeypatch):
@@ -93,7 +93,7 @@ def test_every_parameter_is_checked(kind):
     }
     if kind == "lifted_matmul":
         good |= {"size0": [2, 2], "size1": [2, 2]}
-    if kind == "cached_matmul":
+    if kind in ("cached_rows", "cached_matmul"):
         good |= {"size0": [2, 2], "rows": [2, 2], "turned": 1, "factor": 9}
     params = {field.name: good[field.name] for field in dataclasses.fields(KINDS[kind])}
     from_json({"kind": kind, "params": params})

@@ -26,6 +26,8 @@ class Field:
     width: bits of an element of kind "ring". Up to 32 bits, shares are drawn as int32, with half the randomness and
         memory.
     key: a number for a mask that outlives its request: all requests with this key draw the same values.
+    conversation: whether this holds within one conversation only (`ReceiverTurn.conversation`): with the same key, the
+        masks of another conversation, and those outside of conversations, are independent of these.
     earlier: whether the parties already have this mask from an earlier request with the same key.
     apart: whether the dealer computes with the list of the parties' shares, not with their sum.
     left: whether the kernels that read the field draw or unpack it themselves. A "ring" field then takes `width` bits
@@ -39,6 +41,7 @@ class Field:
     owner: int | None = None  # the only party whose share is not zero; None: every party has one
     width: int = 64  # of "ring": shares add up mod 2^width, and a correction has `width` bits per element
     key: int | None = None  # of a mask that outlives the request: all requests with this key draw the same values
+    conversation: bool = False  # of a key: its masks belong to the conversation of the request
     earlier: bool = False  # a mask with a key that the parties already have from an earlier request
     apart: bool = False  # `Request.derive` gets the list of the parties' shares, not their sum
     left: bool = False  # kernels draw or unpack the field where they read it (kernels/shares/packing.py)

@@ -278,8 +278,8 @@ class ReceiverTurn(NamedTuple):
 
     receiver: the party that receives the request's correction.
     number: how many earlier requests had the same receiver.
-    conversation: number of the conversation, from 1 on; 0 outside of conversations. Masks with a key
-        (`Field.key`) are equal in all requests of one conversation, and independent of those of another one.
+    conversation: number of the conversation that makes the request, from 1 on; 0 outside of conversations. It selects
+        the masks that belong to a conversation (`Field.conversation`).
     No two requests of a session, or of a store, have the same receiver and number. So these two select the request's
     random numbers.
     """
@@ -361,17 +361,18 @@ def _stream(seed: bytes, turn: ReceiverTurn, request: Request[Any], device: torc
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int, conversation: int) -> Words:
     """Draw party `rank`'s share of a uniform field from the request's stream, and return it.
 
-    A field with a key is drawn from another stream, which follows from the party's seed, the conversation and the key.
-    So all requests of a conversation with this key get equal shares. A smaller field with this key gets the first
-    elements of a larger one, if an element has the same size in both.
+    A field with a key is drawn from another stream, which follows from the party's seed, the key and, if the mask
+    belongs to a conversation, the conversation. So all requests with this key get equal shares. A smaller field gets
+    the first elements of a larger one with this key, if an element has the same size in both.
     item: the field.
     seed: the party's.
     stream: the party's random stream of this request.
-    conversation: the number of the conversation; 0 for none.
+    conversation: the number of the conversation that makes the request; 0 for none.
     """
     if item.key is None:
         return item.draw(stream, rank)
-    return item.draw(Stream(derive(seed, "fixed", conversation, item.key), stream.device), rank)
+    labels = ("conversation", conversation) if item.conversation else ("fixed",)
+    return item.draw(Stream(derive(seed, *labels, item.key), stream.device), rank)
 
 
 def expand(

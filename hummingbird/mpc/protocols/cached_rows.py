@@ -41,7 +41,6 @@ from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols.lifted_matmul import terms
 from hummingbird.mpc.protocols.lifted_product import Operand, masked, read, remaining, seen
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
-from hummingbird.mpc.protocols.weight_mask import FixedMask
 from hummingbird.mpc.session.session import Session
 
 
@@ -61,12 +60,44 @@ class CachedMatMulShares(NamedTuple):
     top: Tensor | None = None
 
 
+class CachedRowsShares(NamedTuple):
+    """A party's share of the mask of all rows that a cache can have."""
+
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class CachedRowsMask(Request[CachedRowsShares]):
+    """Request for the mask of a conversation's rows, uniform mod 2^bits, which serves all products with them.
+
+    rows: (places, *batch, length).
+    key: the rows' number in their conversation. All requests with one key in a conversation give equal shares.
+    """
+
+    kind = "cached_rows"
+    rows: tuple[int, ...] = shape()
+    key: int = number()
+    bits: int = number(least=2, most=64)
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": _mask(self.rows, self.key, self.bits)}
+
+    def shares(self, **tensors: Tensor) -> CachedRowsShares:
+        return CachedRowsShares(**tensors)
+
+
+def _mask(rows: tuple[int, ...], key: int, bits: int, earlier: bool = False) -> Field:
+    """Return the field of the mask of rows, or of the first of them. earlier: whether the parties have it already."""
+    return Field("ring", rows, width=bits, key=key, conversation=True, earlier=earlier)
+
+
 @dataclass(frozen=True)
 class CachedMatMul(Request[CachedMatMulShares]):
     """Request for a fresh mask of a private matrix, and for its product with the mask of a conversation's rows.
 
-    The fresh mask is uniform mod 2^value, of shape size0. The parties have the rows' mask already, by the `FixedMask`
-    with the same key and `factor` bits. Also dealt: what they need of products of both masks for a matrix product mod
+    The fresh mask is uniform mod 2^value, of shape size0. The parties have the rows' mask already, by the
+    `CachedRowsMask` with the same key and `factor` bits. Also dealt: what they need of products of both masks for a matrix product mod
     2^product (`CachedMatMulShares`).
     size0: (*batch, i, j).
     rows: (places, *batch, length): so many of the first rows take part.
@@ -100,7 +131,7 @@ class CachedMatMul(Request[CachedMatMulShares]):
     def free(self) -> Fields:
         return {
             "mask": Field("ring", self.size0, width=self.value, apart=True),
-            "factor": Field("ring", self.rows, width=self.factor, key=self.key, earlier=True),
+            "factor": _mask(self.rows, self.key, self.factor, earlier=True),
         }
 
     @cached_property
@@ -146,7 +177,7 @@ class CachedRows:
         self.shape, self.key, self.bits, self.filled = tuple(shape), key, bits, 0
         *batch, self.places, length = shape
         size = (self.places, *batch, length)
-        self.mask = session.correlation(FixedMask(size, key, bits=bits)).mask
+        self.mask = session.correlation(CachedRowsMask(size, key, bits)).mask
         self.opened = torch.zeros(size, dtype=torch.int64, device=self.mask.device)
 
     def request(self, size: Sequence[int], value: int, bits: int, turned: bool, places: int) -> CachedMatMul:

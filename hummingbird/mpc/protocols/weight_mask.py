@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, shape, width
+from hummingbird.mpc.correlations.request import Request, number, shape
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.beaver import DealtProduct
 from hummingbird.mpc.session import sharing
@@ -34,29 +34,26 @@ from hummingbird.mpc.session.session import Session
 
 
 class FixedMaskShares(NamedTuple):
-    """A party's share of a mask that stays."""
+    """A party's share of the mask of a private weight."""
 
     mask: Tensor
 
 
 @dataclass(frozen=True)
 class FixedMask(Request[FixedMaskShares]):
-    """Request for a uniform mask, mod 2^bits, that stays: of a private weight, or of rows in a conversation.
+    """Request for a uniform mask of a private weight, which serves all products with this weight.
 
-    It serves all products with this weight, or with these rows (cached_rows.py).
-    shape: the weight's, or that of all rows.
-    key: the number of the weight in its session, or of the rows in their conversation. All requests with one key give
-        the parties equal shares.
+    shape: the weight's.
+    key: the weight's number. All requests with one key give the parties equal shares.
     """
 
     kind = "fixed"
     shape: tuple[int, ...] = shape()
     key: int = number()
-    bits: int = width()
 
     @cached_property
     def free(self) -> Fields:
-        return {"mask": Field("ring", self.shape, width=self.bits, key=self.key)}
+        return {"mask": Field("ring", self.shape, key=self.key)}
 
     def shares(self, **tensors: Tensor) -> FixedMaskShares:
         return FixedMaskShares(**tensors)

@@ -80,7 +80,7 @@ def test_used_numbers_against_a_set():
 
 def test_a_number_is_used_up_by_a_call_that_is_abandoned(running):
     client = running.all(1)[0]
-    asked = CorrectRequest(client._session, client._token, 0, (SquarePair((1 << 18,)),) * 20, 1.0)
+    asked = CorrectRequest(client._session, client._token, 0, 0, (SquarePair((1 << 18,)),) * 20, 1.0)
     message = records.write(asked).encode()
     stream = rpc_client.stream(client._channel, "Correct", message, timeout=HANG)
     next(stream)

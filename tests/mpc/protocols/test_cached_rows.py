@@ -15,11 +15,10 @@ from hummingbird.errors import DealerError, InputError
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
 from hummingbird.mpc.functions.polynomials import choose
 from hummingbird.mpc.protocols import cached_rows
-from hummingbird.mpc.protocols.cached_rows import CachedMatMul, CachedRows
+from hummingbird.mpc.protocols.cached_rows import CachedMatMul, CachedRows, CachedRowsMask
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
 from hummingbird.mpc.protocols.registry import from_json
-from hummingbird.mpc.protocols.weight_mask import FixedMask
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
 from tests.mpc.protocols.test_lifted_matmul import low, noisy
@@ -284,7 +283,7 @@ def test_what_is_dealt(request_: CachedMatMul, receiver: int) -> None:
     masks = {}
     for conversation in (0, 1, 2):
         turn = ReceiverTurn(receiver, 7, conversation)
-        whole = FixedMask((places + 3, *rest), request_.key, bits=request_.factor)
+        whole = CachedRowsMask((places + 3, *rest), request_.key, request_.factor)
         masks[conversation] = [expand(whole, turn, seed, rank)["mask"] for rank, seed in enumerate(seeds)]
         parts = [expand(request_, turn, seed, rank) for rank, seed in enumerate(seeds)]
         parts[receiver] |= received(request_, corrections(request_, turn, seeds))
