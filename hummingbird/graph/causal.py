@@ -1,16 +1,16 @@
 """Chunks of a causal net: rows of a sequence that read the rows before them from a cache, as text generation does.
 
 A net reads a sequence of N places, float (1, N, width), and returns a row for each place. It is *causal* if the row of
-a place depends on this place and earlier ones alone. `CausalNet.of` proves it, from the steps of the net on all N places:
+a place depends on this place and earlier ones alone. `CausalNet.of` proves it, from the steps of the net on all places:
 every step must compute each place by itself, as the rules of ops/batch_rules.py show for a batch, but for three forms:
 
     attention       softmax(q k^T) v with a causal mask: q k^T and the product with v are the *products* of the net
     a table         a constant of N rows, such as positions, that is added
     reshaping       with sizes in which the number of places stands
 
-Then rows [s, s + c) follow from their own inputs and from the earlier rows of k and v. `CausalNet.chunk` makes the steps
-that compute them: the constants' rows are cut out, and products read a *cache* of all rows of k or v so far. The names
-of steps stay, so windows and ranges for the net hold for its chunks.
+Then rows [s, s + c) follow from their own inputs and from the earlier rows of k and v. `CausalNet.chunk` makes the
+steps that compute them: the constants' rows are cut out, and products read a *cache* of all rows of k or v so far. The
+names of steps stay, so windows and ranges for the net hold for its chunks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hummingbird.graph.properties import is_size
 from hummingbird.graph.steps import Ref, Step, compact, map_refs, refs
 from hummingbird.prg import SEED_BYTES, Stream, derive
 
-AT = "places"  # the public input of a chunk: int64 (2,), hidden rows at the beginning, and rows before the chunk
+AT = "chunk.at"  # the public input of a chunk: int64 (2,), hidden rows at the beginning, and rows before the chunk
 
 _MIXES = "it computes with several places of the sequence at once"
 _MIXES_HINT = (
@@ -76,6 +76,11 @@ class CausalNet:
     _layouts: list[Any]
     _shapes: list[Any]
     _tables: dict[int, int]  # step that adds a table -> the table's dimension of places, from the end
+
+    @property
+    def words(self) -> int:
+        """The number of values in a row of the result, such as logits."""
+        return int(self._shapes[-1][-1])
 
     @classmethod
     def of(cls, steps: Sequence[Step], places: int, width: int) -> CausalNet:
@@ -125,7 +130,7 @@ def run_chunk(steps: Sequence[Step], x: Tensor, at: Tensor, caches: dict[int, Te
         if step.op != "cached_matmul":
             value = OPS[step.op](step.attrs, *given)
             return like(value, x) if step.op == "constant" else value
-        left, new = given
+        left, new, *_ = given
         key, turned = step.attrs["key"], step.attrs["turned"]
         new = new.transpose(-1, -2) if turned else new
         caches[key] = torch.cat([caches[key], new], -2) if key in caches else new
@@ -327,7 +332,10 @@ class _Chunk:
             product = self.products[number]
             left, right = step.inputs
             attrs = {"turned": product.turned, "key": product.key, "places": self.places, "all": self.net.places}
-            return self._emit(Step(step.name, "cached_matmul", (read(left), self.moved[right.index]), attrs))
+            rows = 1 if need[number] == _LAST else self.rows
+            mask = () if product.turned else (self._mask(rows),)  # of the weights that multiply values
+            inputs = (read(left), self.moved[right.index], *mask)
+            return self._emit(Step(step.name, "cached_matmul", inputs, attrs))
         inputs = map_refs(step.inputs, read)
         if step.op == "softmax" and isinstance(layout, _Logits):
             attrs = {"dim": -1}
@@ -361,7 +369,7 @@ class _Chunk:
     def _mask(self, rows: int) -> Ref:
         if rows not in self.masks:
             attrs = {"rows": rows, "chunk": self.rows, "places": self.places}
-            self.masks[rows] = self._emit(Step(f"{AT}.seen{rows}", "seen", (self.at,), attrs))
+            self.masks[rows] = self._emit(Step(f"chunk.seen{rows}", "seen", (self.at,), attrs))
         return self.masks[rows]
 
     def _added(self, step: Step, x: Ref, dim: int, rows: int) -> Ref:

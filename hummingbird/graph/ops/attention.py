@@ -294,7 +294,7 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
 
 
 # Chunks of a causal net (causal.py): rows [start, start + c) of a sequence read the rows before them from a cache. A
-# public tensor `at`, int64 (2,), has the number of hidden rows at the sequence's beginning, and of rows before the chunk.
+# public tensor `at`, int64 (2,), has the number of hidden rows at the sequence's beginning, and of rows before it.
 
 
 def _seen(a: Attrs, at: Tensor) -> Tensor:
@@ -318,10 +318,11 @@ def _rows_at(a: Attrs, x: Tensor, at: Tensor) -> Tensor:
     return x.index_select(a["dim"], own.clamp(min=0).to(x.device))
 
 
-def _cached_matmul(a: Attrs, x: Tensor, new: Tensor) -> Tensor:
+def _cached_matmul(a: Attrs, x: Tensor, new: Tensor, *mask: Tensor) -> Tensor:
     """Return a value in the shape of a product with cached rows; causal.py computes products on caches.
 
     a: "turned", whether the rows are keys, new (..., d, c), else new (..., c, d); "places", how many rows are read.
+    mask: of the weights x, for its private form.
     """
     if a["turned"]:
         return x @ new[..., :1].expand(*new.shape[:-1], a["places"])
