@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     sets = "" if args.keep is None else "sets of "
     print(f"{sets}{slots} slices of {images} images for {args.parties} parties{each}: {amount}", flush=True)
     what = {
-        "batch": plan.batch,
+        "steps": [plan.batch],
         "shape": args.input,
         "slots": slots,
         "parties": args.parties,

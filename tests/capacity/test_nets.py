@@ -52,7 +52,7 @@ def test_a_store_has_the_bytes_that_are_dealt(tmp_path: Path) -> None:
     private = net()
     service = masked(private, SHAPE, profile(private), "store")
     plan = dry_run(private, SHAPE, 2)
-    deal(tmp_path, setup=plan.setup, batch=plan.batch, shape=SHAPE, slots=3, parties=2, facts=private.facts)
+    deal(tmp_path, setup=plan.setup, steps=[plan.batch], shape=SHAPE, slots=3, parties=2, facts=private.facts)
     sizes = {role: (tmp_path / role / "lane-0/corrections").stat().st_size for role in ("party-0", "party-1")}
     assert {role: 3 * size for role, size in service.token_bytes.items()} == sizes
     assert sent(service.refill) == {("dealer", role): size / 3 for role, size in sizes.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -18,9 +19,14 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.protocols import cached_rows
+from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions
+from hummingbird.mpc.session.conversation import Conversation
+from hummingbird.mpc.session.session import Session
 from hummingbird.slots import Ledger
+from tests.support.conversations import FACTS, STEPS, outputs, run_step, steps_of, wanted
 from tests.support.patience import HANG, NEVER
 
 SLICE = (4, 6)
@@ -52,7 +58,7 @@ def write_store(
     private = hummingbird.convert_model(net(), WINDOW, weights, protocol, aim=aim)
     plan = dry_run(private, SLICE, parties)
     facts = material_facts(private.facts)
-    made = {"setup": plan.setup, "batch": plan.batch, "shape": SLICE, "facts": facts}
+    made = {"setup": plan.setup, "steps": [plan.batch], "shape": SLICE, "facts": facts}
     deal(out, slots=slots, parties=parties, lanes=lanes, **made)
 
 
@@ -95,7 +101,7 @@ def keeps(path: str, slots: str) -> None:
     """Keep a store of sets of three slots for `net`, so that so many slots are unused, without end."""
     private = hummingbird.convert_model(net(), WINDOW)
     plan = dry_run(private, SLICE, 2)
-    what = {"batch": plan.batch, "shape": SLICE, "slots": 3, "parties": 2, "lanes": 1, "cipher": "aes-128-ctr"}
+    what = {"steps": [plan.batch], "shape": SLICE, "slots": 3, "parties": 2, "lanes": 1, "cipher": "aes-128-ctr"}
     keeper = Keeper(Path(path), facts=material_facts(private.facts), **what)
     _say("keeping")
     keep(keeper, int(slots), lambda images: None, _say)
@@ -187,7 +193,45 @@ def dies_at_mark(path: str) -> None:
 
     Ledger.use = dies  # type: ignore[method-assign]
     store = StoreDealer(path, rank=1, parties=2)
-    store.reserve(None).correlation(store.header.batch[0])
+    store.reserve(None).correlation(store.header.requests(1)[0])
 
 
-JOBS = {"dies_at_mark": dies_at_mark, "dry_runs": dry_runs, "keeps": keeps, "kept": kept, "stored": stored}
+def talks(path: str, count: str) -> None:
+    """Hold so many conversations from a store, and say if they are right; 0: one after the other until it is used up.
+
+    Says every mask before anything is sent behind it, by a digest of this party's share, and what it hides.
+    """
+    steps, masked = steps_of(2), cached_rows.masked  # a dry run finds the steps: it uses no mask
+
+    def told(session: Session, operand: Operand, mask: torch.Tensor) -> torch.Tensor:
+        conversation, message = session.conversation, masked(session, operand, mask)
+        assert conversation is not None
+        for row in mask if len(mask) == operand.share.shape[0] and mask.dim() == 3 else [mask]:
+            digest = hashlib.blake2b(row.contiguous().numpy().tobytes(), digest_size=12).hexdigest()
+            _say(f"mask {digest} {conversation._material.number} {conversation.taken}")  # type: ignore[attr-defined]
+        return message
+
+    cached_rows.masked = told
+    session = launch.init(timeout=NEVER, store=path)
+    _say("joined")
+    assert isinstance(session.dealer, StoreDealer)
+    for _ in range(int(count) or session.dealer.slots_left):
+        conversation, parts = Conversation(session, FACTS, steps), []
+        seed = conversation._material.number  # type: ignore[attr-defined]
+        for number in range(len(STEPS)):
+            with conversation.step() as inner:
+                parts.append(run_step(inner, number, seed))
+        for mine, expected in zip(parts, wanted(seed), strict=True):
+            (theirs,) = session.channel.exchange(mine)[1 - session.rank]
+            assert torch.equal(outputs([[mine], [theirs]])[0], expected)
+        _say("right")
+
+
+JOBS = {
+    "talks": talks,
+    "dies_at_mark": dies_at_mark,
+    "dry_runs": dry_runs,
+    "keeps": keeps,
+    "kept": kept,
+    "stored": stored,
+}

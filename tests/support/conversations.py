@@ -18,6 +18,7 @@ from hummingbird.mpc.session.session import Session
 PLACES, LENGTH, HEADS = 8, 4, 2
 WIDE, BITS, LIFTED = 40, 36, 12
 STEPS = [(3, 4), (1, 4), (1, 8), (1, 8)]  # new rows, and places that take part
+SHAPE = (1, PLACES, LENGTH)
 FACTS = {
     "architecture": "a",
     "bits": "b",
@@ -30,7 +31,7 @@ FACTS = {
 
 
 def values(number: int, seed: int) -> dict[str, Tensor]:
-    """What step `number` of conversation `seed` computes with: new keys and values, a query and weights."""
+    """Return what step `number` of conversation `seed` computes with: new keys and values, a query and weights."""
     count, places = STEPS[number]
     draw = torch.Generator().manual_seed(1000 * seed + number)
 
@@ -66,7 +67,7 @@ def run_step(session: Session, number: int, seed: int) -> Tensor:
 
 
 def outputs(parts: list[list[Tensor]]) -> list[Tensor]:
-    """What the parties' shares of each step's results stand for."""
+    """Return what the parties' shares of each step's results stand for."""
     return [sum(column[1:], column[0]) & (1 << BITS) - 1 for column in zip(*parts, strict=True)]
 
 

@@ -21,7 +21,7 @@ SLOTS = 3
 
 def keeper(root: Path, **changed: Any) -> Keeper:
     """The keeper of a folder; changed: what it deals otherwise."""
-    what = {"batch": [REQUEST] * 2, "shape": SHAPE, "slots": SLOTS, "parties": 2, "facts": FACTS, "lanes": 1}
+    what = {"steps": [[REQUEST] * 2], "shape": SHAPE, "slots": SLOTS, "parties": 2, "facts": FACTS, "lanes": 1}
     return Keeper(root, **{**what, "cipher": "aes-128-ctr", **changed})
 
 
@@ -74,7 +74,7 @@ class Parties:
                 mine, theirs = (slot.correlation(REQUEST).shares for slot in pair)
                 r = mine["r"] + theirs["r"]
                 assert (r * r).equal(mine["square"] + theirs["square"])
-            (one, other) = [(slot._store.header.set_id, slot.number) for slot in pair]
+            (one, other) = [(slot._use._store.header.set_id, slot.number) for slot in pair]
             assert one == other
             used.append(one)
         return used

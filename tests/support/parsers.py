@@ -121,7 +121,7 @@ def stores(root: Path) -> dict[str, Parser]:
     used = slots.beginning(set_id) + b'{"used": 0}\n{"bound": "weights", "digest": "00"}\n{"used": 2}\n'
     requests = [request for request, _ in CASES]
     facts = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
-    deal(root / "store", setup=[], batch=requests[:6], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
+    deal(root / "store", setup=[], steps=[requests[:6]], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
     party = folder.lane_folder(root / "store", 0, 0)
     header, seed = party / folder.HEADER, (party / folder.SEED).read_bytes()
 

@@ -34,6 +34,7 @@ from hummingbird.mpc.dealer.folder import (
     Header,
     checksums_digest,
     chunk_checksum,
+    kinds_of,
     lane_folder,
     places,
 )
@@ -45,7 +46,7 @@ def deal(
     out: str | os.PathLike[str],
     *,
     setup: Sequence[Request[Any]],
-    batch: Sequence[Request[Any]],
+    steps: Sequence[Sequence[Request[Any]]],
     shape: Sequence[int],
     slots: int,
     parties: int,
@@ -56,14 +57,15 @@ def deal(
 ) -> float:
     """Write a store into the folder `out`: out/party-P/lane-L for all parties and lanes; return the seconds of work.
 
-    setup, batch: the requests that a run makes once, and those that it makes for every slice (`mpc.dry_run` finds
-        both).
-    shape: of a slice's input.
-    slots: for how many slices each lane gets material; no two lanes share any.
+    setup: the requests that a run makes once (`mpc.dry_run` finds these, and those of a slice).
+    steps: the requests of each step of a slot. A slice is one step; a conversation is its steps, in order.
+    shape: of the input of a slice, or of a conversation.
+    slots: for how many slices, or conversations, each lane gets material; no two lanes share any.
     facts: what the net must be like, a text for each name (`store.material_facts`).
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`. Parties on any device can use both. With chacha20
         the parties' GPUs expand the seeds, and this host's GPU computes the corrections, if there are any.
-    progress: called after every slice with its number of images, and with 0 after the setup.
+    progress: called after every slot with its number of images, and with 0 after the setup, and after each step before
+        a slot's last one.
 
     Raises InputError if the folder is not empty, and OSError with ENOSPC, before it writes anything, if the disk has no
     room. If it fails or is interrupted, it leaves nothing behind.
@@ -71,28 +73,33 @@ def deal(
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
-    if missing := _missing(root, size_of(setup, batch, slots, parties, lanes)):
+    if missing := _missing(root, size_of(setup, steps, slots, parties, lanes)):
         raise OSError(errno.ENOSPC, missing, str(root))
     there = root.exists()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return _deal(root, setup, batch, shape, slots, parties, facts, lanes, cipher, progress)
+        return _deal(root, setup, steps, shape, slots, parties, facts, lanes, cipher, progress)
     except BaseException:
         for folder in root.glob("party-*") if there else [root]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots: int, parties: int, lanes: int) -> int:
+def size_of(
+    setup: Sequence[Request[Any]], steps: Sequence[Sequence[Request[Any]]], slots: int, parties: int, lanes: int
+) -> int:
     """Return the size of a store's corrections in bytes, for all parties and lanes.
 
-    setup, batch: the requests that a run makes once, and those of each slice. slots: number of slices, for each lane.
+    setup, steps: the requests that a run makes once, and those of each step of a slot. slots: their number, for each
+    lane.
     """
 
     def region(requests: Sequence[Request[Any]]) -> int:
         return sum(places(received_by(rank, parties, requests))[1] for rank in range(parties))
 
-    return lanes * (region(setup) + slots * region(batch))
+    kinds, order = kinds_of(steps)
+    sizes = [region(requests) for requests in kinds]
+    return lanes * (region(setup) + slots * sum(sizes[kind] for kind in order))
 
 
 def _missing(root: Path, size: int) -> str:
@@ -105,7 +112,7 @@ def _missing(root: Path, size: int) -> str:
 def _deal(
     root: Path,
     setup: Sequence[Request[Any]],
-    batch: Sequence[Request[Any]],
+    steps: Sequence[Sequence[Request[Any]]],
     shape: Sequence[int],
     slots: int,
     parties: int,
@@ -117,12 +124,12 @@ def _deal(
     """Write a store into the folder `root`, one folder for each lane and party; return the seconds of work.
 
     `deal` calls this function with its own arguments, once the disk is known to have room.
-    setup, batch: the requests that a run makes once, and those of each slice.
-    shape: of a slice's input.
-    slots: for how many slices each lane gets material.
+    setup, steps: the requests that a run makes once, and those of each step of a slot.
+    shape: of the input of a slice, or of a conversation.
+    slots: for how many slices, or conversations, each lane gets material.
     facts: what the net must be like, a text for each name.
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
-    progress: called after every slice with its number of images, and with 0 after the setup.
+    progress: as `deal` takes it.
     """
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
@@ -131,7 +138,8 @@ def _deal(
     for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # an unfinished lane has no header
         folder.mkdir(mode=0o700)
         disk.create(folder / SEED, [seed], mode=disk.PRIVATE)
-    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), tuple(batch), 0.0, "")
+    kinds, order = kinds_of(steps)
+    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), kinds, order, 0.0, "")
     return sum(
         _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
         for lane, (mine, theirs) in enumerate(zip(folders, seeds, strict=True))
@@ -145,7 +153,7 @@ def _deal_lane(
 
     folders, seeds: of the parties, by rank.
     header: of the lane; its rank, seconds and checksums are filled in here.
-    progress: called with 0 after the setup, and with a slice's number of images after each slot.
+    progress: as `deal` takes it.
     """
     started = time.perf_counter()
     device = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu"
@@ -153,15 +161,14 @@ def _deal_lane(
     with contextlib.ExitStack() as files:
         opened = [files.enter_context(disk.opened(folder / CORRECTIONS, mode=disk.PRIVATE)) for folder in folders]
         writers = [_Writer(*of_party) for of_party in zip(opened, seeds, headers, strict=True)]
-        for region in range(1 + header.slots):
+        for region in header.regions:
             for writer in writers:
                 writer.begin(region)
-            requests = header.batch if region else header.setup
-            for turn, request in zip(header.turns(region), requests, strict=True):
+            for turn, request in zip(header.turns(region), header.requests(region), strict=True):
                 writers[turn.receiver].add(corrections(request, turn, seeds, device))
             for writer in writers:
                 writer.end()
-            progress(header.shape[0] if region else 0)
+            progress(header.shape[0] if region and region % len(header.order) == 0 else 0)
         for file in opened:
             disk.flush(file)
     seconds = time.perf_counter() - started
@@ -175,7 +182,7 @@ def _deal_lane(
 
 
 class _Writer:
-    """Writer of the file of one party's corrections: it writes a region for the setup, then one for each slot.
+    """Writer of the file of one party's corrections: a region for the setup, then one for each step of each slot.
 
     It divides each region into chunks of 8 MiB, and adds a checksum for each to the list `checksums`.
     file: the file, open for writing.
@@ -184,15 +191,14 @@ class _Writer:
     """
 
     def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:
-        self._file, self._seed = file, seed
-        self._places = [places(requests) for requests in header.received]
+        self._file, self._seed, self._header = file, seed, header
         self._buffer = torch.empty(CHUNK, dtype=torch.uint8)
         self._fill = 0
         self.checksums: list[bytes] = []
 
     def begin(self, region: int) -> None:
-        """Begin a region of the file of corrections. region: 0 for the setup, s + 1 for slot s."""
-        found, self._size = self._places[min(region, 1)]
+        """Begin a region of the file of corrections. region: its number (`Header.region`), 0 for the setup."""
+        found, self._size = places(self._header.received(region))
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:

@@ -4,15 +4,17 @@
       header.json            what the material is for, and the lists of requests; written last
       seed                   16 or 32 bytes, mode 0600: this party's seed, which expands to all of its free fields
       ledger                 which slots are used (hummingbird/slots.py)
-      corrections            for the setup, then for every slot: the corrections that go to this party, in the form of
-                             a message, each tensor on a multiple of 8 bytes
+      corrections            for the setup, then for every step of every slot: the corrections that go to this party,
+                             in the form of a message, each tensor on a multiple of 8 bytes
       checksums              16 bytes for every 8 MiB of a region
 
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
-A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory on every platform.
-Sizes and offsets follow from the requests. The rotation of receivers (correlations/request.py) starts again with party
-0 in every region, so that all slots have the same layout. The numbers of the turns go on: setup, slot 0, slot 1, ...
+A slot is the material of a slice, which is one step, or that of a conversation, step after step. A region (the setup,
+a step of a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory on every platform, and is checked
+and read by itself. Sizes and offsets follow from the requests. The rotation of receivers (correlations/request.py)
+starts again with party 0 in every region, so that steps with equal requests have the same layout. The numbers of the
+turns go on: setup, slot 0, slot 1, ...
 
 Checksums of chunks are tags of AES-128-GCM; each tag has its own key, derived from the seed and used for this one
 message. The header's checksum is keyed BLAKE2b and covers the others. They detect damage, files of another store, and
@@ -30,8 +32,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -48,7 +52,7 @@ from hummingbird.records import field
 from hummingbird.slots import HEADER, SEED
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 5
+FORMAT, FORMAT_VERSION = "hummingbird store", 6
 CHUNK = 8 << 20  # bytes under one checksum
 LEDGER, CORRECTIONS, CHECKSUMS = "ledger", "corrections", "checksums"
 _DIGEST = 16
@@ -63,6 +67,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor's offset in its reg
 
 
 FACTS = records.mapping(records.text(_MOST_TEXT), 64)
+_MOST_STEPS = 1 << 16
 _REQUESTS = records.many(records.through(records.anything(), from_json, lambda request: request.to_json()), 1 << 20)
 
 
@@ -72,9 +77,10 @@ class Header:
 
     set_id: a random name, which the folders of this lane have in common at all parties.
     facts: what the net must be like, a text for each name (`store.material_facts`).
-    shape: of a slice's input.
-    slots: for how many slices there is material.
-    setup, batch: the requests that a run makes once, and those of each slice.
+    shape: of a slice's input, or of a conversation's.
+    slots: for how many slices or conversations there is material.
+    setup: the requests that a run makes once.
+    kinds, order: the steps of a slot: the requests of each kind of step, and the kind of each step.
     seconds: how long the dealer worked on this lane.
     checksums: digest of the file of checksums.
     """
@@ -88,32 +94,102 @@ class Header:
     shape: tuple[int, ...] = field(records.many(records.whole(), 64, 1))
     slots: int = field(records.whole())
     setup: tuple[Request[Any], ...] = field(_REQUESTS)
-    batch: tuple[Request[Any], ...] = field(_REQUESTS)
+    kinds: tuple[tuple[Request[Any], ...], ...] = field(records.many(_REQUESTS, _MOST_STEPS))
+    order: tuple[int, ...] = field(records.many(records.whole(0, _MOST_STEPS - 1), _MOST_STEPS, 1))
     seconds: float = field(records.real())
     checksums: str = field(records.text(256))
     format: str = records.constant(FORMAT)
     format_version: int = records.constant(FORMAT_VERSION)
     hummingbird_version: str = records.constant(VERSION)
 
+    def __post_init__(self) -> None:
+        if max(self.order) >= len(self.kinds):
+            raise DealerError(f"malformed header: a step of kind {max(self.order)}, of {len(self.kinds)}", hint=_AGAIN)
+
+    @property
+    def regions(self) -> range:
+        """The numbers of all regions, in the order of the file: the setup, then every step of every slot."""
+        return range(1 + self.slots * len(self.order))
+
+    def region(self, slot: int, step: int) -> int:
+        """Return the number of the region of a step of a slot."""
+        return 1 + slot * len(self.order) + step
+
+    def requests(self, region: int) -> tuple[Request[Any], ...]:
+        """Return the requests of a region, in order. region: 0 for the setup, else from `region`."""
+        return self.kinds[self.order[(region - 1) % len(self.order)]] if region else self.setup
+
     def turns(self, region: int) -> list[ReceiverTurn]:
         """Return the receiver turn of each request of a region.
 
         A turn says which party receives the request's correction, and how many corrections that party received before.
-        region: 0 for the setup, s + 1 for slot s.
+        The number of a slot's conversation is the slot's, from 1 on.
         """
-        setup, batch = (ReceiverRotation(self.parties).take(requests) for requests in (self.setup, self.batch))
+        earlier = self.turns_before(region)
+        slot = (region - 1) // len(self.order) + 1 if region else 0
+        turns = self._layouts[self.order[(region - 1) % len(self.order)] if region else -1].turns
+        return [ReceiverTurn(rank, earlier[rank] + number, slot) for rank, number, _ in turns]
+
+    def turns_before(self, region: int) -> list[int]:
+        """Return how many corrections each party receives in all regions before this one, by rank."""
         if not region:
-            return setup
-        of_setup, of_slot = (Counter(turn.receiver for turn in turns) for turns in (setup, batch))
-        return [ReceiverTurn(rank, of_setup[rank] + (region - 1) * of_slot[rank] + number) for rank, number in batch]
+            return [0] * self.parties
+        slot, step = divmod(region - 1, len(self.order))
+        setup, steps = self._layouts[-1].counts, self._counts
+        return [setup[rank] + slot * steps[-1][rank] + steps[step][rank] for rank in range(self.parties)]
+
+    @cached_property
+    def _layouts(self) -> list[_Layout]:
+        return [_Layout.of(requests, self.parties) for requests in (*self.kinds, self.setup)]
+
+    @cached_property
+    def _counts(self) -> list[list[int]]:
+        """How many corrections each party receives in a slot before each step, and in the whole slot."""
+        counts = ([self._layouts[kind].counts[rank] for kind in self.order] for rank in range(self.parties))
+        return [list(each) for each in zip(*(accumulate(mine, initial=0) for mine in counts), strict=True)]
+
+    def received(self, region: int) -> list[Request[Any]]:
+        """Return the requests of a region whose corrections go to this party."""
+        return received_by(self.rank, self.parties, self.requests(region))
 
     @property
-    def received(self) -> list[list[Request[Any]]]:
-        """The requests whose corrections go to this party, as two lists: those of the setup, and those of each slot.
+    def seconds_per_slot(self) -> float:
+        """How long the dealer worked on each slot of this lane, in seconds."""
+        return self.seconds / self.slots
 
-        All slots have the same requests.
-        """
-        return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
+
+class _Layout(NamedTuple):
+    """The receiver turns of the requests of one kind of step, and how many corrections each party receives, by rank."""
+
+    turns: list[ReceiverTurn]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request[Any]], parties: int) -> _Layout:
+        """Return the layout of a step with these requests, among `parties` parties."""
+        turns = ReceiverRotation(parties).take(requests)
+        counts = Counter(turn.receiver for turn in turns)
+        return cls(turns, [counts[rank] for rank in range(parties)])
+
+
+def kinds_of(steps: Sequence[Sequence[Request[Any]]]) -> tuple[tuple[tuple[Request[Any], ...], ...], tuple[int, ...]]:
+    """Return the different kinds of steps among `steps`, and the kind of each step, as `Header.kinds` and `order`.
+
+    steps: the requests of each step. Steps with equal requests are of one kind.
+    """
+    numbers: dict[str, int] = {}
+    kinds: list[tuple[Request[Any], ...]] = []
+    seen: dict[int, int] = {}  # by identity: a conversation has many steps with the same list
+    order = []
+    for requests in steps:
+        if id(requests) not in seen:
+            text = "\n".join(map(str, requests))
+            if text not in numbers:
+                numbers[text] = len(kinds)
+                kinds.append(tuple(requests))
+            seen[id(requests)] = numbers[text]
+        order.append(seen[id(requests)])
+    return tuple(kinds), tuple(order)
 
 
 def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
@@ -169,7 +245,7 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Lay out the corrections of one region of a party's file: the setup's, or those of one slot.
+    """Lay out the corrections of one region of a party's file: the setup's, or those of one step of a slot.
 
     requests: the region's requests whose corrections go to the party.
 
@@ -197,10 +273,14 @@ class Corrections:
     """
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
-        self.path, self._seed = folder / CORRECTIONS, seed
-        self._places = [places(requests) for requests in header.received]
-        (_, setup), (_, slot) = self._places
-        chunks = -(-setup // CHUNK) + header.slots * -(-slot // CHUNK)
+        self.path, self._seed, self._header = folder / CORRECTIONS, seed, header
+        kinds = [received_by(header.rank, header.parties, requests) for requests in (*header.kinds, header.setup)]
+        self._places = [places(requests) for requests in kinds]
+        sizes = [self._places[kind][1] for kind in header.order]
+        self._starts = list(accumulate(sizes, initial=0))  # of each step in its slot, in bytes
+        self._chunks = list(accumulate((-(-size // CHUNK) for size in sizes), initial=0))
+        setup, slot = self._places[-1][1], self._starts[-1]
+        chunks = -(-setup // CHUNK) + header.slots * self._chunks[-1]
         try:
             self._checksums = (folder / CHECKSUMS).read_bytes()
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -223,15 +303,19 @@ class Corrections:
         """Return the corrections of one region: a list of tensors for each request whose receiver is this party.
 
         A list has one tensor for each derived field of the request. Writing into the tensors does not change the file.
-        region: 0 for the setup, s + 1 for slot s.
+        region: its number (`Header.region`), 0 for the setup.
         Raises DealerError for a wrong checksum.
         """
-        (_, setup), (_, slot) = self._places
-        found, size = self._places[min(region, 1)]
-        start, chunk = (setup + (region - 1) * slot, -(-setup // CHUNK)) if region else (0, 0)
+        setup, start, chunk, kind = self._places[-1][1], 0, 0, -1
+        if region:
+            slot, step = divmod(region - 1, len(self._header.order))
+            start = setup + slot * self._starts[-1] + self._starts[step]
+            chunk = -(-setup // CHUNK) + slot * self._chunks[-1] + self._chunks[step]
+            kind = self._header.order[step]
+        found, size = self._places[kind]
         if not size:
             return [[torch.empty(shape, dtype=dtype) for _, dtype, shape in mine] for mine in found]
-        self._check(start, size, chunk + max(0, region - 1) * -(-size // CHUNK))
+        self._check(start, size, chunk)
         mapped = mmap.mmap(self._file, size, access=mmap.ACCESS_COPY, offset=start)
         return [[_view(mapped, *place) for place in mine] for mine in found]
 

@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from hummingbird.mpc.dealer.folder import (
     HEADER,
     LEDGER,
     SEED,
+    kinds_of,
     lane_folder,
 )
 from hummingbird.prg import CIPHERS
@@ -58,7 +60,7 @@ class Kept:
     facts: what the net must be like, a text for each name (`store.material_facts`).
     shape: of a slice's input.
     slots: for how many slices each set has material, for each lane.
-    requests: digest of a slice's requests.
+    requests: digest of a slot's requests.
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
     format_version: number of the file format of the sets.
     """
@@ -165,7 +167,7 @@ class Keeper:
 
     It makes the folder if there is none, and locks it for this process.
     root: the folder.
-    what: the arguments batch, shape, slots, parties, facts, lanes and cipher of `deal`, for every set.
+    what: the arguments steps, shape, slots, parties, facts, lanes and cipher of `deal`, for every set.
     Raises InputError if the folder is kept for other arguments, or holds other files; DealerError if another keeper is
     at work, or if the file kept.json is damaged.
     """
@@ -191,7 +193,7 @@ class Keeper:
 
     def _described(self) -> Kept:
         what = {name: self._what[name] for name in ("facts", "shape", "slots", "parties", "lanes", "cipher")}
-        wanted = Kept(secrets.token_hex(16), requests=_digest(self._what["batch"]), **what)
+        wanted = Kept(secrets.token_hex(16), requests=_digest(self._what["steps"]), **what)
         text = self._file.read(self._file.size, 0)
         if not text.endswith(b"\n") and not numbers(self.root):  # new, or its keeper was killed before the first set
             self._file.cut(0)
@@ -210,7 +212,7 @@ class Keeper:
     @property
     def set_bytes(self) -> int:
         """Size in bytes of the corrections in one set of the kept store, for all parties and lanes."""
-        return size_of([], self._what["batch"], self.kept.slots, self.kept.parties, self.kept.lanes)
+        return size_of([], self._what["steps"], self.kept.slots, self.kept.parties, self.kept.lanes)
 
     def unused(self) -> int:
         """Return how many slots of the folder no party has used, in the lane that has the fewest such slots."""
@@ -298,5 +300,7 @@ def keep(
         say(f"set {number}: {size}, {seconds:.1f} s; {keeper.unused()} slots unused")
 
 
-def _digest(batch: Sequence[Request[Any]]) -> str:
-    return hashlib.blake2b("\n".join(map(str, batch)).encode(), digest_size=16).hexdigest()
+def _digest(steps: Sequence[Sequence[Request[Any]]]) -> str:
+    kinds, order = kinds_of(steps)
+    texts = [*map(str, chain(*kinds)), str([len(kind) for kind in kinds]), str(order)]
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

@@ -27,7 +27,7 @@ from hummingbird.errors import AgreementError, DealerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
-from hummingbird.mpc.dealer.store import DealtSlice, StoreDealer, check_net
+from hummingbird.mpc.dealer.store import DealtConversation, DealtSlice, StoreDealer, check_net
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.session import agree
@@ -231,12 +231,27 @@ class KeptStore:
         if not self._sets:
             raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
         slot = self._sets[0].reserve(requests)
+        self._leave_used()
+        return slot
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> DealtConversation:
+        """Take the next slot for a conversation; return its material, which is read step after step.
+
+        facts, steps: as `StoreDealer.converse` takes them. All parties must call this at the same point.
+        Waits for a slot as `admit` does, with the same cost and errors.
+        """
+        self.admit(facts, [self.kept.shape])
+        found = self._sets[0].converse(facts, steps)
+        self._leave_used()
+        return found
+
+    def _leave_used(self) -> None:
+        """Go on with the next set if the first one has no slot left."""
         if not self._sets[0].slots_left:
             with self._looking:
                 self._leaving.append(self._sets.popleft())
             if self._sets:
                 self._sets[0].work_ahead()
-        return slot
 
     def correlation(self, request: Request[Any]) -> Material:
         """Raise DealerError for every request.

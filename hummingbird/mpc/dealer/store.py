@@ -1,9 +1,10 @@
-"""A store in place of a dealer: material for a number of slices, dealt in advance, for single use.
+"""A store in place of a dealer: material for a number of slices or conversations, dealt in advance, for single use.
 
-A *slot* is the material of one slice. A party marks a slot in its ledger before it hands out anything of the slot. At
-the start of a run the parties skip all slots that any of them has used, so that no slot is used again. The material of
-the setup, the masks of private weights, is not used up. It is the same in every run, and bound to the weights with
-which it was first used.
+A *slot* is the material of one slice, or of one conversation. A party marks a slot in its ledger before it hands out
+anything of the slot. At the start of a run the parties skip all slots that any of them has used, so that no slot is
+used again: a conversation that was begun when a run ended is over. A conversation's material is read step after step.
+The material of the setup, the masks of private weights, is not used up. It is the same in every run, and bound to the
+weights with which it was first used.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,14 +26,14 @@ from torch import Tensor
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.packing import Words, plain
-from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, expand, received
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, expand, received, received_by
 from hummingbird.mpc.dealer import supplies
-from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
+from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, kinds_of, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
 from hummingbird.slots import Ledger
 
-_REGIONS = 3  # regions mapped at a time: two slices in use, and the next one
+_REGIONS = 3  # regions mapped at a time: two slices in use, and the next one; more if more conversations are in use
 
 
 class StoreDealer:
@@ -65,7 +67,6 @@ class StoreDealer:
         self.slice_shape = self.header.shape
         self._check_place(parties, lane, lanes)
         self._ledger = Ledger(self.folder / LEDGER, self.header.set_id)
-        self._received = [len(requests) for requests in self.header.received]
         try:
             self._corrections = Corrections(self.folder, self.header, self._seed)
         except BaseException:
@@ -77,9 +78,9 @@ class StoreDealer:
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
         self._own = shared is None
-        self._supplies = shared or Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
-        self._out: weakref.WeakSet[DealtSlice] = weakref.WeakSet()
-        self._upcoming: deque[supplies.Supply] = deque()  # of slot `_next` and those after it, if begun
+        self._supplies = shared or Supplies(_nothing, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._out: weakref.WeakSet[DealtSlice | DealtConversation] = weakref.WeakSet()
+        self._upcoming: deque[supplies.Supply] = deque()  # the first steps of slot `_next` and those after it, if begun
 
     def _check_place(self, parties: int, lane: int, lanes: int) -> None:
         header, where = self.header, str(self.folder)
@@ -174,7 +175,7 @@ class StoreDealer:
                 hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
             )
         self._setup_at += 1
-        (material,) = self._make(self.header.turns(0)[place : place + 1], [request])
+        (material,) = self._make(0, self.header.turns(0)[place : place + 1], [request])
         material.take()
         # Another net of this run, or another run, gets the same material: no caller may write into it.
         shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
@@ -190,29 +191,60 @@ class StoreDealer:
             raise DealerError(
                 f"all {self.header.slots} slots of the store are used", where=str(self.folder), hint="deal another one"
             )
-        batch = self.header.batch
-        if requests is not None and [str(r) for r in requests] != [str(r) for r in batch]:
+        if len(self.header.order) > 1:
+            raise DealerError("this store was dealt for conversations", where=str(self.folder), hint=_SLICES)
+        if requests is not None and [str(r) for r in requests] != [str(r) for r in self.header.requests(1)]:
+            raise self._other_requests("this net makes")
+        slot, supply = self._take()
+        made = DealtSlice(supply, FirstUse(self, slot), len(self.header.requests(1)))
+        self._out.add(made)
+        return made
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> DealtConversation:
+        """Take the next slot for a conversation; return its material, which is read and checked step after step.
+
+        facts: of the net, as `admit` takes them. steps: the requests of each step, in order.
+        Raises DealerError if no slot is left, or if the store was dealt for another net or for other requests.
+        """
+        self.admit(facts, [self.header.shape])
+        if steps is None:
             raise DealerError(
-                "the store was dealt for other requests than this net makes",
+                "a conversation from a store whose steps are not known",
                 where=str(self.folder),
-                hint="deal a store for this net, these bits and this shape",
+                hint="pass the requests of all steps, as a dry run finds them",
             )
+        if kinds_of(steps) != (self.header.kinds, self.header.order):
+            raise self._other_requests("this conversation makes")
+        made = DealtConversation(self, *self._take())
+        self._out.add(made)
+        return made
+
+    def _other_requests(self, whose: str) -> DealerError:
+        hint = "deal a store for this net, these bits and this shape"
+        return DealerError(f"the store was dealt for other requests than {whose}", where=str(self.folder), hint=hint)
+
+    def _take(self) -> tuple[int, supplies.Supply]:
+        """Take the next slot; return its number, and the supply of its first step."""
         self.work_ahead()
         slot, supply = self._next, self._upcoming.popleft()
         self._next += 1
         self.work_ahead()
-        made = DealtSlice(self, slot, supply)
-        self._out.add(made)
-        return made
+        return slot, supply
+
+    def begin(self, slot: int, step: int) -> supplies.Supply:
+        """Begin to make the material of one step of a slot in the background; return it as a supply."""
+        region = self.header.region(slot, step)
+        return self._supplies.reserve(
+            self.header.turns(region), self.header.requests(region), partial(self._make, region)
+        )
 
     def work_ahead(self, slots: int = 1) -> None:
-        """Begin to make the material of the next slots in the background, before they are reserved.
+        """Begin to make the material of the next slots, or of their first steps, before the slots are taken.
 
         slots: how many; all that are left if they are fewer.
         """
         while len(self._upcoming) < min(slots, self.slots_left):
-            turns = self.header.turns(1 + self._next + len(self._upcoming))
-            self._upcoming.append(self._supplies.reserve(turns, self.header.batch, self._make))
+            self._upcoming.append(self.begin(self._next + len(self._upcoming), 0))
 
     def bring(self, slots: int) -> None:
         """Wait until the material of the next `slots` slots is made and on its device, however much memory it takes.
@@ -250,15 +282,18 @@ class StoreDealer:
 
     @property
     def slot_bytes(self) -> int:
-        """Size in bytes of the corrections that go to this party for one slot."""
-        return sum(request.correction_bits for request in self.header.received[1]) // 8
+        """Size in bytes of the corrections that go to this party for one slice, or for the largest step of a slot."""
+        received = (received_by(self.rank, self.header.parties, requests) for requests in self.header.kinds)
+        return max(sum(request.correction_bits for request in requests) for requests in received) // 8
 
     def _patience(self, size: int) -> float:
-        return self._timeout + (size + self.slot_bytes) / 1e6  # a whole slot is checked first
+        return self._timeout + (size + self.slot_bytes) / 1e6  # a whole region is checked first
 
-    def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
+    def _make(self, region: int, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
+        """Yield the material of consecutive requests of one region, one `Material` for each, in order."""
+        before = self.header.turns_before(region)[self.rank]
         for turn, request in zip(turns, requests, strict=True):
-            corrections = self._correction(turn.number) if turn.receiver == self.rank else None
+            corrections = self._read(region)[turn.number - before] if turn.receiver == self.rank else None
             started = time.perf_counter()
             with Aside(self._device) as aside:
                 shares = expand(request, turn, self._seed, self.rank, self._device)
@@ -268,61 +303,112 @@ class StoreDealer:
                     got = bits
             yield Material(shares, bits, got, expanding_seconds=seconds, ready=aside.ready)
 
-    def _correction(self, number: int) -> list[Tensor]:
-        """Return the corrections of one request that go to this party, one tensor for each derived field.
-
-        number: how many requests before it, in the setup and then in slot 0, 1, ..., have corrections that go to this
-            party.
-        """
-        setup, slot = self._received
-        region, place = (0, number) if number < setup else (1 + (number - setup) // slot, (number - setup) % slot)
-        return self._read(region)[place]
-
     def _read(self, region: int) -> list[list[Tensor]]:
         with self._reading:  # another thread reads the setup
-            if region not in self._regions:
-                self._regions[region] = self._corrections.read(region)
-                while len(self._regions) > _REGIONS:
-                    del self._regions[min(self._regions.keys() - {region})]
-            return self._regions[region]
+            found = self._regions.pop(region, None) or self._corrections.read(region)
+            self._regions[region] = found  # the last one used is the last one dropped
+            most = _REGIONS if len(self.header.order) == 1 else max(_REGIONS, 2 * len(self._out) + 1)
+            while len(self._regions) > most:
+                del self._regions[next(iter(self._regions))]
+            return found
+
+
+class FirstUse:
+    """Marks a slot as used at the first call; later calls do nothing.
+
+    store, slot: the store, and the number of its slot.
+    """
+
+    def __init__(self, store: StoreDealer, slot: int) -> None:
+        self._store, self.slot, self._done = store, slot, False
+
+    def __call__(self) -> float:
+        """Mark the slot if it is not marked yet; return the dealer's seconds of work on it then, and 0 later."""
+        if self._done:
+            return 0.0
+        self._store.mark(self.slot)
+        self._done = True
+        return self._store.header.seconds_per_slot
 
 
 class DealtSlice:
-    """The material of one slice, from a store. `correlation(request)` hands it out in the order in which it was dealt.
+    """The material of one slice, or of one step of a conversation, from a store, in the order in which it was dealt.
 
-    store: where it is from. number: of the slot. supply: what the background thread makes for this slot.
+    supply: what the background thread makes for it. use: marks its slot. count: number of its requests.
     """
 
-    def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
-        self._store, self.number, self._supply = store, number, supply
-        self._marked, self._taken = False, 0
+    def __init__(self, supply: supplies.Supply | supplies.OnDemand, use: FirstUse, count: int) -> None:
+        self._supply, self._use, self._left = supply, use, count
+
+    @property
+    def number(self) -> int:
+        """The number of the slot."""
+        return self._use.slot
 
     @property
     def over(self) -> bool:
-        """Whether the slice has asked for all of its material."""
-        return self._taken == len(self._store.header.batch)
+        """Whether all of the material has been asked for."""
+        return not self._left
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Return this party's shares for the slice's next request.
+        """Return this party's shares for the next request.
 
         Raises DealerError for any request but the one that comes next in the store, and for damaged corrections.
         """
-        first, header = not self._marked, self._store.header
-        if first:
-            self._store.mark(self.number)
-            self._marked = True
+        seconds = self._use()  # the mark is on the disk before anything is handed out
         material = self._supply.correlation(request)
+        self._left -= 1
+        return replace(material, dealer_seconds=seconds) if seconds else material
+
+
+class DealtConversation:
+    """The material of one conversation, from a store, step after step: the next step's is made while one runs.
+
+    number: of the slot. first: the supply of the first step.
+    """
+
+    def __init__(self, store: StoreDealer, number: int, first: supplies.Supply) -> None:
+        self.number, self._header, self._use = number, store.header, FirstUse(store, number)
+        begun = [first]
+        self._steps = supplies.StepSupplies(
+            lambda step: begun.pop() if step == 0 else store.begin(number, step), len(store.header.order)
+        )
+        self._taken = 0
+        self._last: DealtSlice | None = None
+        self._closed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all of the material has been asked for, or what is left is given up."""
+        last = self._last
+        return self._closed or (self._taken == len(self._header.order) and last is not None and last.over)
+
+    def next(self) -> DealtSlice:
+        """Return the material of the next step. Raises DealerError if there is none."""
+        supply = self._steps.next()
+        requests = self._header.requests(self._header.region(self.number, self._taken))
         self._taken += 1
-        return replace(material, dealer_seconds=header.seconds / header.slots) if first else material
+        made = self._last = DealtSlice(supply, self._use, len(requests))
+        return made
+
+    def close(self) -> None:
+        """Give up the material of the steps that are left: once the conversation was begun, its slot is used."""
+        self._closed = True
+        self._steps.close()
+
+
+def _nothing(turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
+    raise AssertionError("every region makes its own material")
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
     """Choose the facts that determine a net's requests to a dealer. Facts are texts, by name.
 
-    facts: all facts of the net. The result has "architecture", "bits", "plan", "aim", "protocol" and "weights". The
-        last says whether weights are private, but not which party owns them.
+    facts: all facts of the net. The result has "architecture", "bits", "plan", "aim", "protocol", "weights" and, for
+        conversations, "conversation". "weights" says whether weights are private, but not which party owns them.
     """
     return {
+        **{name: facts[name] for name in ("conversation",) if name in facts},
         "architecture": facts["architecture"],
         "bits": facts["bits"],
         "plan": facts["plan"],
@@ -342,8 +428,13 @@ def check_net(
     where: the store's name in the error.
     """
     hint = "deal a store for this net, these bits and this shape"
+    mine = material_facts(facts)
+    dealt_for, runs = (each.get("conversation", "slices of a batch") for each in (dealt, mine))
+    if dealt_for != runs:
+        what = f"the store was dealt for {_short(dealt_for)}, this run takes {_short(runs)}"
+        raise DealerError(what, where=where, hint="deal a store for the same")
     for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more
-        if (has := material_facts(facts).get(name, "")) != value:
+        if (has := mine.get(name, "")) != value:
             what = f"the store was dealt for {name} {_short(value)}, this net has {_short(has)}"
             if name == "plan":  # public weights determine how many bits of fraction a layer adds
                 hint = "deal with the weights that the parties use: --model with a function that loads them"
@@ -354,6 +445,9 @@ def check_net(
         if tuple(wanted) != tuple(shape):
             what = f"the store was dealt for slices of shape {tuple(shape)}, this one has {tuple(wanted)}"
             raise DealerError(what, where=where, hint=f"{hint}, or fill up the last slice")
+
+
+_SLICES = "deal a store without --places for single runs of a net"
 
 
 def _short(text: str) -> str:

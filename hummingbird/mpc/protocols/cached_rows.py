@@ -97,8 +97,8 @@ class CachedMatMul(Request[CachedMatMulShares]):
     """Request for a fresh mask of a private matrix, and for its product with the mask of a conversation's rows.
 
     The fresh mask is uniform mod 2^value, of shape size0. The parties have the rows' mask already, by the
-    `CachedRowsMask` with the same key and `factor` bits. Also dealt: what they need of products of both masks for a matrix product mod
-    2^product (`CachedMatMulShares`).
+    `CachedRowsMask` with the same key and `factor` bits. Also dealt: what they need of products of both masks for a
+    matrix product mod 2^product (`CachedMatMulShares`).
     size0: (*batch, i, j).
     rows: (places, *batch, length): so many of the first rows take part.
     turned: 0 for a product with the rows, where j is `places`; 1 for one with the rows as columns, where j is `length`.

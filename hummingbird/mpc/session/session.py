@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from hummingbird.mpc.correlations.request import Material, Request, Shares
 from hummingbird.mpc.session.lanes import Gathering, LanePosition, part
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.prg import SEED_BYTES, Stream
-
-if TYPE_CHECKING:
-    from hummingbird.mpc.session.conversation import Conversation
 
 _LEAVE = 2.0  # seconds that a leaving party waits for its dealer
 
@@ -47,6 +44,12 @@ class ConversationMaterial(Protocol):
 
     def close(self) -> None:
         """Give up what is left."""
+
+
+class CachesOfConversation(Protocol):
+    """Interface: a conversation (conversation.py) as layers see it, with its rows that stay, by key."""
+
+    caches: dict[int, Any]
 
 
 class Dealer(Protocol):
@@ -142,7 +145,7 @@ class Session:
     supply: Supply | None = None  # the source of `correlation`; None: the dealer
     requests: list[Request[Any]] = field(default_factory=list)  # the requests made to the supply, in order
     run: object = field(default_factory=object)  # identifies the run: `supplied_by` keeps it
-    conversation: Conversation | None = None  # whose step this session runs; it has the rows that stay
+    conversation: CachesOfConversation | None = None  # whose step this session runs; it has the rows that stay
 
     def correlation(self, request: Request[Shares]) -> Shares:
         """Return this party's shares for a request. All parties make the same requests in the same order.

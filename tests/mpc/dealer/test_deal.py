@@ -42,7 +42,7 @@ def test_nothing_is_left_of_what_fails_or_is_interrupted(tmp_path: Path, there: 
 
 def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte, of the disk on which the folder is to be; nothing is written if it is too full."""
-    size = size_of([], BATCH, SLOTS, 2, 2)
+    size = size_of([], [BATCH], SLOTS, 2, 2)
     asked: list[Path] = []
 
     def usage(free: int) -> Any:

@@ -173,8 +173,8 @@ def test_two_computations_in_turns_go_on_to_the_same_sets(tmp_path: Path) -> Non
                 channel.exchange(torch.zeros(3))
                 store.admit(FACTS, [SHAPE] * slices)
                 for slot in [store.reserve(None) for _ in range(slices)]:
-                    assert isinstance(slot._store, Set)
-                    taken[rank].append((slot._store.number, slot.number))
+                    assert isinstance(slot._use._store, Set)
+                    taken[rank].append((slot._use._store.number, slot.number))
                     slot.correlation(REQUEST)
                     channel.exchange(torch.zeros(2))
                     slot.correlation(REQUEST)

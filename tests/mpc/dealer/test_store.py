@@ -35,7 +35,7 @@ FACTS = {"architecture": "a", "bits": "b", "plan": "p", "aim": "latency", "proto
 
 
 def dealt(out: Path, parties: int = 2, slots: int = SLOTS, **options: Any) -> Path:
-    given = {"setup": [], "batch": BATCH, "shape": (4, 6), "facts": FACTS, **options}
+    given = {"setup": [], "steps": [BATCH], "shape": (4, 6), "facts": FACTS, **options}
     deal(out, slots=slots, parties=parties, **given)
     return out
 
@@ -264,11 +264,11 @@ BAD = {
     "no folder": (lambda p: shutil.rmtree(p), "there is no store here"),
     "not dealt to its end": (lambda p: (p / "header.json").unlink(), "this store was not dealt to its end"),
     "no JSON": (lambda p: cut(p / "header.json", 100), "malformed header: it is no JSON"),
-    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 5; this release reads"),
+    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 6; this release reads"),
     "another format version": (lambda p: edit(p / "header.json", format_version=7), "format 7; this release reads"),
     "an older format": (
         lambda p: edit(p / "header.json", format_version=4),
-        "format 4; this release reads 'hummingbird store', format 5",
+        "format 4; this release reads 'hummingbird store', format 6",
     ),
     "header changed": (lambda p: edit(p / "header.json", slots=99), "header and seed do not fit each other"),
     "seed changed": (lambda p: flip(p / "seed", 3), "header and seed do not fit each other"),

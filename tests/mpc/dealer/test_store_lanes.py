@@ -29,7 +29,7 @@ FACTS = {"architecture": "a", "bits": "b", "plan": "p", "protocol": "gmw", "weig
 
 
 def dealt(out: Path, lanes: int = LANES) -> Path:
-    deal(out, setup=[], batch=[REQUEST], shape=(4, 6), slots=SLOTS, parties=PARTIES, facts=FACTS, lanes=lanes)
+    deal(out, setup=[], steps=[[REQUEST]], shape=(4, 6), slots=SLOTS, parties=PARTIES, facts=FACTS, lanes=lanes)
     return out
 
 

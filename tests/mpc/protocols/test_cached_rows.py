@@ -43,7 +43,7 @@ def multiplied(
     beside: int = 0,
     factory: Any = CachedRows,
 ) -> list[Tensor]:
-    """What the parties' shares stand for mod 2^R: after each piece of rows is written, its product with a query.
+    """Return what the parties' shares stand for mod 2^R: after each piece of rows is written, its product with a query.
 
     beside: with the products, the parties look up so many zeros; the sigmoids, in units of 2^-8, are the last tensor.
     """

@@ -110,7 +110,7 @@ def test_keepers_slow_the_parties_in_the_event_engine_alone() -> None:
 def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many sets, at the same time, which are deleted; none while the first is told to deal alone."""
     private = convert_model(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval())
-    what = {"batch": dry_run(private, (1, 3), 2).batch, "shape": (1, 3), "slots": 1, "parties": 2, "lanes": 1}
+    what = {"steps": [dry_run(private, (1, 3), 2).batch], "shape": (1, 3), "slots": 1, "parties": 2, "lanes": 1}
     what |= {"facts": material_facts(private.facts), "cipher": "aes-128-ctr"}
     begun = tmp_path / "begun"
     begun.touch()
