@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch import nn
 
 import hummingbird
-from hummingbird import convert
+from hummingbird import convert, ring
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
-from hummingbird.simulation.simulate import Parties
 from tests.support.causal_nets import PLACES, WIDTH, WORDS, made
+from tests.support.parties import compute, share
 
 PROMPT, HIDDEN = 5, 2
 EXAMPLE = torch.zeros(1, PLACES, WIDTH)
 
 
-class Talk(nn.Module):
+class Talk:
     """A conversation: the prompt, of which `HIDDEN` places are padding, then single words; all logits in a row."""
 
     def __init__(self, decoder: PrivateDecoder) -> None:
-        super().__init__()
         self.decoder = decoder
 
-    def forward(self, session: Session, x: Shared) -> Shared:
+    def __call__(self, session: Session, x: Shared) -> Shared:
         talk = self.decoder.conversation(session)
         rows = [talk.read(x[:, :PROMPT], HIDDEN)]
         rows += [talk.read(x[:, place : place + 1]) for place in range(PROMPT, x.shape[1])]
@@ -38,6 +38,16 @@ class Talk(nn.Module):
         return Shared(torch.cat([row.share for row in rows], 1), rows[0].scale)
 
 
+def talked(kind: type[Talk], private: PrivateDecoder, x: torch.Tensor) -> torch.Tensor:
+    """Let two parties talk, each with a copy of the decoder, about the word vectors x; return the opened result."""
+
+    def party(session: Session, share: torch.Tensor) -> Shared:
+        return kind(copy.deepcopy(private))(session, Shared(share))
+
+    outputs = compute(2, party, share(ring.encode(x), 2))
+    return ring.decode(outputs[0].share + outputs[1].share, outputs[0].scale)
+
+
 @pytest.mark.parametrize(("protocol", "told"), [("masked", True), ("masked", False), ("gmw", False)])
 def test_word_after_word_in_private_equals_the_net(protocol: str, told: bool) -> None:
     net = made()
@@ -46,7 +56,7 @@ def test_word_after_word_in_private_equals_the_net(protocol: str, told: bool) ->
     private = convert.convert_decoder(net, EXAMPLE, prompt=PROMPT, bits=bits, protocol=protocol)
     words = texts[:1, : PLACES - HIDDEN]
     padded = torch.cat([words[:, :1].expand(1, HIDDEN, WIDTH), words], 1)
-    got = Parties(2, 0, torch.device("cpu")).run(Talk(private), padded)
+    got = talked(Talk, private, padded)
     with torch.no_grad():
         expected = net(torch.cat([words, torch.zeros(1, HIDDEN, WIDTH)], 1))[:, PROMPT - 1 - HIDDEN : PLACES - HIDDEN]
     # A softmax errs by up to 2^-7 of its result, a norm and a GELU by about 2^-10: together below 2^-5 of the logits.
@@ -54,7 +64,7 @@ def test_word_after_word_in_private_equals_the_net(protocol: str, told: bool) ->
 
 
 class Refused(Talk):
-    def forward(self, session: Session, x: Shared) -> Shared:
+    def __call__(self, session: Session, x: Shared) -> Shared:
         talk = self.decoder.conversation(session)
         for shape, first in [((1, 1, WIDTH), 0), ((1, PROMPT, WIDTH), PROMPT), ((1, PROMPT, WIDTH), -1)]:
             with pytest.raises(InputError, match="conversation"):
@@ -66,7 +76,7 @@ class Refused(Talk):
 
 def test_a_wrong_shape_or_padding_is_refused() -> None:
     private = convert.convert_decoder(made(), EXAMPLE, prompt=PROMPT)
-    Parties(2, 0, torch.device("cpu")).run(Refused(private), torch.zeros(1, 1, WIDTH))
+    talked(Refused, private, torch.zeros(1, 1, WIDTH))
 
 
 def test_wrong_arguments_are_refused() -> None:
