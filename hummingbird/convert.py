@@ -20,6 +20,7 @@ from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, properties
+from hummingbird.graph.causal import CausalNet
 from hummingbird.graph.example_shapes import fingerprints
 from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
@@ -34,6 +35,7 @@ from hummingbird.mpc.plan.builders import (
     check_rows,
     compares,
 )
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
@@ -221,10 +223,30 @@ def build(
     parties, None if not known; if it is known, it is compared with the provenance of the windows. Raises the errors of
     `convert_model`, without AgreementError.
     """
+    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
+    chosen = TableChoice.of(aim)
+    order = Rewritten.of(steps, protocol, None if owner is None else config)
+    plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
+    facts = _facts(steps, config, owner, chosen, protocol, digest(plan))
+    settings = f"protocol {protocol}, weights {facts['weights']}"
+    return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
+
+
+def _prepared(
+    net: nn.Module,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None,
+    weights: str | int,
+    protocol: str,
+    parties: int | None,
+    example: Any,
+) -> tuple[list[Step], BitConfig, WeightOwner | None]:
+    """Trace a net and check it with its windows; return its steps, the windows, and the owner of private weights.
+
+    The arguments and the errors are those of `build`.
+    """
     config = BitConfig.of(bits)
     owner = _owner(owner_of(weights))
     named(protocol)
-    chosen = TableChoice.of(aim)
     try:
         # Numbers of private weights must not be in the steps, which are the same at all parties.
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
@@ -242,21 +264,80 @@ def build(
     check_ranges(config, steps)
     if owner is None or (sessions.is_initialized() and owner.known):
         for sentence in columns.coarse(steps):
-            warnings.warn(sentence, stacklevel=3)
+            warnings.warn(sentence, stacklevel=4)
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
-    order = Rewritten.of(steps, protocol, None if owner is None else config)
-    plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
-    facts = {
-        "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),
-        "net": graph.fingerprint([bare(step) for step in steps] if owner is not None else steps, weights=owner is None),
+    return steps, config, owner
+
+
+def _facts(
+    steps: list[Step], config: BitConfig, owner: WeightOwner | None, aim: TableChoice, protocol: str, plan: str
+) -> dict[str, str]:
+    """Return what the parties compare when they convert a net, a text for each name. plan: the plan's digest."""
+    shapes = [bare(step) for step in steps]
+    return {
+        "architecture": graph.fingerprint(shapes, weights=False),
+        "net": graph.fingerprint(shapes if owner is not None else steps, weights=owner is None),
         "bits": " ".join(config.windows.to_json().split()),
-        "plan": digest(plan),
-        "aim": str(chosen),
+        "plan": plan,
+        "aim": str(aim),
         "protocol": protocol,
         "weights": "public" if owner is None else str(owner),
     }
+
+
+def convert_decoder(
+    net: nn.Module,
+    example: Tensor,
+    prompt: int = 64,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    weights: str | int = "public",
+    protocol: str = "masked",
+    aim: str | None = None,
+) -> PrivateDecoder:
+    """Convert a causal net to a private form that generates text, word after word (`generate`).
+
+    net: it computes logits (1, N, words) from word vectors (1, N, width), each row from the words up to its own.
+    example: float (1, N, width), whose values do not count; N is the number of places of a conversation.
+    prompt: places of a conversation's first step, from 1 to N; a shorter prompt is padded in front.
+    bits, weights, protocol, aim: as for `convert_model`. Raises the errors of `convert_model`, and ModelError for a net
+    that is not causal, with every step that prevents it.
+
+    >>> class Gpt(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.words, self.qkv = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 48)
+    ...     def forward(self, x):
+    ...         q, k, v = self.qkv(x).chunk(3, -1)
+    ...         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    ...         return (x + attended) @ self.words.weight.T
+    >>> gpt = Gpt().eval()
+    >>> hummingbird.convert_decoder(gpt, torch.zeros(1, 8, 16), prompt=4).places
+    8
+    """
+    session = sessions.current() if sessions.is_initialized() else None
+    if not isinstance(example, Tensor) or example.dim() != 3 or example.shape[0] != 1:
+        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        raise InputError(
+            f"expected word vectors (1, N, width), got {got}", where="example", hint="torch.zeros(1, N, width)"
+        )
+    places, width = example.shape[1:]
+    if type(prompt) is not int or not 1 <= prompt <= places:
+        raise ConfigError(f"prompt={prompt!r}", where="prompt", hint=f"from 1 to the example's {places} places")
+    if aim is None:
+        aim = "throughput" if session is not None and session.streamed else "latency"
+    parties = session.parties if session else None
+    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
+    chosen, order = TableChoice.of(aim), Rewritten.of(steps, protocol, None if owner is None else config)
+    causal = CausalNet.of(order.steps, places, width)
+    causal.check(prompt)
+    facts = _facts(steps, config, owner, chosen, protocol, "")
     settings = f"protocol {protocol}, weights {facts['weights']}"
-    return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
+    private = PrivateDecoder(
+        causal, prompt, builder(protocol, order.windows(config), owner, chosen), protocol, facts, settings
+    )
+    if session is not None:
+        private.set_up(session)
+    return private
 
 
 def _fingerprints(net: nn.Module, steps: list[Step] | None, example: Any) -> list[str]:

@@ -18,6 +18,7 @@ Steps:
     rewrite.py          rewrites that keep the results
     properties.py       ranks, integers
     rowwise.py          whether images of a batch are independent
+    causal.py           chunks of a net that reads a sequence from the front, for text generation
     calls.py            arguments and results of a converted net
     schema.py, step_json.py   checks of steps from a file, and their JSON
     saved.py            steps as a module: `SavedNet`

@@ -22,9 +22,11 @@ from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.example_shapes import settled
+from hummingbird.graph.ops.attention import shown_places
 from hummingbird.graph.ops.norms import rows as rows_of
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.functions.tabulated import Tabulated
+from hummingbird.mpc.layers.softmax_in_range import pivots
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM, ranged
 from hummingbird.mpc.protocols.law import Law
@@ -198,6 +200,21 @@ class _Seen:
         least, most = (float(end) for end in torch.aminmax(values))
         self.least, self.most = min(self.least, least), max(self.most, most)
 
+    def rows(self, step: Step, x: Tensor, mask: Sequence[Tensor], more: float) -> None:
+        """Note the rows of a softmax's logits x. mask: public, of this call. more: 1 + the headroom."""
+        dim = step.attrs["dim"]
+        shown = shown_places(x, step.attrs.get("causal", False), step.attrs.get("hidden"), mask[0] if mask else None)
+        if shown is None:
+            centered = (x - x.mean(dim, keepdim=True)).double() * more
+            self.note(centered)
+            sums = centered.exp().mean(dim)
+        else:
+            masked, x = pivots(shown.movedim(dim, -1)), x.movedim(dim, -1).double()
+            centered = torch.where(masked.shown, x - masked.mean(x), 0.0) * more
+            self.note(centered)
+            sums = masked.sum(centered.exp())
+        self.sum = max(self.sum, float(sums.max()))
+
 
 def find_rows(
     net: nn.Module,
@@ -239,9 +256,7 @@ def find_rows(
             if not all(bool(value.isfinite().all()) for value in (x, *others)):
                 raise InputError("rows of values that are not finite", where=step.name, hint="scale the weights down")
             if x.numel() and step.op == "softmax":
-                centered = (x - x.mean(step.attrs["dim"], keepdim=True)).double() * more
-                found.note(centered)
-                found.sum = max(found.sum, float(centered.exp().mean(step.attrs["dim"]).max()))
+                found.rows(step, x, others, more)
             elif x.numel() and step.op not in builders.ON_SQUARES:
                 found.note(x.double())
             elif x.numel():

@@ -166,7 +166,7 @@ class _Party(nn.Module):
 
     def forward(self, session: Session, x: Shared) -> Shared:
         if self.owner is not None and session.rank != self.owner:
-            for weight in self.net._fixed_weights:
+            for weight in self.net.fixed_weights:
                 weight.code = torch.zeros_like(weight.code)
         # Interleaved by itself: the parties are so in Parties.run.
         interleave.Interleave().run([lambda: self.net.set_up(session)])

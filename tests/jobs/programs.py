@@ -199,8 +199,8 @@ def fixed_weights() -> dict[str, Any]:
                 errors.append(float((out - net(x)).abs().max()))
         # Only what has an activation's shape has crossed the wire since; a weight's shape occurs nowhere.
         assert not any(shape in weights for shapes in exchanged[first + 1 :] for shape in shapes)
-        opened.append(torch.cat([module.difference.flatten() for module in private._fixed_weights]))
-        keys = [module.key for module in private._fixed_weights]
+        opened.append(torch.cat([module.difference.flatten() for module in private.fixed_weights]))
+        keys = [module.key for module in private.fixed_weights]
         assert keys == list(range(5 * (len(opened) - 1), 5 * len(opened))), keys
     same = int((opened[0] == opened[1]).sum())
     words = torch.cat(opened)

@@ -293,6 +293,42 @@ def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | 
     return every.expand(x.shape)
 
 
+# Chunks of a causal net (causal.py): rows [start, start + c) of a sequence read the rows before them from a cache. A
+# public tensor `at`, int64 (2,), has the number of hidden rows at the sequence's beginning, and of rows before it.
+
+
+def _seen(a: Attrs, at: Tensor) -> Tensor:
+    """Return the attention mask of a chunk's last rows, float (rows, places): 0 where shown, -4096 where hidden.
+
+    a: "rows", "chunk" (rows of the whole chunk) and "places" (keys). A row sees itself, and of the rows before it those
+    that are not hidden.
+    """
+    keys = torch.arange(a["places"], device=at.device)
+    own = (at[1] + a["chunk"] - a["rows"] + torch.arange(a["rows"], device=at.device))[:, None]
+    seen = (keys <= own) & ((keys >= at[0]) | (keys == own))
+    return torch.where(seen, 0.0, HIDDEN)
+
+
+def _rows_at(a: Attrs, x: Tensor, at: Tensor) -> Tensor:
+    """Return the rows of a table that belong to a chunk's last rows; hidden ones have the first.
+
+    a: "dim", the table's dimension of places, from the end; "rows" and "chunk" as for `_seen`.
+    """
+    own = at[1] + a["chunk"] - a["rows"] + torch.arange(a["rows"], device=at.device) - at[0]
+    return x.index_select(a["dim"], own.clamp(min=0).to(x.device))
+
+
+def _cached_matmul(a: Attrs, x: Tensor, new: Tensor, *mask: Tensor) -> Tensor:
+    """Return a value in the shape of a product with cached rows; causal.py computes products on caches.
+
+    a: "turned", whether the rows are keys, new (..., d, c), else new (..., c, d); "places", how many rows are read.
+    mask: of the weights x, for its private form.
+    """
+    if a["turned"]:
+        return x @ new[..., :1].expand(*new.shape[:-1], a["places"])
+    return x @ new[..., :1, :].expand(*new.shape[:-2], a["places"], new.shape[-1])
+
+
 def _is_equation(value: Any) -> bool:
     """Whether a value is an einsum equation of two operands, such as "bij,bjk->bik"."""
     left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
@@ -334,6 +370,9 @@ OPS = [
         ranks.stays,
         batch=batch.apart(axis=lambda a, shape: (-1,)),
     ),
+    Op("seen", _seen, lambda a, given: 2, inputs="public", attrs=None, makes=PUBLIC),
+    Op("rows_at", _rows_at, ranks.first, inputs="x public", attrs=None),
+    Op("cached_matmul", _cached_matmul, ranks.multiplied, inputs="x x", attrs=None),
     Op("causal", _causal, ranks.stays, batch=batch.apart(axis=lambda a, shape: (-1, -2))),
 ]
 SPELLINGS = [

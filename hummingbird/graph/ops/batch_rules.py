@@ -32,11 +32,14 @@ class BatchLayout(NamedTuple):
 
     Image number n has the indices (o * batch + n) * inner + i of this dimension, 0 <= o < outer and 0 <= i < inner.
     Mostly outer = inner = 1: then the dimension counts images alone.
+    count: the size of the batch. The rules follow any dimension that a net treats so, such as the places of a sequence
+        (causal.py), with another size.
     """
 
     axis: int
     outer: int = 1
     inner: int = 1
+    count: int = PROBE
 
 
 Where = BatchLayout | None  # None: the value does not depend on the batch
@@ -179,13 +182,13 @@ def einsum(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shap
     """
     terms, _, result = a["equation"].partition("->")
     names = terms.split(",")
-    found = {(names[i][w.axis], w.outer, w.inner) for i, w in enumerate(where) if w is not None}
+    found = {(names[i][w.axis], w._replace(axis=0)) for i, w in enumerate(where) if w is not None}
     if len(found) != 1:
         raise Mixed
-    ((index, outer, inner),) = found
+    ((index, layout),) = found
     if index not in result or any(w is None and index in names[i] for i, w in enumerate(where)):
         raise Mixed
-    return BatchLayout(result.index(index), outer, inner)
+    return layout._replace(axis=result.index(index))
 
 
 def permuted(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
@@ -227,8 +230,8 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
         before, after = math.prod(out[:axis]), math.prod(out[axis + 1 :])
         if not before * after or inner % after or outer % before:
             continue
-        found = BatchLayout(axis, outer // before, inner // after)
-        if size == found.outer * PROBE * found.inner:
+        found = layout._replace(axis=axis, outer=outer // before, inner=inner // after)
+        if size == found.outer * found.count * found.inner:
             return found
     raise Mixed
 

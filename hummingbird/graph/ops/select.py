@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph.build import BOOL, StepBuilder, Unsupported
+from hummingbird.graph.build import BOOL, TENSOR, StepBuilder, Unsupported
+from hummingbird.graph.ops import attention
 from hummingbird.graph.ops import batch_rules as batch
 from hummingbird.graph.ops import dimension_rules as ranks
 from hummingbird.graph.ops.arithmetic import arithmetic, constant, integers, value
@@ -72,6 +73,8 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
     if input is None or other is None:
         raise Unsupported("where with one argument: the size of its result is private", "where(condition, x, y)")
     if isinstance(condition, Tensor):
+        if (masked := _hidden(b, condition.bool(), input, other)) is not None:
+            return masked
         mask = condition.bool().float()
         kept = _times(b, input, mask, ".kept")
         return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
@@ -87,6 +90,18 @@ def where(b: StepBuilder, condition: Any, input: Any = None, other: Any = None) 
     difference = constant(b, input) - constant(b, other)
     chosen = b.emit("mul", condition, suffix=".chosen", value=difference, **integers(kind))
     return _named(b, "", arithmetic("add"), chosen, other)
+
+
+def _hidden(b: StepBuilder, condition: Tensor, input: Any, other: Any) -> Ref | None:
+    """Convert where() of a value and of a number below -2^20, such as -inf, to an attention mask (attention.hidden).
+
+    Only softmaxes give numbers for such values: no value of a net reaches 2^20. condition: constant, true where the
+    result is `input`. Returns None unless exactly one of `input` and `other` is such a constant.
+    """
+    shown, value, filled = (condition, input, other) if isinstance(input, Ref) else (~condition, other, input)
+    if isinstance(filled, Ref) or b.kind(value) != TENSOR or not bool((torch.as_tensor(filled) < -(2.0**20)).all()):
+        return None
+    return b.emit("add", b.tensor(value), value=attention.hidden(b, shown))
 
 
 def masked_fill(b: StepBuilder, input: Any, mask: Any, value: Any) -> Ref:

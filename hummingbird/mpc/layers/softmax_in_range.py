@@ -22,6 +22,12 @@ h max(result, 1/n) for its own E, and by 2 h result for u, which is a mean of su
 pieces and by N 2^-14 each for the rounding of u and v. Together a result errs by less than
 (4 + 5 N / 4) 2^-10 max(result, 1/n), which is 2^-7 for up to three parties.
 
+*Masks.* Hidden values of a row count for nothing: their exponentials are multiplied by a public 0, and c is 0 in the
+argument of the table. Let s values be shown, and let 2^j be the largest power of two up to s. The mean of x that is
+subtracted is that of the last 2^j shown values, and u is the sum of e^c over all shown values, divided by 2^j. So u is
+still 1 or more, and sums are divided by powers of two: every row, whatever s is, has the tables of rows of `LONGEST`
+values, of which 2^(LONGEST's - j) count for one. `pivots` finds these numbers.
+
 *Range.* A row outside of the range becomes noise, unnoticed: y or u leaves its table. The range of u is derived here;
 softmax without a maximum is common for logits that are known to be small.
 """
@@ -37,7 +43,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import Rows
+from hummingbird.cost import Cost
 from hummingbird.errors import InputError
+from hummingbird.graph.ops.attention import shown_places
 from hummingbird.mpc.functions.polynomials import GAIN, POWER_TO, PolynomialTable, choose, reciprocal_at
 from hummingbird.mpc.functions.softmax_tables import reciprocal
 from hummingbird.mpc.layers.arithmetic import Arithmetic
@@ -97,6 +105,33 @@ def _ends(rows: Rows) -> tuple[float, float]:
     They are the bounds of `rows`, unless the middle of these is too low for the table: then the upper bound is raised.
     """
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
+
+
+class Pivots(NamedTuple):
+    """The public numbers of masked rows, along the last dimension (see *Masks*).
+
+    shown: bool, which values count. taken: bool, the last 2^j of them. more: int64 (..., 1), 2^(spread - j), where
+    2^spread is `LONGEST`.
+    """
+
+    shown: Tensor
+    taken: Tensor
+    more: Tensor
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean that is subtracted from each row of the real numbers x; its last size is 1."""
+        return (x * self.taken).sum(-1, keepdim=True) * (self.more * 2.0**-_SPREAD).to(x.dtype)
+
+    def sum(self, exp: Tensor) -> Tensor:
+        """Return the sum of the shown numbers e^c of each row, divided by 2^j, for real numbers."""
+        return (exp * self.shown).sum(-1) * (self.more[..., 0] * 2.0**-_SPREAD).to(exp.dtype)
+
+
+def pivots(shown: Tensor) -> Pivots:
+    """Return the numbers of masked rows. shown: bool (..., n), which values of a row count; at least one."""
+    behind = shown.long().flip(-1).cumsum(-1).flip(-1)
+    power = behind[..., :1].double().log2().floor().long()  # exact: log2 of a power of two has no error
+    return Pivots(shown, shown & (behind <= 1 << power), 1 << (_SPREAD - power).clamp(min=0))
 
 
 def most_sum(rows: Rows) -> float:
@@ -185,16 +220,24 @@ class SoftmaxInRange(Comparing):
 
     The rounds are a look-up and an opening of every value, and a look-up and an opening for each row.
     rows: the range of a row's values minus their mean (`BitConfig.rows`).
+    causal: whether the layer hides each key that comes after its query.
+    hidden: a bool tensor that broadcasts to x, true where a value is hidden; None for no mask.
+    The layer's second input, a public mask of the call, may hide further values. Hidden values cost as much as others.
     Raises InputError for rows of more than `LONGEST` values.
     """
 
     input_limit = MAX_SCALE - _SPREAD
 
+    hidden: Tensor | None
+
     divides = True  # set by the planner: whether this layer divides by the sum; otherwise its reader does
 
-    def __init__(self, dim: int, comparison: Comparison, rows: Rows) -> None:
+    def __init__(
+        self, dim: int, comparison: Comparison, rows: Rows, causal: bool = False, hidden: Tensor | None = None
+    ) -> None:
         super().__init__(comparison)
-        self.dim, self.rows = dim, rows
+        self.dim, self.rows, self.causal = dim, rows, causal
+        self.register_buffer("hidden", hidden)
         self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
 
     def left_to_reader(self) -> None:
@@ -211,41 +254,69 @@ class SoftmaxInRange(Comparing):
         assert found is not None, "see `serves`"
         return found
 
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+    def pivots(self, shape: Sequence[int], device: torch.device, mask: Sequence[Tensor]) -> Pivots | None:
+        """Return the numbers of the rows of logits of this shape; None without a mask, and on the meta device.
+
+        mask: the attention mask of this call, if there is one.
+        """
+        logits = torch.empty((1,), device=device).expand(tuple(shape))
+        shown = shown_places(logits, self.causal, self.hidden, mask[0] if mask else None)
+        return None if shown is None else pivots(shown)
+
+    @property
+    def masks(self) -> bool:
+        """Whether a mask of the layer hides values."""
+        return self.causal or self.hidden is not None
+
+    def sizes_of(self, length: int, masked: bool) -> SoftmaxSizes:
+        """Return the numbers of rows of `length` values. masked: whether a mask may hide some of them."""
+        found = numbers(length, self.rows)
+        return self._longest if masked else found
+
+    def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
         values = n.precise(x, 2 * SCALE).movedim(self.dim, -1)
-        found = numbers(values.shape[-1], self.rows)
-        exp, inverse, more = self._looked_up(n, values, found)
+        found = self.sizes_of(values.shape[-1], self.masks or bool(mask))
+        rows = self.pivots(values.shape, values.device, mask)
+        exp, inverse, more = self._looked_up(n, values, found, rows)
         up = _SPREAD - found.spread
         product = max(self.read - up, found.value, found.factor)
         out = n.apply(LiftedTimes(more, found.value, found.factor, product), exp, inverse)
-        out = n.times(out, 1, found.spread - found.turn)
+        out = n.times(out if rows is None else out * rows.more.to(out.dtype), 1, found.spread - found.turn)
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
-    def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> Tensor:
+    def exponentials(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes, rows: Pivots | None = None) -> Tensor:
         """Look up E = e^(x - mean) (2^a / L) 2^-t for each value x, in rows along the last dimension; return E.
 
         mean: the mean of the row. L: the row's length. 2^a: the least power of two that is L or more. t: `found.turn`.
         n: the kind of numbers.
         found: the numbers for rows of this length. The result has `found.exp.scale` bits of fraction, and at least 16.
+        rows: of masked rows, for which L is `LONGEST`; the result is 0 for hidden values.
         """
-        length = x.shape[-1]
-        y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
+        length = x.shape[-1] if rows is None else LONGEST
+        summed = x if rows is None else x * rows.taken.to(x.dtype) * rows.more.to(x.dtype)
+        y = n.times(x, length, found.spread) - n.times(summed.sum(-1, keepdim=True), 1, found.spread)
+        y = y if rows is None else y * rows.shown.to(y.dtype)
         unit = length * 2.0**-found.spread
         n.expects(y, self.rows.most * (1 + _SLACK), _WHAT, self.rows.least * (1 + _SLACK), unit)
         y = y - n.constant(found.middle, n.scale + found.spread - SCALE)
-        return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
+        exp = n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
+        return exp if rows is None else exp * rows.shown.to(exp.dtype)
 
-    def _looked_up(self, n: Arithmetic, x: Tensor, found: SoftmaxSizes) -> tuple[Tensor, Tensor, int]:
+    def _looked_up(
+        self, n: Arithmetic, x: Tensor, found: SoftmaxSizes, rows: Pivots | None
+    ) -> tuple[Tensor, Tensor, int]:
         """Look up numbers E and v for the rows of x along the last dimension; a row's softmax is proportional to E v.
 
         E is proportional to e^x within a row, and v to the reciprocal of the row's sum of E. Returns E, v with size 1
         in the last dimension, and how many of E's lowest bits of fraction are zero.
         n: the kind of numbers.
         found: the numbers for rows of this length.
+        rows: of masked rows.
         """
-        exp = self.exponentials(n, x, found)
+        exp = self.exponentials(n, x, found, rows)
         scale = max(SCALE, found.exp.scale)
-        total = n.times(exp.sum(-1, keepdim=True), 1, found.spread - found.turn)
+        total = exp.sum(-1, keepdim=True)
+        total = n.times(total if rows is None else total * rows.more.to(exp.dtype), 1, found.spread - found.turn)
         n.expects(total, most_sum(self.rows) * (1 + 2.0**-8), _MEAN)
         at = scale + found.spread - found.turn  # bits of fraction of u
         lacking = max(0, SUM_FRACTION - at)
@@ -256,19 +327,33 @@ class SoftmaxInRange(Comparing):
     def dropped(self, x: Tensor) -> Tensor:
         raise AssertionError("a softmax without bits has no rows")
 
-    def forward(self, session: Session, x: Shared) -> Shared:
+    def forward(self, session: Session, x: Shared, *mask: Tensor) -> Shared:
+        scale, share = x.scale, x.share
+        n = Shares(session, self.comparison, scale)
         if self.divides:
-            return super().forward(session, x)
-        scale, rows = x.scale, x.share
-        found = numbers(rows.shape[-1], self.rows)
-        exp = self.exponentials(Shares(session, self.comparison, scale), rows, found)
+            return Shared(self.formula(n, share, *mask), SCALE + self.fraction)
+        found, rows = (
+            self.sizes_of(share.shape[-1], self.masks or bool(mask)),
+            self.pivots(share.shape, share.device, mask),
+        )
+        exp = self.exponentials(n, share, found, rows)
         return Shared(exp >> max(0, SCALE - found.exp.scale), FRACTION)
 
-    def _prices(self, x: Spec, parties: int) -> CostTensor:
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return self._priced(inputs, parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return self._priced(inputs, 2).breadth
+
+    def _priced(self, inputs: Sequence[Spec], parties: int) -> CostTensor:
+        x, *masks = inputs
+        prices = CostTensor(self.comparison, x.scale, parties)
+        given = torch.empty(x.shape, dtype=torch.int64, device="meta")
+        mask = [torch.empty(spec.shape, device="meta") for spec in masks]
         if self.divides:
-            return super()._prices(x, parties)
-        prices, given = CostTensor(self.comparison, x.scale, parties), torch.empty(x.shape, device="meta")
-        self.exponentials(prices, given, numbers(x.shape[-1], self.rows))
+            self.formula(prices, given, *mask)
+        else:
+            self.exponentials(prices, given, self.sizes_of(x.shape[-1], self.masks or bool(mask)))
         return prices
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -30,6 +30,7 @@ from hummingbird.mpc.layers.softmax_in_range import (
     FRACTION,
     LONGEST,
     SUM_FRACTION,
+    SoftmaxInRange,
     SoftmaxSizes,
     most_bits,
     most_sum,
@@ -93,16 +94,17 @@ class WeightedMean(Layer):
 
     A mean is the sum of E y divided by the sum of E. The layer computes it as M w. M is 2^-a times the sum of E y, and
     w is 2^a over the sum of E, where 2^a is the least power of two that is the length j or more.
-    rows: the range of the softmax's rows.
+    rows: the range of the softmax's rows. softmax: the softmax itself, if a mask hides some of its values.
     It takes 2 rounds. y is opened in its bound's bits plus 15; E in the bits that its largest value takes; M in 17 bits
     more than the bounds of y and of the rows' mean of exponentials (`most_sum`) have together.
     """
 
     input_limit = MAX_SCALE
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, softmax: SoftmaxInRange | None = None) -> None:
         super().__init__()
         self.rows = rows
+        self._masked = [] if softmax is None else [softmax]  # in a list: it is a layer of its own, no part of this one
 
     def lifts(self, given: Given) -> bool:
         return given.scale == FRACTION  # E, which is right in the bits opened; y has another scale
@@ -140,8 +142,16 @@ class WeightedMean(Layer):
         return widths(self.rows, self.given[1].bound, spread)
 
     def _parts(self, x: Sequence[int]) -> tuple[SoftmaxSizes, WeightedMeanWidths]:
-        found = numbers(x[-1], self.rows)
+        found = self._masked[0].sizes_of(x[-1], masked=True) if self._masked else numbers(x[-1], self.rows)
         return found, self._widths(found.spread)
+
+    def _per_row(self, exp: Tensor, mask: Sequence[Tensor]) -> Tensor | int:
+        """Return the number by which each masked row's sums are multiplied, int64 (..., 1); 1 for rows without mask.
+
+        exp: the weights. mask: the attention mask of this call, if there is one.
+        """
+        rows = self._masked[0].pivots(exp.shape, exp.device, mask) if self._masked else None
+        return 1 if rows is None else rows.more
 
     def constants(self) -> tuple[int, ...]:
         return (*self._widths(_SPREAD), self.given[1].bound)
@@ -159,12 +169,14 @@ class WeightedMean(Layer):
         x, y = (tuple(spec.shape) for spec in inputs)
         found, sizes = self._parts(x)
         request = LiftedMatMul(x, y, found.value, sizes.value, sizes.sums)
-        count, every = math.prod(x[:-1]), terms(x, y)
-        looked_up = LookUpPrice.of(count, found.reciprocal, found.factor, parties)
-        out = math.prod((*every[:-2], every[-1]))
-        bits, cut = self._product(found, sizes)
-        factor = lifted_product.price(out, count, out, sizes.mean, found.factor, bits, parties, cut)
-        return lifted_matmul.price(request, looked_up, parties) + factor
+        looked_up = LookUpPrice.of(math.prod(x[:-1]), found.reciprocal, found.factor, parties)
+        return lifted_matmul.price(request, looked_up, parties) + self._division_price(x, y, parties)
+
+    def _division_price(self, x: tuple[int, ...], y: tuple[int, ...], parties: int) -> Cost:
+        """Return the price of the product M w. x, y: shapes of the weights and of the values."""
+        (found, sizes), every = self._parts(x), terms(x, y)
+        out, (bits, cut) = math.prod((*every[:-2], every[-1])), self._product(found, sizes)
+        return lifted_product.price(out, math.prod(x[:-1]), out, sizes.mean, found.factor, bits, parties, cut)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
         x, y = (tuple(spec.shape) for spec in inputs)
@@ -175,27 +187,35 @@ class WeightedMean(Layer):
     def forward(self, session: Session, x: Shared, y: Shared) -> Shared:
         exp = x.share
         found, sizes = self._parts(exp.shape)
-        inverse = self._inverse(session, exp, found)
+        more = self._per_row(exp, ())
+        inverse = self._inverse(session, exp, found, more)
         values = Operand(y.share, self._cut(y.scale), sizes.value)
         mean, over = lifted_matmul.product(session, Operand(exp, 0, found.value), values, sizes.sums, inverse)
+        return self._divided(session, mean * more, over, found, sizes)
+
+    def _divided(
+        self, session: Session, mean: Tensor, over: Tensor, found: SoftmaxSizes, sizes: WeightedMeanWidths
+    ) -> Shared:
+        """Multiply sums of weighted values by the numbers w of their rows, `over`; return the means."""
         bits, cut = self._product(found, sizes)
         operands = Operand(mean, sizes.shift, sizes.mean), Operand(over, 0, found.factor)
         return Shared(lifted_product.product(session, *operands, bits, cut), _RESULT)
 
     @staticmethod
-    def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes) -> LookUp:
+    def _inverse(session: Session, exp: Tensor, found: SoftmaxSizes, more: Tensor | int) -> LookUp:
         """Prepare the look-up of the number w for each row of weights E: the row's weighted sums times w are means.
 
         w is 2^a over the sum of the row's weights, where 2^a is the least power of two that is the row's length or
         more.
         exp: this party's share of the weights, rows along the last dimension; w has the size 1 there.
         found: the softmax's numbers for rows of this length.
+        more: a factor of each row's sum (`_per_row`).
         Returns the look-up, which sends nothing yet.
         """
         scale = FRACTION + found.spread
         lacking = max(0, SUM_FRACTION - scale)
         middle = int(ring.encode(torch.tensor(found.below, dtype=torch.float64), scale + lacking))
-        mean = (exp.sum(-1, keepdim=True) << lacking) - (middle if session.rank == 0 else 0)
+        mean = (exp.sum(-1, keepdim=True) * more << lacking) - (middle if session.rank == 0 else 0)
         return LookUp(session, mean, found.reciprocal, scale + lacking, found.factor)
 
     def label(self) -> str:

@@ -22,6 +22,7 @@ from hummingbird.mpc.functions.tabulated import RANGE_HINT, FunctionInRange, Tab
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
+from hummingbird.mpc.layers.cached import Cache, ProductWithCache
 from hummingbird.mpc.layers.constants import AddConstant, Constant, Embedding, Pad, Scale, SharePublic
 from hummingbird.mpc.layers.layer import FLOOR, Combine, Layer, Local, Spec
 from hummingbird.mpc.layers.linear import Linear, WeightOwner
@@ -251,9 +252,10 @@ def _on_squares(kind: type[Norm]) -> Callable[[Step, Comparison, Rows | None], L
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
     masked = causal or hidden is not None or len(step.inputs) > 1
-    if rows is None or masked or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
+    told = rows is not None and not (masked and rows.sum is None)  # the mean of masked rows' e^x has no other bound
+    if rows is None or not told or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
         return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
-    return SoftmaxInRange(step.attrs["dim"], comparison, rows)
+    return SoftmaxInRange(step.attrs["dim"], comparison, rows, causal, hidden)
 
 
 def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
@@ -430,6 +432,10 @@ BUILDERS: dict[str, Build] = {
     "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"], comparison.takes_rounded_shares),
     "root_scale": lambda step, comparison, owner: RootScale(),
     "causal": lambda step, comparison, owner: Causal(),
+    "cached_matmul": lambda step, comparison, owner: ProductWithCache(
+        Cache(step.attrs), comparison.takes_rounded_shares
+    ),
+    "rows_at": lambda step, comparison, owner: Local(_bind(step), "the chunk's rows"),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
     "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
@@ -456,6 +462,6 @@ BUILDERS: dict[str, Build] = {
 # Ops that move or repeat values.
 MOVES = frozenset(op for op, build in BUILDERS.items() if build is _defined)
 # Ops on public values.
-PUBLIC = ("public", "public_constant", "public_call")
+PUBLIC = ("public", "public_constant", "public_call", "seen")
 # Ops without a layer.
 PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom", *PUBLIC})

@@ -131,14 +131,22 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
         self.to(session.device)
         session.dealer.admit(self.facts, [])
+        self.share_weights(session)
+        if self.fixed_weights:
+            with meter.layer("weights", "open", self.setup_cost(session.parties)):
+                open_weights(session, self.fixed_weights)
+        self._set_up_for = session.run
+
+    def share_weights(self, session: Session) -> None:
+        """Turn private weights into shares, for `set_up`. Sends nothing."""
         for step in self.plan:
             if isinstance(step.layer, Layer):
                 with _located(step):
                     step.layer.share_weights(session)
-        if self._fixed_weights:
-            with meter.layer("weights", "open", self.setup_cost(session.parties)):
-                open_weights(session, self._fixed_weights)
-        self._set_up_for = session.run
+
+    def steps(self, session: Session, x: Shared, public: Sequence[Tensor]) -> Shared:
+        """Run the plan's steps on one slice x in a session that has its material; return the result. No check."""
+        return self._run(session, x, public)
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
         """Return whether it is proven that each image's result depends on no other image of its batch.
@@ -166,10 +174,11 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
     def setup_cost(self, parties: int) -> Cost:
         """Return the cost of `set_up` for private weights: the parties open every masked weight once, for any batch."""
-        return opening_cost(self._fixed_weights, parties)
+        return opening_cost(self.fixed_weights, parties)
 
     @property
-    def _fixed_weights(self) -> list[FixedWeight]:
+    def fixed_weights(self) -> list[FixedWeight]:
+        """The private weights, once each."""
         layers = [step.layer for step in self.plan if step.layer is not None]
         # Once each: the layer "where.kept" is also a submodule of the layer "where".
         found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, FixedWeight)}

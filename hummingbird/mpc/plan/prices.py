@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hummingbird.cost import FREE, Cost, opening
 from hummingbird.errors import InputError
 from hummingbird.graph import Step, calls, run_all
+from hummingbird.graph.causal import AT
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.plan.depths import Depths
@@ -59,7 +60,7 @@ def price(plan: Sequence[PlanStep], graph: Sequence[Step], shape: tuple[int, ...
     plan: the steps. graph: the steps of the net's graph on the meta device. parties: their number.
     """
     values = _values(graph, shape)
-    agreed = [step.name for step in plan if step.op == "public"]
+    agreed = [step.name for step in plan if step.op == "public" and step.name != AT]
     out, rounds = list[PlannedCost](), list[int]()
     for step in plan:
         value = values[step.source]

@@ -30,6 +30,7 @@ from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc.layers import weighted_mean
 from hummingbird.mpc.layers.activations import ReLU
+from hummingbird.mpc.layers.cached import CachedMean, ProductWithCache
 from hummingbird.mpc.layers.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.norms import Norm
@@ -68,7 +69,7 @@ class _Narrow(Exception):
 
 _FORMS = "as it is", "local", "summed", "whole"
 _NO_TENSOR = frozenset(
-    {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
+    {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call", "seen"}
 )  # and steps with several results, of which each reader takes one
 
 
@@ -82,6 +83,8 @@ class Planner:
 
     def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
         self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
+        # Layers may share a weight, in one plan and in several of one planner. By the weight and its bits of fraction.
+        self._rounded_weights: dict[tuple[int, int], Linear] = {}
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
         """Make the plan of a net from the steps of its graph, and return the plan's steps.
@@ -140,22 +143,28 @@ class Planner:
                 readers[ref.index] += 1
         for number, step in enumerate(self._steps):
             layer = self._built[number].layer
-            if type(layer) is not MatMul or not layer.averages:
+            if type(layer) not in (MatMul, ProductWithCache) or not layer.averages:
                 continue
-            first, values = (ref.index for ref in refs(step.inputs))
+            assert isinstance(layer, MatMul)
+            first, values = (ref.index for ref in list(refs(step.inputs))[:2])
             softmax = self._built[first].layer
             assert isinstance(softmax, SoftmaxInRange)
-            bound = self._bounds[values]
+            bound, cached = self._bounds[values], isinstance(layer, ProductWithCache)
+            if len(self._steps[first].inputs) > 1 and not cached:
+                continue  # a mask of each call, which only products with cached rows read
             if readers[first] == 1 and bound < FLOOR and weighted_mean.serves(softmax.rows, bound):
                 softmax.left_to_reader()
-                joined = WeightedMean(softmax.rows)
+                if isinstance(layer, ProductWithCache):
+                    joined: WeightedMean = CachedMean(softmax.rows, softmax, layer)
+                else:
+                    joined = WeightedMean(softmax.rows, softmax if softmax.masks else None)
                 self._built[number] = Built(joined, None, joined.input_limit, False)
                 self._bounds[first] = softmax.bound([])
 
     def _coarsen(self) -> None:
         """Round the public weights of each linear layer to no more bits of fraction than the layers after it need."""
         needed = [0] * len(self._steps)
-        made: dict[tuple[int, int], Linear] = {}  # layers may share a weight, by bits of fraction
+        made = self._rounded_weights
         for number in reversed(range(len(self._steps))):
             step, built = self._steps[number], self._built[number]
             own = needed[number]
@@ -307,7 +316,7 @@ class Planner:
         Raises ConfigError if the layer's window does not fit.
         """
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
-        if step.op in ("size", "int", "public_call") or not given:
+        if step.op in ("size", "int", "public_call", "seen") or not given:
             return SCALE, 64, 0
         scales, valid = [each.scale for each in given], [each.valid for each in given]
         layer = built.layer
