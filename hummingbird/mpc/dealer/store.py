@@ -436,8 +436,8 @@ def check_net(
     for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain more
         if (has := mine.get(name, "")) != value:
             what = f"the store was dealt for {name} {_short(value)}, this net has {_short(has)}"
-            if name == "plan":  # public weights determine how many bits of fraction a layer adds
-                hint = "deal with the weights that the parties use: --model with a function that loads them"
+            if name == "plan":  # the bits of fraction follow from public weights, the choices of a layer from the code
+                hint = "deal anew by the code that the parties run, with their weights (--model loads them) and bits"
             elif name == "aim":
                 hint = f"convert the net with aim={value!r} (infer --aim), or deal a store for this aim (deal --aim)"
             raise DealerError(what, where=where, hint=hint)
