@@ -61,7 +61,8 @@ def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCAL
 class PublicWeight(nn.Module):
     """The weight of a linear layer that all parties know.
 
-    code: the encoded weight, int64, in torch's layout for its layer's product.
+    code: the encoded weight, int64, in torch's layout for its layer's product. A matrix on a CPU is kept as int32 if
+        its numbers fit: half the memory, and half the reading of a product with few rows.
     """
 
     code: Tensor
@@ -72,6 +73,12 @@ class PublicWeight(nn.Module):
         self.register_buffer("code", code)
         self._factor: Factor | None = None  # prepared for the layer's product; dropped when the code moves or changes
         self._bits: int | None = None  # width of the code, found before it moves: reading it on a GPU waits for the GPU
+        self._narrow()
+
+    def _narrow(self) -> None:
+        if self.code.dim() == 2 and self.code.is_cpu:
+            self._bits = Factor(self.code).bits if self._bits is None else self._bits
+            self.code = self.code.int() if self._bits <= 32 else self.code
 
     def product(
         self,
@@ -96,12 +103,15 @@ class PublicWeight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PublicWeight:
         self._bits = Factor(self.code).bits if self._bits is None else self._bits
-        self._factor = None
-        return super()._apply(fn, recurse)
+        self._factor, self.code = None, self.code.long()  # other devices take int64
+        super()._apply(fn, recurse)
+        self._narrow()
+        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._factor = self._bits = None
+        self._factor, self._bits, self.code = None, None, self.code.long()  # the loaded numbers may be wider
         super()._load_from_state_dict(*args, **kwargs)
+        self._narrow()
 
     def extra_repr(self) -> str:
         return f"{self.shape} public"
@@ -182,7 +192,7 @@ class Linear(Layer):
             return self
         assert isinstance(self.weight, PublicWeight)
         code = self.weight.code  # on the meta device, as in a search for windows, there is nothing to round
-        weight = PublicWeight(code if code.is_meta else ring.shifted(code, fraction - self.fraction))
+        weight = PublicWeight(code if code.is_meta else ring.shifted(code.long(), fraction - self.fraction))
         other = copy.deepcopy(self, {id(self.weight): weight})
         other.fraction = fraction
         return other

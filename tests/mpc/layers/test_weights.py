@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.mpc.layers.linear import PublicWeight
+from hummingbird.mpc.layers.linear import Linear, PublicWeight
 from hummingbird.mpc.session import session as sessions
 from tests.test_ring import full
 
@@ -59,3 +59,33 @@ def test_the_factor_is_made_once_and_follows_the_weight(alone: sessions.Session)
     assert torch.equal(product(weight), F.conv2d(x, second))
     assert torch.equal(product(twin), F.conv2d(x, first))
     assert weight.to("meta").product(alone, "conv2d", x.to("meta"), {}).is_meta
+
+
+def test_a_matrix_of_32_bits_takes_half_the_memory_and_widens_again(alone: sessions.Session) -> None:
+    x = full(3, 4)
+    narrow, wide = torch.tensor([[2**31 - 1], [-(2**31)], [5], [0]]), torch.tensor([[2**31], [7], [-1], [2**40]])
+    weight = PublicWeight(narrow)
+    holder = torch.nn.Sequential(weight)
+    assert weight.code.dtype == torch.int32 and PublicWeight(wide).code.dtype == torch.int64
+    assert PublicWeight(whole(5, 3, 2, 2)).code.dtype == torch.int64  # convolutions take int64
+    saved = holder.state_dict()
+    assert torch.equal(weight.product(alone, "matmul", x, {}), x @ narrow)
+    holder.load_state_dict({"0.code": wide})  # does not wrap
+    assert weight.code.dtype == torch.int64 and torch.equal(weight.product(alone, "matmul", x, {}), x @ wide)
+    holder.load_state_dict(saved)
+    assert weight.code.dtype == torch.int32 and torch.equal(weight.product(alone, "matmul", x, {}), x @ narrow)
+    holder.load_state_dict({"0.code": wide}, assign=True)
+    assert torch.equal(weight.product(alone, "matmul", x, {}), x @ wide)
+    holder.load_state_dict(saved, assign=True)
+    assert weight.to("cpu").code.dtype == torch.int32
+    assert torch.equal(weight.product(alone, "matmul", x, {}), x @ narrow)
+    assert weight.to("meta").code.dtype == torch.int64  # as other devices take it
+
+
+def test_a_coarser_matrix_of_32_bits_is_rounded_without_overflow() -> None:
+    torch.manual_seed(0)
+    layer = Linear("matmul", torch.randn(6, 5), None, {}, None)
+    layer.weight = PublicWeight(torch.full((6, 5), 2**31 - 1))  # the rounding adds to it before it shifts
+    other = layer.coarser(16)
+    assert isinstance(other.weight, PublicWeight) and layer.fraction > other.fraction
+    assert torch.equal(other.weight.code, torch.full((6, 5), 2 ** (31 - layer.fraction + other.fraction)))

@@ -1,12 +1,13 @@
-"""The comparison of a GPT in private with plain torch: what counts as agreeing and as explained."""
+"""The comparison of a net of text in private with plain torch: what counts as agreeing and as explained."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from models.bert import Bert
 from models.gpt import Gpt
-from scripts.bench.text import compared, measure
+from scripts.bench.text import answered, compared, logits, measure
 
 
 def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
@@ -25,6 +26,23 @@ def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
 def test_the_twin_of_a_gpt_agrees() -> None:
     torch.manual_seed(0)
     net = Gpt(words=30, places=6, width=8, heads=2, layers=1).eval()
-    row = measure(net, torch.randint(30, (2, 7)), True)
+    row = measure(net, torch.randint(30, (2, 7)), "exact")
     assert row["pieces"] == 12 and row["unexplained"] == 0 and abs(row["perplexity_change_percent"]) < 0.5
     assert row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
+
+
+def test_a_hidden_word_is_counted_by_its_answer() -> None:
+    plain, answers = torch.tensor([[3.0, 2.9], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
+    row = answered(plain, plain + torch.tensor([[-0.1, 0.1], [0.0, 0.0], [0.0, 0.0]]), answers)
+    assert row["hidden_words"] == 3 and row["unexplained"] == 0 and row["within_twice_the_error"] == 1
+    assert row["accuracy_plain_percent"] == pytest.approx(200 / 3) and row["accuracy_percent"] == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize("twin", ["fast", "exact"])
+def test_the_twins_of_a_bert_agree(twin: str) -> None:
+    torch.manual_seed(0)
+    net = Bert(words=5, choices=4, length=6, width=8, heads=2, layers=1).eval()
+    plain, found = logits(net, torch.randn(3, 6, 8), twin, 2)
+    row = answered(plain, found, plain.argmax(1))
+    assert row["hidden_words"] == 3 and row["unexplained"] == 0 and row["accuracy_plain_percent"] == 100
+    assert 0 < row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
