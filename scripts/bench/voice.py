@@ -128,9 +128,10 @@ def write_bits(path: Path, cell: str, errors: Sequence[float]) -> None:
     """Find the ranges, with an error for the gates and states of each layer, and write them to a file."""
     kept = {}
     for name, found in hummingbird.find_rows(net(cell), inputs(0, 24), headroom=0.1).items():
+        kind = name.rpartition(".")[2].partition("_")[0]
         place = name.rpartition("_")[2]  # functions are numbered layer by layer, and step by step within a layer
         layer = (int(place) if place.isdigit() else 0) // FRAMES
-        kept[name] = replace(found, error=errors[layer]) if name.startswith(("sigmoid", "tanh")) else found
+        kept[name] = replace(found, error=errors[layer]) if kind in ("sigmoid", "tanh") else found
     BitConfig().with_rows(kept).save(path)
 
 
