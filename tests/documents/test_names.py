@@ -32,9 +32,9 @@ import scripts.bench.relu
 import scripts.bench.resnet
 import scripts.bench.serve
 import scripts.bench.simulate
-import scripts.bench.voice
 import scripts.bench.soak
 import scripts.bench.text
+import scripts.bench.voice
 import scripts.demo
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
