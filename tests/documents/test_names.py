@@ -34,6 +34,7 @@ import scripts.bench.serve
 import scripts.bench.simulate
 import scripts.bench.soak
 import scripts.bench.text
+import scripts.bench.voice
 import scripts.demo
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
@@ -105,6 +106,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
     "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),
+    "scripts.bench.voice": lambda: scripts.bench.voice.parser().format_help(),
     "scripts.bench.relu": lambda: help_of(scripts.bench.relu.main),
     "scripts.bench.resnet": lambda: help_of(scripts.bench.resnet.main),
     "scripts.bench.serve": lambda: scripts.bench.serve.parser().format_help(),

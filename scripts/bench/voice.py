@@ -1,0 +1,225 @@
+"""A voice's embedding in private: 1.6 s of speech through three LSTM or GRU layers, between two parties on this host.
+
+    python -m scripts.bench.voice --json voice.json
+    python -m scripts.bench.voice --cells gru --aims throughput --errors 2e-4 5e-4 5e-4
+
+160 frames of 40 numbers, three layers of 256 units, a linear layer with ReLU, and a division by the norm: the shape of
+Resemblyzer, whose weights it takes for the LSTM, and synthetic speech, if the packages of docs/trained-elsewhere.md are
+there. Otherwise, and for the GRU, weights and frames are random. Ranges are those that `hummingbird.find_rows` finds on
+other inputs with a margin of a tenth. Each run takes another input, from its shares to the opened embedding, then the
+same input times 1.1. The dealer works on the same cores meanwhile. The error is the largest one, relative to the
+embedding's largest number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird.bits import BitConfig
+from hummingbird.commands.party import run_party
+from hummingbird.commands.program import machine
+from hummingbird.errors import InputError
+from scripts.bench.contest import Sample
+from scripts.bench.link import Link, places
+from scripts.bench.party import launch
+from scripts.program import columns, main_of, new_parser, write_rows
+
+MODULE, LAYERS, WIDTH, FRAMES, BANDS = "scripts.bench.voice", 3, 256, 160, 40
+PACKAGES = ("resemblyzer", "espeakng_loader")
+HERTZ, WINDOW, HOP = 16000, 400, 160  # of the spectrogram: samples a second, in a window, and from one to the next
+KINDS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+AIMS = ("rounds", "throughput")
+LOUDER = 1.1
+SHOWN = [
+    ("net", "{cell}"),
+    ("aim", "{aim}"),
+    ("run", "{run}"),
+    ("input", "x {times:g}"),
+    ("s to convert", "{convert_seconds:.1f}"),
+    ("s", "{seconds:.2f}"),
+    ("CPU s", "{cpu_seconds:.2f}"),
+    ("MB sent", "{online_megabytes:.2f}"),
+    ("rounds", "{rounds}"),
+    ("MB offline", "{offline_megabytes:,.1f}"),
+    ("error", "{error_percent:.3f} %"),
+    ("cosine", "{cosine:.6f}"),
+]
+
+
+class Voice(nn.Module):
+    """The net: frames (N, FRAMES, BANDS) -> embeddings (N, WIDTH) of length 1."""
+
+    def __init__(self, cell: str) -> None:
+        super().__init__()
+        self.lstm = KINDS[cell](BANDS, WIDTH, LAYERS, batch_first=True)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the embeddings."""
+        state = self.lstm(x)[1]
+        last = (state[0] if isinstance(state, tuple) else state)[-1]
+        found = torch.relu(self.linear(last))
+        return found / torch.norm(found, dim=1, keepdim=True)
+
+
+def trained() -> bool:
+    """Whether the packages with trained weights and speech are there."""
+    return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
+
+
+def net(cell: str) -> Voice:
+    """The net, with the same weights in every process."""
+    torch.manual_seed(0)
+    made = Voice(cell)
+    if cell == "lstm" and trained():
+        from scripts.tools.trained_nets import folder
+
+        known = torch.load(folder("resemblyzer") / "pretrained.pt", map_location="cpu", weights_only=True)
+        made.load_state_dict({name: x for name, x in known["model_state"].items() if name in made.state_dict()})
+    return made.eval().requires_grad_(False)
+
+
+def inputs(first: int, count: int) -> Tensor:
+    """Some of the inputs, (count, FRAMES, BANDS): speech, or random frames."""
+    if not trained():
+        return torch.rand(first + count, FRAMES, BANDS, generator=torch.Generator().manual_seed(0))[first:]
+    from scripts.tools.trained_nets import spoken
+
+    waves = spoken()
+    chosen = waves[(7 * torch.arange(first, first + count)) % len(waves)] / 2**15
+    return spectrogram(chosen)[:, -FRAMES:]
+
+
+def spectrogram(waves: Tensor) -> Tensor:
+    """Powers of frequencies on the mel scale, of samples (N, n) brought to -30 dB: (N, frames, BANDS)."""
+    loud = waves.pow(2).mean(1, keepdim=True).sqrt()
+    window = torch.hann_window(WINDOW)
+    given = {"window": window, "center": True, "pad_mode": "constant", "return_complex": True}
+    powers = torch.stft(waves / loud * 10**-1.5, WINDOW, HOP, **given).abs().pow(2)
+    return (_mels() @ powers).transpose(1, 2).contiguous()
+
+
+def _mels() -> Tensor:
+    """Triangles over the frequencies of a spectrogram, of area 1: below 1 kHz of equal widths, then of equal ratios."""
+    octave = torch.tensor(6.4, dtype=torch.float64).log() / 27
+    most = 15 + torch.tensor(HERTZ / 2000, dtype=torch.float64).log() / octave
+    at = torch.linspace(0, float(most), BANDS + 2, dtype=torch.float64)
+    ends = torch.where(at >= 15, 1000 * torch.exp(octave * (at - 15)), at * 200 / 3)[:, None]
+    hertz = torch.linspace(0, HERTZ / 2, WINDOW // 2 + 1, dtype=torch.float64)
+    low, middle, high = ends[:-2], ends[1:-1], ends[2:]
+    inside = torch.minimum((hertz - low) / (middle - low), (high - hertz) / (high - middle)).clamp(min=0)
+    return (inside * 2 / (high - low)).float()
+
+
+def write_bits(path: Path, cell: str, errors: Sequence[float]) -> None:
+    """Find the ranges, with an error for the gates and states of each layer, and write them to a file."""
+    kept = {}
+    for name, found in hummingbird.find_rows(net(cell), inputs(0, 24), headroom=0.1).items():
+        kind = name.rpartition(".")[2].partition("_")[0]
+        place = name.rpartition("_")[2]  # functions are numbered layer by layer, and step by step within a layer
+        layer = (int(place) if place.isdigit() else 0) // FRAMES
+        kept[name] = replace(found, error=errors[layer]) if kind in ("sigmoid", "tanh") else found
+    BitConfig().with_rows(kept).save(path)
+
+
+def party(args: argparse.Namespace) -> None:
+    """One party: party 0 writes a row for each run."""
+    session = hummingbird.init()
+    plain, rows, example = net(args.cell), list[dict[str, Any]](), inputs(0, 1)
+    started = time.perf_counter()
+    private = hummingbird.convert_model(plain, bits=args.bits, example=example, aim=args.aim)
+    convert_seconds = time.perf_counter() - started
+    for run in range(args.repeats):
+        for times in (1.0, LOUDER):
+            x = times * inputs(24 + run, 1)
+            shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+            session.channel.exchange_text("ready")
+            with hummingbird.meter() as meter:
+                started, cpu = time.perf_counter(), time.process_time()
+                result = private(shared)
+                seconds, used = time.perf_counter() - started, time.process_time() - cpu
+            opened, sample, expected = result.get_plain_text(), Sample.of(seconds, meter), plain(x)
+            rows.append(
+                {
+                    "run": run,
+                    "times": times,
+                    "convert_seconds": convert_seconds,
+                    "seconds": seconds,
+                    "cpu_seconds": used,
+                    "online_megabytes": sample.online_bits / 8e6,
+                    "offline_megabytes": sample.offline_bits / 8e6,
+                    "rounds": sample.rounds,
+                    "error_percent": 100 * float((opened - expected).abs().max() / expected.abs().max()),
+                    "cosine": float(torch.cosine_similarity(opened.double(), expected.double()).min()),
+                }
+            )
+    hummingbird.uninit()
+    if args.result is not None and session.rank == 0:
+        args.result.write_text(json.dumps(rows))
+
+
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows: of each net and aim, two for each run."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, places(Link(), 2) as where:
+        for cell in args.cells:
+            args.cell, args.bits = cell, Path(folder) / f"{cell}.json"
+            write_bits(args.bits, cell, args.errors)
+            for aim in args.aims:
+                words = ["--worker", "party", "--repeats", str(args.repeats), "--cell", cell, "--aim", aim]
+                found = launch(where, MODULE, [*words, "--bits", str(args.bits)])
+                weights = "trained" if cell == "lstm" and trained() else "random"
+                facts = {"cell": cell, "weights": weights, "aim": aim, "errors": args.errors}
+                rows += [{**facts, **row, **machine()} for row in found]
+    return rows
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = new_parser(__doc__, MODULE)
+    made.add_argument("--cells", nargs="+", choices=KINDS, default=list(KINDS), help="of the layers (default: both)")
+    made.add_argument("--aims", nargs="+", choices=AIMS, default=AIMS, help="of the plan (default: both)")
+    text = "of each layer's gates and states (default: 2^-11, and 2^-10 above the first layer)"
+    errors = [2.0**-11, 2.0**-10, 2.0**-10]
+    made.add_argument("--errors", nargs=LAYERS, type=float, default=errors, metavar="E", help=text)
+    made.add_argument("--repeats", type=int, default=3, metavar="N", help="inputs (default 3)")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    for hidden in ("--bits", "--result"):
+        made.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
+    for hidden in ("--cell", "--aim"):
+        made.add_argument(hidden, help=argparse.SUPPRESS)
+    made.add_argument("--worker", choices=("party",), help=argparse.SUPPRESS)
+    return made
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and print the table."""
+    if args.repeats < 1:
+        raise InputError("no runs", where="--repeats", hint="a whole number from 1")
+    torch.set_num_threads(1)
+    if args.worker:
+        run_party(lambda: party(args))
+        return
+    rows = measured(args)
+    print(columns(rows, SHOWN, left=2))
+    write_rows(args.json, rows)
+
+
+main = main_of(parser, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
