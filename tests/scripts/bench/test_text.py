@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hummingbird.bits import BitConfig
 from models.gpt import Gpt
-from scripts.bench.text import compared, measure
+from scripts.bench.text import compared, converse, measure, written
 
 
 def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
@@ -28,3 +29,16 @@ def test_the_twin_of_a_gpt_agrees() -> None:
     row = measure(net, torch.randint(30, (2, 7)), True)
     assert row["pieces"] == 12 and row["unexplained"] == 0 and abs(row["perplexity_change_percent"]) < 0.5
     assert row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
+
+
+def test_two_parties_write_what_plain_torch_writes() -> None:
+    torch.manual_seed(0)
+    net = Gpt(words=30, places=8, width=8, heads=2, layers=1).eval()
+    prompts = torch.randint(30, (2, 3))
+    numbers, logits = written(net, prompts, 4)
+    assert numbers.shape == (2, 7) and torch.equal(numbers[:, :3], prompts) and logits.shape == (2, 4, 30)
+    row = converse(net, BitConfig(), prompts, 4)
+    assert row["pieces"] == 8 and row["unexplained"] == 0
+    assert row["largest_logit_error"] <= 2.0**-5 * row["largest_logit"]
+    assert row["prompt_megabytes"] > row["word_megabytes"] > 0 and row["word_offline_megabytes"] > 0
+    assert row["word_seconds"] > 0 and row["word_rounds"] > 0
