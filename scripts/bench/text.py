@@ -6,13 +6,20 @@ piece or word agrees unless the two best logits are closer than the error of bot
 its gap in plain torch is at most twice the largest error of all logits. Logits come from two parties with a dealer on
 this host, or from the twin (`hummingbird.simulate`): "exact" computes the integers of both parties, "fast" runs in
 floating point.
+
+With --new, the net writes: each text's first 64 pieces are the prompt of a conversation of two parties, which then read
+the pieces that plain torch finds most likely, one by one. So both have the same text before every piece. Softmaxes,
+norms and GELUs have the ranges that `hummingbird.find_rows` finds on four texts of the validation split. Seconds of a
+word are from its vector's shares to its shared logits, the dealer at work on the same host.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird import convert
+from hummingbird.bits import BitConfig
+from hummingbird.crypten import tensors
 from hummingbird.errors import InputError
 from hummingbird.mpc.session.session import Session
 from hummingbird.simulation.simulate import MODES
@@ -28,6 +38,7 @@ from models import load_checkpoint
 from models.bert import bert_tiny
 from models.gpt import Gpt, gpt_small
 from models.pieces import Pieces
+from scripts.bench.contest import Sample
 from scripts.program import add_json, main_of, new_parser, write_rows
 from scripts.train.text_data import load_text, pieced, questions, vectors
 
@@ -37,7 +48,12 @@ _EPILOG = """examples:
 
   every hidden word of the test text, by the fast twin (seven minutes):
     python -m scripts.bench.text --net bert --weights checkpoints/wikitext2-bert.pt --twin fast --texts 107467
+
+  100 pieces that follow a prompt of 64, in private:
+    python -m scripts.bench.text --weights checkpoints/wikitext2-gpt.pt --data DATA --texts 1 --new 100
 """
+
+PROMPT = 64
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--texts", type=int, default=8, help=text)
     text = "compute the logits by the twin, without parties (default mode: exact)"
     made.add_argument("--twin", nargs="?", choices=MODES, const="exact", help=text)
+    made.add_argument(
+        "--new", type=int, metavar="N", help="pieces that a GPT writes after a prompt of each text, from 2"
+    )
     add_json(made)
     return made
 
@@ -117,6 +136,55 @@ def logits(net: nn.Module, x: Tensor, twin: str | None, batch: int) -> tuple[Ten
         return plain, torch.cat([simulated(part) for part in x.split(batch)])
 
 
+def written(net: Gpt, prompts: Tensor, new: int) -> tuple[Tensor, Tensor]:
+    """Return what plain torch writes after prompts, int64 (texts, prompt + new), and the logits of each piece of it."""
+    rows = list[Tensor]()
+    with torch.no_grad():
+        for _ in range(new):
+            rows.append(net(net.words(prompts))[:, -1])
+            prompts = torch.cat([prompts, rows[-1].argmax(-1, keepdim=True)], -1)
+    return prompts, torch.stack(rows, 1)
+
+
+def _talk(session: Session, net: Gpt, bits: BitConfig, prompt: int, x: Tensor) -> list[dict[str, Any]]:
+    """Let the parties read each text of x, (texts, prompt + new - 1, width); return a row for each step of each."""
+    private, rows = convert.convert_decoder(net, torch.zeros(1, *net.places.shape), prompt, bits), []
+    for text in x.split(1):
+        talk = private.conversation(session)
+        for part in text.split([prompt, *[1] * (x.shape[1] - prompt)], 1):
+            shared = tensors.shared(hummingbird.cryptensor(part if session.rank == 0 else None, src=0))
+            with hummingbird.meter() as meter:
+                started, used = time.perf_counter(), time.process_time()
+                result = talk.read(shared)
+                seconds, used = time.perf_counter() - started, time.process_time() - used
+            sample = Sample.of(seconds, meter)  # raises if it was priced otherwise
+            logits = tensors.tensor(result).get_plain_text(dst=0)
+            rows.append({"seconds": seconds, "cpu_seconds": used, "rounds": sample.rounds, "logits": logits})
+            rows[-1] |= {"bits": sample.online_bits, "offline_bits": meter.total.offline_bits_predicted}
+        talk.close()
+    return rows
+
+
+def converse(net: Gpt, bits: BitConfig, prompts: Tensor, new: int) -> dict[str, Any]:
+    """Return the figures of conversations about prompts, int64 (texts, prompt): `compared`, and what a word takes.
+
+    new: the words of each, from 2: the prompt's step gives the first. Bits are those that a party sends, and those that
+    the dealer sends to both.
+    """
+    numbers, plain = written(net, prompts, new)
+    with torch.no_grad():
+        x = net.words(numbers[:, :-1])
+    rows = hummingbird.launch(_talk, net, bits, prompts.shape[1], x)[0]
+    found = torch.cat([row["logits"] for row in rows], 1).view_as(plain)
+    row = compared(plain, found, numbers[:, prompts.shape[1] :])
+    read = {False: [each for at, each in enumerate(rows) if at % new], True: rows[::new]}
+    for first, what in ((True, "prompt"), (False, "word")):
+        for name, unit in (("seconds", 1), ("cpu_seconds", 1), ("rounds", 1), ("bits", 8e6), ("offline_bits", 8e6)):
+            median = statistics.median(each[name] for each in read[first])
+            row[f"{what}_{name.replace('bits', 'megabytes')}"] = median / unit
+    return {name: value for name, value in row.items() if "perplexity" not in name}
+
+
 def measure(net: Gpt, numbers: Tensor, twin: str | None) -> dict[str, Any]:
     """Return the figures of a GPT for texts, int64 (texts, places + 1), by a twin or by two parties (`compared`)."""
     with torch.no_grad():
@@ -133,9 +201,22 @@ def _count(texts: int, most: int, what: str) -> int:
 def _gpt(args: argparse.Namespace) -> dict[str, Any]:
     net = load_checkpoint(args.weights, gpt_small()).eval()
     assert net.pieces is not None
-    numbers, length = pieced(load_text(args.data, ("test",)), "test", Pieces.of_table(net.pieces)), len(net.places) + 1
+    text, pieces, length = (
+        load_text(args.data, ("test", "validation")),
+        Pieces.of_table(net.pieces),
+        len(net.places) + 1,
+    )
+    numbers = pieced(text, "test", pieces)
     texts = _count(args.texts, len(numbers) // length, f", of {length} pieces each")
-    return measure(net, numbers[: texts * length].view(-1, length), args.twin)
+    chosen = numbers[: texts * length].view(-1, length)
+    if args.new is None:
+        return measure(net, chosen, args.twin)
+    if not 2 <= args.new <= length - PROMPT:
+        hint = f"2 to {length - PROMPT}, which are what {length - 1} places leave beside a prompt of {PROMPT}"
+        raise InputError(f"{args.new} new pieces", where="--new", hint=hint)
+    known = pieced(text, "validation", pieces)[: 4 * (length - 1)].view(4, -1)
+    rows = hummingbird.find_rows(net, net.words(known).detach())
+    return converse(net, BitConfig().with_rows(rows), chosen[:, :PROMPT], args.new)
 
 
 def _bert(args: argparse.Namespace) -> dict[str, Any]:

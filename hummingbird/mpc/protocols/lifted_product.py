@@ -287,7 +287,9 @@ def masked(session: Session, operand: Operand, mask: Tensor) -> Tensor:
     """
     share, shift, k = operand
     flat = share.reshape(-1)
-    moved = flat + (1 << (k - 2 + shift)) if session.rank == 0 else flat
+    # Mod 2^64: if k + shift > 64, only 64 - shift bits are right, and a summand that is lost here stands above them.
+    half = ((1 << (k - 2 + shift)) + 2**63) % 2**64 - 2**63
+    moved = flat + half if session.rank == 0 else flat
     return kernels.mask_words(moved, mask.reshape(-1), shift, k)
 
 

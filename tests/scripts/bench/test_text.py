@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hummingbird.bits import BitConfig
 from models.bert import Bert
 from models.gpt import Gpt
-from scripts.bench.text import answered, compared, logits, measure
+from scripts.bench.text import answered, compared, converse, logits, measure, written
 
 
 def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
@@ -46,3 +47,16 @@ def test_the_twins_of_a_bert_agree(twin: str) -> None:
     row = answered(plain, found, plain.argmax(1))
     assert row["hidden_words"] == 3 and row["unexplained"] == 0 and row["accuracy_plain_percent"] == 100
     assert 0 < row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
+
+
+def test_two_parties_write_what_plain_torch_writes() -> None:
+    torch.manual_seed(0)
+    net = Gpt(words=30, places=8, width=8, heads=2, layers=1).eval()
+    prompts = torch.randint(30, (2, 3))
+    numbers, logits = written(net, prompts, 4)
+    assert numbers.shape == (2, 7) and torch.equal(numbers[:, :3], prompts) and logits.shape == (2, 4, 30)
+    row = converse(net, BitConfig(), prompts, 4)
+    assert row["pieces"] == 8 and row["unexplained"] == 0
+    assert row["largest_logit_error"] <= 2.0**-5 * row["largest_logit"]
+    assert row["prompt_megabytes"] > row["word_megabytes"] > 0 and row["word_offline_megabytes"] > 0
+    assert row["word_seconds"] > 0 and row["word_rounds"] > 0
