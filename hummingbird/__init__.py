@@ -21,8 +21,9 @@ from hummingbird.version import VERSION as __version__
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.channel.meter import meter
-    from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.convert import convert_decoder, convert_model, register_converter, validate_model
     from hummingbird.crypten.tensors import cryptensor
+    from hummingbird.generation import generate
     from hummingbird.graph.programs import load_program
     from hummingbird.launching.launch import launch
     from hummingbird.mpc.session.launch import init, uninit
@@ -43,10 +44,12 @@ _HOMES = {
     "BitWindow": "bits",
     "Client": "serving.client",
     "Study": "window_search.study",
+    "convert_decoder": "convert",
     "convert_model": "convert",
     "cryptensor": "crypten.tensors",
     "estimate": "report",
     "find_rows": "simulation.observe",
+    "generate": "generation",
     "init": "mpc.session.launch",
     "launch": "launching.launch",
     "load": "saving",
@@ -69,10 +72,12 @@ __all__ = [
     "Client",
     "Study",
     "__version__",
+    "convert_decoder",
     "convert_model",
     "cryptensor",
     "estimate",
     "find_rows",
+    "generate",
     "init",
     "launch",
     "load",

@@ -43,6 +43,22 @@ class PrivateDecoder(nn.Module):
     causal: the net's steps. prompt: C, the places of the first step. build: makes a step's layer (`builders.builder`).
     facts: what all parties must agree on; the plans' digest and the lengths are added.
     `places` is N, `width` that of a word vector, `words` the number of logits of a place.
+
+    >>> class Gpt(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.words, self.qkv = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 48)
+    ...     def forward(self, x):
+    ...         q, k, v = self.qkv(x).chunk(3, -1)
+    ...         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    ...         return (x + attended) @ self.words.weight.T
+    >>> private = hummingbird.convert_decoder(Gpt().eval(), torch.zeros(1, 8, 16), prompt=4)
+    >>> private.prompt, private.places, private.width, private.words
+    (4, 8, 16, 20)
+    >>> private.shape(1)  # of the word vectors that a conversation's second step reads
+    (1, 1, 16)
+    >>> sum(row.cost.rounds for row in private.costs(1, parties=2)) > 0
+    True
     """
 
     def __init__(
@@ -121,7 +137,7 @@ class PrivateDecoder(nn.Module):
     def conversation(self, session: Session) -> DecoderConversation:
         """Begin a conversation; all parties begin the same ones, in the same order. The first one sets the net up.
 
-        session: None for the one that `init` made. Raises as `set_up`, and DealerError if a store has none left.
+        session: of this party. Raises as `set_up`, and DealerError if a store has none left.
         """
         self.set_up(session)
         kinds = self.requests(session.parties, session.rank)

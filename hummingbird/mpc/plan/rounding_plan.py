@@ -143,9 +143,8 @@ class Planner:
                 readers[ref.index] += 1
         for number, step in enumerate(self._steps):
             layer = self._built[number].layer
-            if type(layer) not in (MatMul, ProductWithCache) or not layer.averages:
+            if not isinstance(layer, MatMul) or type(layer) not in (MatMul, ProductWithCache) or not layer.averages:
                 continue
-            assert isinstance(layer, MatMul)
             first, values = (ref.index for ref in list(refs(step.inputs))[:2])
             softmax = self._built[first].layer
             assert isinstance(softmax, SoftmaxInRange)
