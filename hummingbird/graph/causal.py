@@ -183,15 +183,16 @@ class _Proof:
     def _layout(self, number: int, step: Step, values: Sequence[Any]) -> Any:
         """Return where the places are in a step's value: a `BatchLayout`, `_Logits`, or None; for a tuple, a list."""
         value = values[number]
+        several = isinstance(value, (tuple, list))
         if step.op == "input":
             return BatchLayout(1, count=self.places)
-        if not isinstance(value, (Tensor, tuple, list)) or is_size(step):
+        if not (isinstance(value, Tensor) or several) or is_size(step):
             return None
         if step.op == "getitem" and isinstance(values[step.inputs[0].index], (tuple, list)):
             return self.layouts[step.inputs[0].index][step.attrs["index"]]
         tensors = [ref.index for ref in refs(step.inputs) if isinstance(values[ref.index], Tensor)]
         where, given = [self.layouts[index] for index in tensors], [tuple(values[index].shape) for index in tensors]
-        parts = value if isinstance(value, (tuple, list)) else [value]
+        parts = value if several else [value]
         if all(layout is None for layout in where):
             return [None] * len(parts) if parts is value else None
         if any(layout == _UNKNOWN for layout in where):
