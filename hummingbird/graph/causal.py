@@ -185,7 +185,7 @@ class _Proof:
         value = values[number]
         several = isinstance(value, (tuple, list))
         if step.op == "input":
-            return BatchLayout(1, count=self.places)
+            return BatchLayout(1, size=self.places)
         if not (isinstance(value, Tensor) or several) or is_size(step):
             return None
         if step.op == "getitem" and isinstance(values[step.inputs[0].index], (tuple, list)):
@@ -198,7 +198,7 @@ class _Proof:
         if any(layout == _UNKNOWN for layout in where):
             return [_UNKNOWN] * len(parts) if parts is value else _UNKNOWN
         if step.op == "output":
-            if where[0] != BatchLayout(1, count=self.places) or value.dim() != 3:
+            if where[0] != BatchLayout(1, size=self.places) or value.dim() != 3:
                 what = f"the net returns a value of shape {tuple(value.shape)}, not a row for each place"
                 self._refuse(step, what, "return logits (1, N, words): generation takes the last place's by itself")
             return where[0]

@@ -18,6 +18,7 @@ from hummingbird.bits import Rows
 from hummingbird.channel.meter import Meter
 from hummingbird.crypten.tensors import SharedTensor
 from hummingbird.errors import Problem
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.session import Session
 from hummingbird.report import Estimate
@@ -78,6 +79,12 @@ def alone(folder: Path, images: Tensor, labels: Tensor) -> None:
     assert_type(hummingbird.search_bits(study.groups, lambda config: 0.5, 0.125), hummingbird.BitConfig)
     hummingbird.serve(hummingbird.load(folder), (1, 8, 8), "127.0.0.1:9100")
     hummingbird.uninit()
+
+
+def written(vectors: Tensor, table: Tensor, numbers: Tensor) -> Tensor | None:
+    decoder = hummingbird.convert_decoder(net(), vectors, 8, windows())
+    assert_type(decoder, PrivateDecoder)
+    return hummingbird.generate(decoder, table, numbers, 20, temperature=0.5, top_k=10)
 
 
 async def ask(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,14 +32,14 @@ class BatchLayout(NamedTuple):
 
     Image number n has the indices (o * batch + n) * inner + i of this dimension, 0 <= o < outer and 0 <= i < inner.
     Mostly outer = inner = 1: then the dimension counts images alone.
-    count: the size of the batch. The rules follow any dimension that a net treats so, such as the places of a sequence
+    size: the size of the batch. The rules follow any dimension that a net treats so, such as the places of a sequence
         (causal.py), with another size.
     """
 
     axis: int
     outer: int = 1
     inner: int = 1
-    count: int = PROBE
+    size: int = PROBE
 
 
 Where = BatchLayout | None  # None: the value does not depend on the batch
@@ -231,7 +231,7 @@ def reshaped(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
         if not before * after or inner % after or outer % before:
             continue
         found = layout._replace(axis=axis, outer=outer // before, inner=inner // after)
-        if size == found.outer * found.count * found.inner:
+        if size == found.outer * found.size * found.inner:
             return found
     raise Mixed
 

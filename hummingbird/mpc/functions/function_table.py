@@ -167,8 +167,8 @@ def of_error(text: str, least: float, most: float, error: float) -> Sizes:
     fine = min(SCALE, math.ceil(math.log2(4 / error)))
     close = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
     choices = []
-    for scale in range(fine - 1, min(SCALE, fine + 2) + 1):
-        for fraction in range(max(COARSEST, close - 1), min(SCALE, close + 2) + 1):
+    for scale in (min(SCALE, fine + 1), fine, fine - 1):
+        for fraction in (close, max(COARSEST, close - 1)):
             # A coefficient of a cubic is rounded by a quarter of a unit at most, and there are four.
             left = error - slope * 2.0**-fraction - 2 * 2.0**-scale
             if left >= error / 8:

@@ -205,11 +205,11 @@ def test_every_op_has_a_spelling_here() -> None:
     """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
     test_example.py, function in test_functions.py, constant and greater in tests/support/operations.py, norms and
     products in tests/mpc, statistics of rows in test_moments.py, embedding and what is public in test_public.py, shown
-    in test_recurrent_forms.py.
+    in test_recurrent_forms.py, the steps of a causal net's chunks in tests/graph/test_causal.py.
     """
     apart = "input affine int size custom elementwise pack constant greater causal einsum matmul norm moment normalize "
     apart += "cosine function shown root_scale scale_last unbind unflatten public public_constant public_call "
-    apart += "share_public embedding"
+    apart += "share_public embedding seen rows_at cached_matmul"
     assert OPS.keys() - {op for op, _, _ in FORMS} == set(apart.split())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -179,16 +178,6 @@ def test_how_many_bits_a_value_has_does_not_depend_on_its_reader() -> None:
         sizes = of_error(text, -3.3, 3.1, 2**-9)
         found = [table_of(text, sizes, bits) for bits in range(1, 48)]
         assert len({table and table.table.k for table in found}) == 1
-
-
-@pytest.mark.parametrize("text", ["sigmoid(x)", "tanh(x)"])
-def test_a_larger_error_takes_hardly_more_bits(text: str) -> None:
-    """The bits fall with the error, up to the few by which roundings in whole bits miss."""
-    errors = [2.0 ** -(10 + step / 4) for step in range(5)]
-    found = [table_of(text, of_error(text, -24.3, 26.1, error), 22) for error in errors]
-    dealt = [table.dealt for table in found if table is not None]
-    assert len(dealt) == len(errors)
-    assert all(less <= 1.03 * more for less, more in itertools.pairwise(dealt))
 
 
 def test_a_prepared_net_knows_its_ranges() -> None:

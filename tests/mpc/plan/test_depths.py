@@ -83,7 +83,7 @@ class ByStep(LocalDealer):
         super().__init__(rank, parties, SEEDS[:parties])
         self.asked = Counter[str]()
 
-    def correlation(self, request: Request[Any]) -> Material:
+    def _deal(self, request: Request[Any], conversation: int) -> Material:
         layer = meter.current_layer()
         self.asked[layer] += 1
         seeds = [derive(seed, layer, self.asked[layer]) for seed in self._seeds]

@@ -52,7 +52,7 @@ for k, m, ring, n in CASES:
     on_cpus.append(run(values[-1], k, m, ring))
 
 def stream(seed, turn, request, device="cpu"):
-    own = derive(seed, "request", *turn, request.kind)
+    own = derive(seed, "request", turn.receiver, turn.number, request.kind)
     if request.kind != "masked":
         return Stream(own)
     made = Stream(own, "meta")

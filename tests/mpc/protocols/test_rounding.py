@@ -107,12 +107,12 @@ def test_the_result_is_dealt_in_q_bits_less_than_are_right() -> None:
     assert not torch.equal(z, value)
 
 
-def unlowered(self: Masked, scale: int) -> tuple[int, int, int]:
+def unlowered(self: Masked, scale: int, knots: int = 1) -> tuple[int, int, int]:
     """`Masked._bits` that forgets that the bits that do not decide are fewer by q."""
     return self.k(scale) - self.window.q, self.window.low, max(self.ring, self.k(scale)) - self.window.q
 
 
-def unrounded(self: Masked, scale: int) -> tuple[int, int, int]:
+def unrounded(self: Masked, scale: int, knots: int = 1) -> tuple[int, int, int]:
     """`Masked._bits` that opens the bits that are rounded away."""
     return self.k(scale), self.window.low, max(self.ring, self.k(scale))
 
