@@ -129,7 +129,7 @@ def _torchrun(rank: int, parties: int) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(parties),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
 
 
