@@ -34,6 +34,7 @@ from hummingbird.mpc.plan.builders import (
     check_ranges,
     check_rows,
     compares,
+    narrow,
 )
 from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
@@ -262,9 +263,10 @@ def _prepared(
     config.check_names([step.name for step in steps if compares(step)])
     check_rows(config, steps)
     check_ranges(config, steps)
-    if owner is None or (sessions.is_initialized() and owner.known):
-        for sentence in columns.coarse(steps):
-            warnings.warn(sentence, stacklevel=4)
+    told = owner is None or (sessions.is_initialized() and owner.known)
+    for sentence in [*(columns.coarse(steps) if told else ()), *narrow(config, steps, protocol)]:
+        warnings.warn(sentence, stacklevel=4)
+    if told:
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
     return steps, config, owner
 

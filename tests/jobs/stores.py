@@ -197,9 +197,9 @@ def dies_at_mark(path: str) -> None:
 
 
 def talks(path: str, count: str) -> None:
-    """Hold so many conversations from a store, and say if they are right; 0: one after the other until it is used up.
+    """Hold `count` conversations from a store, and print whether they are right; 0: until the store is used up.
 
-    Says every mask before anything is sent behind it, by a digest of this party's share, and what it hides.
+    Prints a digest of this party's share of every mask, and what the mask hides, before anything is sent behind it.
     """
     steps, masked = steps_of(2), cached_rows.masked  # a dry run finds the steps: it uses no mask
 

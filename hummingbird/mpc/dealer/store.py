@@ -447,7 +447,7 @@ def check_net(
             raise DealerError(what, where=where, hint=f"{hint}, or fill up the last slice")
 
 
-_SLICES = "deal a store without --places for single runs of a net"
+_SLICES = "`python -m hummingbird deal` deals stores for single runs of a net"
 
 
 def _short(text: str) -> str:

@@ -272,7 +272,7 @@ class Tabulated(Comparing):
             for widest in dict.fromkeys((sizes.widest, WIDEST_IN_RANGE)):
                 form = _Form(sizes._replace(widest=widest), True, clamp, self._whole)
                 if (table := form.table(self.text, TYPICAL)) is not None:
-                    # Linear tails have results as large as x, of which the table has too few bits if it is fine.
+                    # With linear tails results are as large as x: a fine table has too few bits for them.
                     wide = self._lines and table.bits - table.table.scale < held(self._largest)
                     found.append(form._replace(lifted=self._whole or wide))
                     break

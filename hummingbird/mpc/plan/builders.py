@@ -251,11 +251,37 @@ def _on_squares(kind: type[Norm]) -> Callable[[Step, Comparison, Rows | None], L
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
-    masked = causal or hidden is not None or len(step.inputs) > 1
-    told = rows is not None and not (masked and rows.sum is None)  # the mean of masked rows' e^x has no other bound
-    if rows is None or not told or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
+    if rows is None or comparison.drops or not comparison.looks_up or not _in_range(step, rows):
         return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
     return SoftmaxInRange(step.attrs["dim"], comparison, rows, causal, hidden)
+
+
+def _in_range(step: Step, rows: Rows) -> bool:
+    """Whether look-ups serve a softmax whose rows lie in this range."""
+    masked = step.attrs.get("causal", False) or step.attrs.get("hidden") is not None or len(step.inputs) > 1
+    if masked and rows.sum is None:
+        return False  # the mean of masked rows' e^x has no other bound
+    return softmax_in_range.serves(rows)
+
+
+def narrow(config: BitConfig, steps: Sequence[Step], protocol: str) -> list[str]:
+    """Warn of softmaxes that compare values in a window smaller than their rows' range; return a text for each.
+
+    steps: all steps of the net. A softmax with a range compares if the range is too wide for look-ups, or if the
+    protocol has none.
+    """
+    said = []
+    for step in steps:
+        rows, window = config.rows_of(step.name), config.window(step.name)
+        if step.op != "softmax" or rows is None or not window.k or (named(protocol).looks_up and _in_range(step, rows)):
+            continue
+        spread, reach = rows.most - rows.least, 2.0 ** (window.k - SCALE - 1)
+        if spread > reach:
+            said.append(
+                f"{step.name}: values of a row may differ by {spread:.3g} (rows), and window {window} compares "
+                f"differences below {reach:g}: larger ones give wrong results. Use a window with a larger k, or none"
+            )
+    return said
 
 
 def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:

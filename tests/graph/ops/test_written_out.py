@@ -185,7 +185,7 @@ COSINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def cosine_of_bounded_norms(x: Tensor, y: Tensor) -> Tensor:
-    """Cosines, of which some are smaller, since the product of the norms is below the bound."""
+    """Cosines, or less: where the product of the norms is below the bound, the bound divides."""
     return (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1)).clamp(min=80.0)
 
 

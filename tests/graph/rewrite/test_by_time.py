@@ -43,7 +43,7 @@ class Apart(nn.Module):
 
 
 class ByHand(nn.Module):
-    """A cell in a loop, and a linear layer on the stack of its states along `dim`, of which each step is read."""
+    """A cell in a loop, and a linear layer on the stack of its states along `dim`; every time step is read."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from itertools import product
 
 import pytest
@@ -246,3 +247,23 @@ def test_it_takes_a_fraction_of_what_a_maximum_does() -> None:
     assert without.rounds == 3 and 10 * without.rounds < with_maximum.rounds
     assert 3 * without.bits < with_maximum.bits
     assert isinstance(without, cost.Cost)
+
+
+@pytest.mark.parametrize(
+    ("window", "rows", "protocol", "warns"),
+    [
+        (BitWindow(20, 14), Rows(-70, 74, 1e30), "masked", True),  # too wide for look-ups, and for the window
+        (BitWindow(20, 14), Rows(-7, 8, 20), "masked", False),  # looked up
+        (BitWindow(20, 14), Rows(-7, 8), "gmw", True),  # compared
+        (BitWindow(22, 14), Rows(-7, 8), "gmw", False),
+        (BitWindow(64, 0), Rows(-70, 74, 1e30), "masked", False),
+    ],
+)
+def test_a_window_below_the_range_of_rows_is_announced(
+    window: BitWindow, rows: Rows, protocol: str, warns: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        build(nn.Sequential(nn.Softmax(-1)), BitConfig(window).with_rows({"0": rows}), protocol=protocol)
+    shown = [str(warning.message) for warning in said]
+    assert [text.startswith("0: values of a row may differ by") for text in shown] == [True] * warns, shown

@@ -22,7 +22,7 @@ EXAMPLE = torch.zeros(1, PLACES, WIDTH)
 
 
 class Talk:
-    """A conversation: the prompt, of which `HIDDEN` places are padding, then single words; all logits in a row."""
+    """A conversation: a prompt with `HIDDEN` places of padding, then single words. Returns all logits in a row."""
 
     def __init__(self, decoder: PrivateDecoder) -> None:
         self.decoder = decoder

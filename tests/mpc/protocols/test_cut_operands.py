@@ -1,4 +1,4 @@
-"""Operands of which more bits are opened than are right, once some are cut off: the right ones stay right."""
+"""Operands that are opened in more bits than a cut leaves right: the right bits stay right."""
 
 from __future__ import annotations
 
