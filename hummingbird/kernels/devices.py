@@ -79,7 +79,7 @@ def processors() -> int:
 # each large share or column matrix of a layer costs a page fault per 4 KiB. Measured (AMD EPYC, family 26, in a virtual
 # machine), `a + 1` on 64 MiB: 2.8 GB/s of result into fresh pages, 18 GB/s into reused ones; 0.4 GB/s if the host must
 # provide the pages too. With a higher threshold such blocks come from the heap, which keeps them for the next layer.
-# The process never gets smaller again.
+# The process gets smaller by `return_freed_memory` alone.
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # M_TRIM_THRESHOLD and so on, of malloc.h
 _LARGEST = 1 << 30  # blocks above it are still mapped: a heap full of holes of this size would be worse than the faults
@@ -97,3 +97,12 @@ def keep_freed_memory() -> bool:
     kept = bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) or bool(mallopt(_MMAP_THRESHOLD, 32 << 20))
     # One heap for all threads: a heap of another thread cannot hold blocks above 64 MiB, and would map them.
     return bool(mallopt(_ARENA_MAX, 1)) and kept and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def return_freed_memory() -> None:
+    """Return the pages of freed blocks to the system; do nothing if the C library is not glibc.
+
+    It is for the end of work that needs more memory than the work after it, such as a net's conversion.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -84,10 +84,17 @@ def write_bits(path: Path, layers: int) -> None:
 def write_store(bits: Path, folder: Path, slots: int, layers: int) -> None:
     """Deal the material of some runs."""
     private, shape = hummingbird.convert_model(net(layers), bits=bits, example=inputs(0)), (1, WORDS, WIDTH)
-    plan = dry_run(private, shape, 2)
-    facts = material_facts(private.facts)
-    what = {"setup": plan.setup, "batch": plan.batch, "shape": shape, "slots": slots, "facts": facts}
-    deal(folder, **what, parties=2, cipher=cipher_of("cpu"))
+    plan, facts = dry_run(private, shape, 2), material_facts(private.facts)
+    deal(
+        folder,
+        setup=plan.setup,
+        steps=[plan.batch],
+        shape=shape,
+        slots=slots,
+        parties=2,
+        facts=facts,
+        cipher=cipher_of("cpu"),
+    )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Step
 from hummingbird.graph.causal import CausalNet, buckets
 from hummingbird.graph.steps import refs
+from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.cached import CachedMean, ProductWithCache
 from hummingbird.mpc.plan.builders import bare
@@ -132,6 +133,7 @@ class PrivateDecoder(nn.Module):
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)
+        devices.return_freed_memory()  # the conversion's
         self._set_up_for = session.run
 
     def conversation(self, session: Session) -> DecoderConversation:

@@ -26,6 +26,7 @@ from hummingbird.crypten import tensors
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Interpreter, Step, calls, interpreter
 from hummingbird.graph.rowwise import rowwise
+from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.plan import microbatch
@@ -135,6 +136,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         if self.fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self.fixed_weights)
+        devices.return_freed_memory()  # the conversion's
         self._set_up_for = session.run
 
     def share_weights(self, session: Session) -> None:
