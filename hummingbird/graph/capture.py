@@ -24,9 +24,8 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hummingbird.errors import Problem
-from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.example import Example, Running, leaves
+from hummingbird.graph.example import Example, Running, same_call
 from hummingbird.graph.hints import ANY, is_unsupported, module_hint
 from hummingbird.graph.ops.packed import stand_ins
 from hummingbird.graph.ops.recurrent import UNROLLED, unrolled
@@ -42,7 +41,7 @@ _HINTS = {  # by words of errors that torch.fx and Python raise
     "'Sequences' object": "give packed sequences to recurrent layers and to pad_packed_sequence only",
     "argument of type": "use Python's numbers and torch's tensors",
 }
-_SIZES = (2, 3), (4, 7)  # batch sizes of the two traces that leave the batch free
+_SIZES = 2, 7  # batch sizes of the two traces that leave the batch free
 
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
 _TRACING = threading.Lock()
@@ -80,13 +79,6 @@ class Capture:
             return ""
         file, line = self.places[node]
         return f" ({Path(file).name}:{line}: {linecache.getline(file, line).strip()})"
-
-    def attribute(self, node: fx.Node) -> Any:
-        """Return the constant, such as a parameter, that a node of the graph reads."""
-        value: Any = self.root
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
-        return value
 
 
 class _Tracer(SymbolTracer):
@@ -256,12 +248,17 @@ def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) ->
     loop over the batch, the two traces differ. Also returns None for a net with problems. custom: module types to keep
     whole. call: the example.
     """
-    first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
-    for captured in (first, again):
+    first: Capture | None = None
+    for sizes in (_SIZES, _SIZES[::-1]):
+        captured = _capture(net, custom, call, sizes, None if first is None else first.running)
         fixed = captured.running is None or captured.running.batch is None or captured.running.batch.asked
         if fixed or captured.problems or captured.graph is None:
             return None
-    return replace(first, running=None) if _alike(first, again) else None
+        if first is not None and not _alike(first, captured):
+            return None
+        first = captured if first is None else first
+    assert first is not None
+    return replace(first, running=None)
 
 
 def _alike(first: Capture, second: Capture) -> bool:
@@ -271,39 +268,20 @@ def _alike(first: Capture, second: Capture) -> bool:
     names = {a: b for a, b in pairs}
     if len(first.graph.nodes) != len(second.graph.nodes) or repr(first.structure) != repr(second.structure):
         return False
-    for a, b in pairs:
-        if (a.op, a.op == "get_attr" or a.target) != (b.op, b.op == "get_attr" or b.target):
-            return False
-        if a.op == "get_attr" and not _equal(first.attribute(a), second.attribute(b)):
-            return False
-        mine, theirs = leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs))
-        same = len(mine) == len(theirs) and all(_matches(x, y, names) for x, y in zip(mine, theirs, strict=True))
-        if not same:
-            return False
-    return True
-
-
-def _matches(a: Any, b: Any, names: dict[fx.Node, fx.Node]) -> bool:
-    if isinstance(a, fx.Node):
-        return names[a] is b
-    if isinstance(a, BatchSize) and isinstance(b, BatchSize):
-        return a.factor == b.factor
-    return type(a) is type(b) and not isinstance(a, BatchSize) and bool(a == b)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
-    return a is b
+    return all(same_call(first.root, a, b, names) for a, b in pairs)
 
 
 def _capture(
-    net: nn.Module, custom: tuple[type[nn.Module], ...], example: Example | None, sizes: Sequence[int]
+    net: nn.Module,
+    custom: tuple[type[nn.Module], ...],
+    example: Example | None,
+    sizes: Sequence[int],
+    first: Running | None = None,
 ) -> Capture:
     opaque: set[str] = set()
     found: list[Problem] = []
     while True:
-        running = None if example is None else Running(net, example, sizes)
+        running = None if example is None else Running(net, example, sizes, first)
         tracer = _Tracer(custom, opaque, example, running)
         try:
             opened = nullcontext() if example is None else _wrapped_functions_open()

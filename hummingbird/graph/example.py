@@ -8,6 +8,7 @@ side by side: a size that differs between them is a multiple of the batch size (
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import logging
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from hummingbird.structure import Structure, flatten, rebuild
 # Types of public tensors.
 PUBLIC_TYPES = (torch.int64, torch.int32, torch.bool)
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_isinstance = isinstance  # a trace replaces it (symbols.answering)
 # Attributes of a tensor that are the same for every image.
 PUBLIC = frozenset(
     "shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_leaf "
@@ -159,24 +161,34 @@ class Running:
 
     root: the traced net. call: the example. sizes: the batch sizes for which values are computed, one or two. With two,
     a size that grows in proportion to them is taken for a multiple of the batch size (`BatchSize`); with one, all sizes
-    are plain numbers.
+    are plain numbers. first: the `Running` of an earlier trace of the net with the same two sizes in the other order.
+    As long as this trace makes the same calls, their values are taken from there, where they took most of its time.
     """
 
-    def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
+    def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int], first: Running | None = None) -> None:
         self.root, self.sizes = root, tuple(sizes)
         self.batch = TracedBatch(self.sizes[0]) if len(self.sizes) > 1 else None
         self.values: dict[fx.Node, tuple[Any, ...]] = {}
         self.busy = False  # a call is being computed here, and must not be traced
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._asked_for_writes = False
+        self._fake: FakeTensorMode = FakeTensorMode(allow_non_fake_inputs=True) if first is None else first._fake
         self._left = [call.of(size) for size in self.sizes]
+        self._first = None if first is None or first._counted_writes() else EarlierValues(first)
 
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
         """Compute a node's value for each batch size, keep these values, and return them as a tuple."""
         self.busy = True
+        known = None if self._first is None else self._first.values(node)
+        if known is not None:
+            self.values[node], self.busy = known, False
+            return known
+        self._first = None  # the traces differ
         if reads_attribute(node):  # a fake tensor has no numbers
-            number = getattr(self._attribute(node.args[0]), str(node.target))()
+            number = getattr(attribute(self.root, node.args[0]), str(node.target))()
             self.values[node], self.busy = (number,) * len(self.sizes), False
             return self.values[node]
+        # No symbol is among the values, so that torch's code, which asks for thousands of types, gets a fast answer.
+        asking, builtins.isinstance = builtins.isinstance, _isinstance
         quiet, _LOG.disabled = _LOG.disabled, True  # torch logs each error that it raises, with a page of its own code
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # there attention returns a tensor for weights that are None
@@ -185,6 +197,7 @@ class Running:
                 self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
         finally:
             self.busy, _LOG.disabled = False, quiet
+            builtins.isinstance = asking
             torch.backends.mha.set_fastpath_enabled(fast)
         return self.values[node]
 
@@ -192,7 +205,7 @@ class Running:
         if node.op == "placeholder":
             return self._fake.from_tensor(self._left[run].pop(0))
         if node.op == "get_attr":
-            return self._fake.from_tensor(self._attribute(node))
+            return self._fake.from_tensor(attribute(self.root, node))
 
         def actual(value: Any) -> Any:
             if isinstance(value, fx.Node):
@@ -206,11 +219,15 @@ class Running:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def _attribute(self, node: Any) -> Any:
-        value: Any = self.root
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
-        return value
+    def written(self, node: fx.Node) -> bool:
+        """Whether torch may have written into a node's tensor, or into another view of it, since it was made."""
+        self._asked_for_writes = True
+        return _written(self.values[node][0])
+
+    def _counted_writes(self) -> bool:
+        """Whether the trace has asked for writes and there are some: a second trace would see them too early."""
+        tensors = (value for values in self.values.values() for value in values if isinstance(value, Tensor))
+        return self._asked_for_writes and any(map(_written, tensors))
 
     def types(self) -> dict[fx.Node, torch.dtype]:
         """Return a dict: node -> dtype, for every node of the trace whose value is a tensor."""
@@ -237,6 +254,74 @@ class Running:
             if factor > 0 and last == factor * self.sizes[1]:
                 return BatchSize(factor, self.batch)
         raise self.batch.fixed("a fact that depends on it")
+
+
+def _written(value: Tensor) -> bool:
+    return bool(value.is_inference() or value._version)  # an inference tensor does not count writes
+
+
+class EarlierValues:
+    """The values of an earlier trace of a net, for a second one that makes the same calls in the same order.
+
+    first: the `Running` of the earlier trace.
+    """
+
+    def __init__(self, first: Running) -> None:
+        self._first = first
+        self._names: dict[fx.Node, fx.Node] = {}  # a node of the earlier trace -> that of this one
+        self._left = iter(next(iter(first.values)).graph.nodes)
+        self._last: fx.Node | None = None
+
+    def values(self, node: fx.Node) -> tuple[Any, ...] | None:
+        """Return the values of the earlier trace's node in the place of `node`, the last of its graph, for the batch
+        sizes in the other order; None if the calls differ.
+        """
+        earlier, last = None, node.graph._root if self._last is None else self._last
+        while last is not node:
+            earlier, last = next(self._left, None), last.next
+            if earlier is None:
+                return None
+            self._names[earlier] = last
+        self._last = last
+        found = None if earlier is None else self._first.values.get(earlier)
+        if earlier is None or found is None or not same_call(self._first.root, earlier, node, self._names):
+            return None
+        return found[::-1]
+
+
+def same_call(root: nn.Module, a: fx.Node, b: fx.Node, names: dict[fx.Node, fx.Node]) -> bool:
+    """Whether nodes `a` and `b` of two traces of the net `root` are the same call, or constants with equal values.
+
+    names: node of the first trace -> node of the second trace, for all nodes before.
+    """
+    if (a.op, a.op == "get_attr" or a.target) != (b.op, b.op == "get_attr" or b.target):
+        return False
+    if a.op == "get_attr" and not _equal(attribute(root, a), attribute(root, b)):
+        return False
+    mine, theirs = leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs))
+    return len(mine) == len(theirs) and all(_matches(x, y, names) for x, y in zip(mine, theirs, strict=True))
+
+
+def _matches(a: Any, b: Any, names: dict[fx.Node, fx.Node]) -> bool:
+    if isinstance(a, fx.Node):
+        return names[a] is b
+    if isinstance(a, BatchSize) and isinstance(b, BatchSize):
+        return a.factor == b.factor
+    return type(a) is type(b) and not isinstance(a, BatchSize) and bool(a == b)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+    return a is b
+
+
+def attribute(root: nn.Module, node: Any) -> Any:
+    """Return the constant of the net `root`, such as a parameter, that a node of its graph reads."""
+    value: Any = root
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    return value
 
 
 def reads_attribute(node: fx.Node) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import calls, problems, run, trace
-from hummingbird.graph.example import is_private
+from hummingbird.graph.example import Running, is_private
 from hummingbird.simulation.simulate import simulate
 from models import get_model
 from models.bert import bert_tiny
@@ -97,6 +97,18 @@ def test_a_net_that_uses_the_batchs_size_runs_with_the_examples_alone(function: 
     assert torch.allclose(run(steps, x), net(x))
     with pytest.raises(InputError, match=r"expected an input of shape \(2, 3\), got \(3, 3\)"):
         run(steps, torch.randn(3, 3))
+
+
+def test_a_second_trace_computes_only_what_differs_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    value = Running._value
+    monkeypatch.setattr(Running, "_value", lambda self, node, run: computed.append(node.name) or value(self, node, run))
+    sides = iter(range(100))
+    for function, adds, muls in [(lambda x: (x + 1) * 2, 2, 2), (lambda x: (x + 1) * (2 + next(sides)), 3, 5)]:
+        computed.clear()
+        steps = trace(Call(function), example=torch.zeros(2, 3))
+        assert (computed.count("add"), computed.count("mul")) == (adds, muls)
+        assert (steps[0].attrs["shape"][0] is None) == (muls == 2)  # the third trace is for the example's batch alone
 
 
 VALUES: dict[str, Callable[[Tensor], Any]] = {

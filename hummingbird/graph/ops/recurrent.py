@@ -304,8 +304,7 @@ def _most(state: Any) -> float | None:
     if isinstance(state, Tensor):
         most = state.abs().max().item() if state.numel() and not state.is_meta else None
         return float(most) if isinstance(most, (int, float)) else None
-    known = state.tracer.known(state)
-    if known.is_inference() or known._version:  # an inference tensor does not count writes
+    if state.tracer.running.written(state.node):
         return None
     if (noted := state.node.meta.get("most")) is not None:
         return float(noted)
