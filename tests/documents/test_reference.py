@@ -57,7 +57,8 @@ def examples(name: str, text: str | None) -> doctest.DocTest:
 
 def failures(test: doctest.DocTest) -> str:
     said: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    # Without `verbose` it would look for pytest's own -v, and then say everything.
+    doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(test, out=said.append)
     return "".join(said)
 
 

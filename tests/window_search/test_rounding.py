@@ -183,7 +183,7 @@ def test_interrupted_and_resumed_is_undisturbed(study: Study, tmp_path: Path) ->
         study.search("12/64", state=state, progress=stop, knobs="q")
     asked = [json.loads(line)["windows"] for line in state.read_text().splitlines()[1:]]
     assert any(len(window) == 3 for windows in asked for window in windows)
-    fresh = Study(NET, IMAGES, LABELS, by="layer", protocol=study.protocol)
+    fresh = Study(NET, IMAGES, LABELS, by="layer", protocol=study.protocol, runs=1)
     with pytest.raises(ConfigError, match="the state of another search"):
         fresh.search("12/64", state=state)
     got = fresh.search("12/64", state=state, knobs="q")
