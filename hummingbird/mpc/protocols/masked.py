@@ -319,7 +319,8 @@ class Masked(Comparison):
 
     def breadth(self, n: int, scale: int, knots: int) -> int:
         # 2^w lines of two words, packed, beside a comparison's 2^8 bits and ten words.
-        lined = n << max(0, self.width(scale) - 4) if self.in_one_round(scale, knots) else 0
+        one = self._masked(n, scale, 2, knots).in_one_round(scale, knots)
+        lined = n << max(0, self.width(scale) - 4) if one else 0
         return max(lined, super().breadth(n, scale, knots))
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
@@ -329,13 +330,20 @@ class Masked(Comparison):
         """
         return self.aim.tables(self.width(scale), parties, knots)
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         if self.drops:
             return "dropped"
-        if self.in_one_round(scale):
+        form = self._masked(n, scale, parties, 1)
+        if form.in_one_round(scale):
             return f"lines {self.width(scale)}"
-        tables = self.tables(scale, parties)
+        tables = form.tables(scale, parties)
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
+
+    def _masked(self, n: int, scale: int, parties: int, knots: int) -> Masked:
+        """Return the form by which n values are compared with `knots` knots each."""
+        form = self._form(n, scale, parties, knots, False)
+        assert isinstance(form, Masked)
+        return form
 
     def _bits(self, scale: int, knots: int = 1) -> tuple[int, int, int]:
         """Return three numbers of bits: how many are opened, how many of these do not decide, how many the result has.
@@ -376,27 +384,29 @@ class Masked(Comparison):
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
     ) -> tuple[Tensor, Tensor]:
-        k, m, tables = self._coarser(scale, session.parties, len(knots), fraction)
+        k, m, tables = self._coarser(share.numel(), scale, session.parties, len(knots), fraction)
         flat, shift = share.reshape(-1).split(most_at_once(len(knots))), scale - fraction
         parts = [thresholds.squares(session, part, knots, shift, k, m, tables) for part in flat]
         y, squared = (torch.cat(part, -1).view(-1, *share.shape) for part in zip(*parts, strict=True))
         return y, squared
 
     def cost_of_squares(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> Cost:
-        k, m, tables = self._coarser(scale, parties, knots, fraction)
+        k, m, tables = self._coarser(n, scale, parties, knots, fraction)
         most = most_at_once(knots)
         whole, rest = divmod(n, most)
         parts = thresholds.squares_price(most, k, m, parties, tables, knots) * whole
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
-    def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
+    def _coarser(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
         """Return the window's bounds k and m, counted in units of 2^-fraction, and how many step tables serve it.
 
         The window is at least two bits wide.
+        n: how many values are compared.
         scale: bits of fraction of the input.
         knots: how many comparisons of each value there are.
         """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))
-        return k, m, self.aim.tables(k - m, parties, knots)
+        form = self.fastest(n, parties, lambda form: form.cost_of_squares(n, scale, parties, knots, fraction))
+        return k, m, form.aim.tables(k - m, parties, knots)
