@@ -18,7 +18,8 @@ from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.ops import functions
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
-from hummingbird.mpc.functions.tabulated import RANGE_HINT, FunctionInRange, Tabulated
+from hummingbird.mpc.functions.octaves import function_in_range
+from hummingbird.mpc.functions.tabulated import RANGE_HINT, Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
@@ -347,7 +348,7 @@ def _function(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     text, rises = step.attrs["expression"], step.attrs.get("rises", False)
     if compares(step):
         return Tabulated(text, comparison, rows, rises)
-    return FunctionInRange(text, comparison.wider(EXACT, 64), rows)
+    return function_in_range(text, comparison, rows)
 
 
 def compares(step: Step) -> bool:

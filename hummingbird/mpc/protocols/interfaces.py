@@ -85,6 +85,7 @@ class Comparison(ABC):
     # Whether every party may round its own share before the comparison, so that the share has fewer valid bits.
     takes_rounded_shares: ClassVar[bool]
     gives_squares: ClassVar[bool] = False  # whether `squares` is implemented, without a product
+    gives_steps: ClassVar[bool] = False  # whether `steps` is implemented
 
     @property
     def drops(self) -> bool:
@@ -265,6 +266,21 @@ class Comparison(ABC):
         fraction: bits of fraction of the values that are squared.
         """
         raise NotImplementedError(f"{self.name} has no squares")
+
+    def steps(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute shares of the bits [x >= t] as integers, (J, *shape), and of what `above` computes.
+
+        For a window that drops its lowest q bits, the bits [x >= t] are right mod 2^(ring - q), the others mod 2^ring.
+        The bits of a value fall from 1 to 0 as t grows.
+        share: this party's share of x, with `scale` bits of fraction.
+        knots: J integers in units of 2^-16, multiples of 2^q for the window's q.
+        Cost: `cost_of_steps`.
+        """
+        raise NotImplementedError(f"{self.name} has no steps")
+
+    def cost_of_steps(self, n: int, scale: int, parties: int, knots: int) -> Cost:
+        """Return the price of `steps` on n elements with `knots` knots. scale: bits of fraction of the elements."""
+        raise NotImplementedError(f"{self.name} has no steps")
 
     def cost(self, n: int, scale: int, parties: int, knots: int = 1, value: bool = True) -> Cost:
         """Return the price of `above` on n elements with `knots` knots; with one knot, that of `relu`.

@@ -260,6 +260,7 @@ class Masked(Comparison):
     takes_rounded_shares = True
     looks_up = True
     gives_squares = True
+    gives_steps = True
 
     def k(self, scale: int) -> int:
         """Return the upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are right.
@@ -380,6 +381,30 @@ class Masked(Comparison):
             return lines.relus_price(n, *self._bits(scale, knots), parties, value)
         how = *self._bits(scale, knots), parties, self.tables(scale, parties, knots)
         return relu_price(n, *how, self.whole) if knots == 1 else thresholds.relus_price(n, *how, knots)
+
+    def steps(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, flat = self.window.q, share.reshape(-1)
+        near, tables = (
+            [knot >> q for knot in knots],
+            self._tables_of_steps(flat.numel(), scale, session.parties, len(knots)),
+        )
+        how = scale - SCALE + q, self.k(scale) - q, self.window.low - q, self.ring - q, tables
+        done = [thresholds.steps(session, part, near, *how) for part in flat.split(most_at_once(len(knots)))]
+        bits, y, z = (torch.cat(parts, -1) for parts in zip(*done, strict=True))
+        sizes = len(knots), *share.shape
+        return bits.view(sizes), (y << q).view(sizes), (z << q).view(share.shape)
+
+    def cost_of_steps(self, n: int, scale: int, parties: int, knots: int) -> Cost:
+        q, tables = self.window.q, self._tables_of_steps(n, scale, parties, knots)
+        how = self.k(scale) - q, self.window.low - q, self.ring - q, parties, tables, knots
+        whole, rest = divmod(n, most_at_once(knots))
+        parts = thresholds.relus_price(most_at_once(knots), *how) * whole
+        return parts + thresholds.relus_price(rest, *how) if rest or not whole else parts
+
+    def _tables_of_steps(self, n: int, scale: int, parties: int, knots: int) -> int:
+        return self.fastest(n, parties, lambda form: form.cost_of_steps(n, scale, parties, knots)).aim.tables(
+            self.width(scale), parties, knots
+        )
 
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
