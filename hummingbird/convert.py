@@ -178,12 +178,14 @@ def convert_model(
     aim: the choice of tables for the masked opening. "latency": the fewest rounds with small tables. "rounds": the
         same, but ReLUs of narrow windows take one round in place of two, with up to 1.25 KiB of the dealer for each: of
         up to 6 bits, and of 7 if layers read up to 40 bits of the results. They decide as by the other aims; it is for
-        stores on slow links. "throughput": the fewest bits of all
-        parties and the dealer together; a smooth function is then a spline of masked comparisons if that moves fewer
-        bits than a table (the spline's comparisons decide from bit 8 on, or from a lower bit if the layer's window
-        does). "throughput:RATIO" counts each bit of the dealer RATIO times, the bandwidth of the parties' links over
-        that of the dealer's. All parties, and their stores, must have the same aim. None: throughput if a dealer
-        streams material into this session, latency with a store or without a session.
+        stores on slow links. "throughput": the fewest bits of all parties and the dealer together; a smooth function is
+        then a spline of masked comparisons if that moves fewer bits than a table (the spline's comparisons decide from
+        bit 8 on, or from a lower bit if the layer's window does). "throughput:RATIO" counts each bit of the dealer
+        RATIO times, the bandwidth of the parties' links over that of the dealer's. "link:RTT:BANDWIDTH:DEALT": for each
+        layer the form, of these three, of the fewest seconds; the numbers are seconds there and back, bits per second
+        of a party, and bits per second at which dealt material comes (10e9 if left out). All parties, and their stores,
+        must have the same aim. None: throughput if a dealer streams material into this session, latency with a store or
+        without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties, and of weights above 2^7 in the first layer, which

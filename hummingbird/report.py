@@ -20,7 +20,7 @@ from hummingbird.mpc.layers.layer import FLOOR
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.prices import PlannedCost
-from hummingbird.mpc.protocols.step_tables import LINE_BITS, ROUND_BITS, TABLE_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LINE_BITS, ROUND_BITS, TABLE_BITS, Link, TableChoice
 from hummingbird.mpc.session.session import text_of
 from hummingbird.pictures import Measure, by_layer, layer_name
 from hummingbird.table import Report, text_table
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CRYPTEN = "CrypTen's ReLUs"
-_ROUNDS, _LATENCY = "rounds", "latency"  # aims
+_ROUNDS, _LATENCY, _LINK = "rounds", "latency", "link"  # aims
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
 
@@ -186,13 +186,15 @@ class Estimate:
         """
         shown = self._aims()
         differ = len(set(shown.values())) > 1
+        shown = {name.partition(":")[0] if name.startswith(_LINK) else name: cost for name, cost in shown.items()}
         rows = []
         for name, cost in {**(shown if differ else {"above": self.total}), **self.beside}.items():
             sent, offline = self.lanes * cost.bits, self.lanes * cost.offline_bits
             sizes = [f"{bits / 8e3:,.1f}" for bits in (sent, offline, self.parties * sent + offline)]
             seconds = self._seconds(cost), offline / self.dealer_bandwidth
-            rows.append((name, str(cost.rounds), *sizes, *(f"{1e3 * each:,.2f}" for each in seconds)))
-        head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms")
+            times = (f"{1e3 * each:,.2f}" for each in (*seconds, sum(seconds)))
+            rows.append((name, str(cost.rounds), *sizes, *times))
+        head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms", "both ms")
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
@@ -200,28 +202,33 @@ class Estimate:
         return Report.of(words, text_table(head, rows), *self._shortest(), *self._fewest(), between="\n")
 
     def _aims(self) -> dict[str, Cost]:
-        """Return the aims that have a row, with their prices: "rounds" has none where it is the same as "latency"."""
+        """Return the aims that have a row, with their prices: "rounds" has none where it is the same as "latency".
+
+        The aim "link" is for these links; its row has no numbers in its name.
+        """
         same = self.aims.get(_ROUNDS) == self.aims.get(_LATENCY) and self.aim != _ROUNDS
         return {name: cost for name, cost in self.aims.items() if name != _ROUNDS or not same}
 
     def _shortest(self) -> list[str]:
-        """Return lines with the aims of least time on these links, or an empty list if no layer takes one round.
+        """Return lines with the aims of least time on these links, or an empty list if all aims are the same.
 
         Material from a store takes no time of a run. A dealer that is online sends it while the parties exchange
-        messages, so that the longer of the two counts.
+        messages, so that the longer of the two counts. The aim "link" has the least sum of both.
         """
         aims = self._aims()
-        if _ROUNDS not in aims:
+        if len(set(aims.values())) == 1:
             return []
         stored = {name: self._seconds(cost) for name, cost in aims.items()}
         dealt = {name: self.lanes * cost.offline_bits / self.dealer_bandwidth for name, cost in aims.items()}
         streamed = {name: max(stored[name], dealt[name]) for name in aims}
         best = []
-        for where, seconds in (("from a store", stored), ("with a dealer online", streamed)):
-            least, _, name = min((seconds[name], cost.offline_bits, name) for name, cost in aims.items())
-            best.append(f"{where} aim {name}, {1e3 * least:,.2f} ms")
-        line = f"shortest on these links, without computation: {'; '.join(best)} (the longer of wire and dealer)"
-        return [line, "without an aim: latency from a store, throughput with a dealer online"]
+        both = {name: stored[name] + dealt[name] for name in aims}
+        for where, seconds in (("from a store", stored), ("with a dealer online", streamed), ("both in turn", both)):
+            name = min(aims, key=lambda name: (seconds[name], aims[name].offline_bits))  # noqa: B023
+            best.append(f"{where} aim {name}, {1e3 * seconds[name]:,.2f} ms")
+        line = f"shortest on these links, without computation: {'; '.join(best)}"
+        default = "without an aim: latency from a store, throughput with a dealer online"
+        return [line, f"from a store: the wire alone; online: the longer of wire and dealer; {default}"]
 
     def _fewest(self) -> list[str]:
         """Return a list with a line of advice, or an empty list.
@@ -277,8 +284,8 @@ def estimate(
     numbers of words or flags.
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
-    Totals are computed for three aims: latency, throughput for these links, and rounds. dealer_bandwidth: bits per
-    second of the dealer's link.
+    Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links.
+    dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read.
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
 
@@ -300,7 +307,8 @@ def estimate(
     else:
         sizes, words = batch_of(net, example)
         net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
-    aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS]
+    link = Link(rtt, bandwidth / lanes, dealer_bandwidth / lanes)
+    aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS, str(link.aim)]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)

@@ -131,7 +131,7 @@ def test_online_offline_and_their_sum_stand_side_by_side() -> None:
     crypten = sum((crypten_shipped_relu(n, 2) for n in relus), FREE)
     assert found.beside == {"gmw": other.total, CRYPTEN: crypten} and other.beside == {CRYPTEN: crypten}
     assert found.aims["rounds"] == found.aims["latency"]  # windows of 8 bits: one row for both
-    shown = {**{name: price for name, price in found.aims.items() if name != "rounds"}, **found.beside}
+    shown = {name.partition(":")[0]: price for name, price in found.aims.items() if name != "rounds"} | found.beside
     for text, prices in ((str(found), shown), (str(other), {"above": other.total, CRYPTEN: crypten})):
         for name, price in prices.items():
             (line,) = [line.removeprefix(name).split() for line in text.splitlines() if line.startswith(f"{name} ")]

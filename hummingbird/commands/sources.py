@@ -199,7 +199,10 @@ def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
     text += (
         "in one round, with more bytes of the dealer; or throughput, the fewest bits of parties and dealer together "
     )
-    text += "(throughput:RATIO counts each bit of the dealer RATIO times); the same at all parties and for a "
+    text += (
+        "(throughput:RATIO counts each bit of the dealer RATIO times); or link:RTT:BANDWIDTH, for each layer the form "
+    )
+    text += "of the fewest seconds, such as link:0.04:100e6; the same at all parties and for a "
     parser.add_argument("--aim", help=f"{text}store (default: {default})")
 
 

@@ -56,7 +56,7 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import FLOOR, MARGIN, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols.interfaces import Comparison
-from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS
+from hummingbird.mpc.protocols.step_tables import LATENCY
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
@@ -213,14 +213,15 @@ class Tabulated(Comparing):
 
     def _form(self, scale: int) -> _Form:
         direct, aim = self._direct(scale), self.comparison.aim
-        if direct is not None and (aim.name != "throughput" or self._whole):
+        if direct is not None and (aim.name in ("latency", "rounds") or self._whole):
             return direct
         tables = ((self._finished(form, TYPICAL), form) for form in self._clamped())
         priced = [(self._price(found, scale), form) for found, form in tables if found is not None]
         if priced:
-            (_, moved), clamped = min(priced, key=lambda pair: pair[0])
+            least, clamped = min(priced, key=lambda pair: pair[0])
             found = direct and self._finished(direct, TYPICAL)
-            if direct is None or (found is not None and moved < _GAIN * self._price(found, scale)[1]):
+            gain = _GAIN if aim.link is None else 1
+            if direct is None or (found is not None and least[-1] < gain * self._price(found, scale)[-1]):
                 return clamped
         if direct is None:
             left, right = self._ends
@@ -284,13 +285,13 @@ class Tabulated(Comparing):
         y = functions.value(self.text, x)
         return float((y - y[0] - right.slope * (x - right.at)).abs().max()) <= self._near
 
-    def _price(self, found: LayerTable, scale: int) -> tuple[int, float]:
-        """Return the rounds of a form, and its bits: those of parties and dealer with the weights of the aim."""
+    def _price(self, found: LayerTable, scale: int) -> tuple[float, ...]:
+        """Return the rounds of a form, and its price by the aim (`TableChoice.price`); for a link the price alone."""
         prices = CostTensor(self.comparison, scale, _PARTIES)
         self._computed(prices, torch.empty(_VALUES, dtype=torch.int64, device="meta"), found)
-        total = prices.total
-        bits = _PARTIES * total.bits + self.comparison.aim.dealer * total.offline_bits
-        return total.rounds, bits + ROUND_BITS * _VALUES * total.rounds
+        aim, total = self.comparison.aim, prices.total
+        price = aim.price(total, _VALUES, _PARTIES)
+        return (price,) if aim.link is not None else (total.rounds, price)
 
     def _comparison(self, found: LayerTable) -> Comparison:
         """Return the comparison by which values are clamped before they are looked up in `found`.
@@ -377,13 +378,13 @@ class Tabulated(Comparing):
     def constants(self) -> tuple[int, ...]:
         return () if self.comparison.drops else self.look_up(self.scales[0]).numbers
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         """Return how many pieces of which degree the layer's table has, as a text: "2^6 cubics".
 
         scale: bits of fraction of the input.
         """
         if self.comparison.drops:
-            return super().variant(scale, parties)
+            return super().variant(scale, parties, n)
         return self.look_up(scale).table.shown
 
     def label(self) -> str:
@@ -410,7 +411,7 @@ class FunctionInRange(Layer):
         super().__init__()
         self.text, self.exact, self.rows = text, exact, rows
         if rows is not None:
-            self._sizes = of_error(text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
+            self._sizes = self._choose(rows)
             found = table_of(text, self._sizes, 1)
             if found is None:
                 hint = "a smaller range, or a larger error: Rows(least, most, error=2**-8)"
@@ -418,6 +419,9 @@ class FunctionInRange(Layer):
                 span = f"on [{rows.least:g}, {rows.most:g}] with an error of {rows.error or SMALLEST_ERROR:g}"
                 raise ConfigError(f"{what} {span}", hint=hint)
             check_error(text, rows, found)
+
+    def _choose(self, rows: Rows) -> Sizes:
+        return of_error(self.text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
 
     @property
     def _table(self) -> LayerTable:

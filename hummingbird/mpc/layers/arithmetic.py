@@ -136,6 +136,15 @@ class Arithmetic(ABC):
         """
 
     @abstractmethod
+    def steps(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Values, Tensor]:
+        """Compute [x >= t] for every public knot t, (knots, *shape), as integers, and the two results of `above`.
+
+        x: with `scale` bits of fraction, as this arithmetic's comparisons take it, which must have
+            `Comparison.gives_steps`. The first result has no bits of fraction.
+        It takes the rounds of one comparison.
+        """
+
+    @abstractmethod
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         """Compute f(x) for the function f of a table. The result has max(16, table.scale) bits of fraction.
 
@@ -215,6 +224,10 @@ class Reals(Arithmetic):
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
         return [(x >= number).to(x.dtype) for number in numbers], (x - numbers[0]).clamp(min=0)
+
+    def steps(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Values, Tensor]:
+        y, z = self.above(x, knots)
+        return [(each > 0).to(x.dtype) for each in y], y, z
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         return polynomials.evaluate(table, x)

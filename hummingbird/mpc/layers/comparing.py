@@ -90,6 +90,10 @@ class Shares(Arithmetic):
         y = self.comparison.relus(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
         return y[: len(numbers)] - y[len(numbers) :], y[len(numbers)]
 
+    def steps(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Values, Tensor]:
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), where="constant").tolist()
+        return self.comparison.steps(self.session, x, codes, self.scale)
+
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         y = poly.evaluate(self.session, x, table, self.scale, bits)
         if whole:
@@ -180,6 +184,13 @@ class CostTensor(Arithmetic):
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> tuple[Values, Tensor]:
         self._compared_with(2 * len(numbers), x.numel(), SCALE, False)
         return x.expand(len(numbers), *x.shape), x
+
+    def steps(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Values, Tensor]:
+        many = len(knots)
+        self._paid.append(self.comparison.cost_of_steps(x.numel(), self.scale, self.parties, many))
+        self._compared.append(many * x.numel())
+        values = x.expand(many, *x.shape)
+        return values, values, x
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
         n = x.numel()

@@ -212,12 +212,12 @@ class Layer(nn.Module):
         """Return the layer's parameters as text, for its printed form."""
         return ""
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         """Describe for the user how the layer's comparison decides signs; "" for a layer without a comparison.
 
-        scale: bits of fraction of the input.
+        scale: bits of fraction of the input. n: how many values are compared.
         """
-        return self.comparison.variant(scale, parties) if self.comparison is not None else ""
+        return self.comparison.variant(scale, parties, n) if self.comparison is not None else ""
 
     @property
     def comparisons(self) -> list[Comparison]:

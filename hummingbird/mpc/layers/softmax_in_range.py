@@ -379,7 +379,7 @@ class SoftmaxInRange(Comparing):
     def constants(self) -> tuple[int, ...]:
         return (*self._longest.numbers, int(self.divides))
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         return self._longest.exp.shown
 
     def label(self) -> str:

@@ -18,7 +18,8 @@ from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.ops import functions
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
-from hummingbird.mpc.functions.tabulated import RANGE_HINT, FunctionInRange, Tabulated
+from hummingbird.mpc.functions.octaves import function_in_range
+from hummingbird.mpc.functions.tabulated import RANGE_HINT, Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
@@ -36,17 +37,17 @@ from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.protocols.interfaces import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.step_tables import LATENCY, TableChoice
 from hummingbird.ring import SCALE, exponent_of
 
 # A smooth function is a table of polynomials or a spline of comparisons, whichever suits the aim.
 #
 # A table (tabulated.py) takes one round and few bits of the parties, but kilobytes of the dealer for each value. A
 # spline (smooth.py) on masked comparisons takes about 24 step tables and a product: more bits of the parties, about
-# five more rounds, and often less than half of all bits. With aim "throughput" the cheaper form is taken, by the price
-# of a layer between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided, even if the
-# window is coarser. The square of that enters the spline, below 2^-15: splines are at least as exact as tables, with
-# which the simulation computes (docs/limits.md).
+# five more rounds, and often less than half of all bits. With aim "throughput" or "link" the cheaper form is taken, by
+# the price of a layer between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided,
+# even if the window is coarser. The square of that enters the spline, below 2^-15: splines are at least as exact as
+# tables, with which the simulation computes (docs/limits.md).
 
 FINE = 8  # the highest value of m for a spline's window
 _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan
@@ -64,7 +65,7 @@ def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) ->
         return spline(name, comparison)
     if (
         rows is not None
-        or aim.name != "throughput"
+        or aim.name in ("latency", "rounds")
         or comparison.drops
         or window.q
         or not _splines_move_less(name, comparison.name, window, aim)
@@ -104,7 +105,7 @@ def spline(name: str, comparison: Comparison) -> Layer:
 def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableChoice) -> bool:
     """Return whether a spline costs less than a table, for a smooth function on values within a window.
 
-    The cost is a weighted sum of the parties' bits, the dealer's bits and rounds; the aim has the weights.
+    The price is that of the aim (`TableChoice.price`).
     name: the function, as for `smooth_layer`.
     protocol: "masked" or "gmw".
     window: of the values.
@@ -123,7 +124,7 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
             if isinstance(step.layer, Layer):
                 specs = [Spec((_VALUES,), plan[ref.index].scale) for ref in step.inputs]
                 total += step.layer.cost(specs, _PARTIES)
-        return _PARTIES * total.bits + aim.dealer * total.offline_bits + ROUND_BITS * _VALUES * total.rounds
+        return aim.price(total, _VALUES, _PARTIES)
 
     table = lambda name, comparison: Tabulated(_TEXTS[name], comparison)  # noqa: E731
     return moved(spline, _spline_window(name, window)) < moved(table, window)
@@ -347,7 +348,7 @@ def _function(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     text, rises = step.attrs["expression"], step.attrs.get("rises", False)
     if compares(step):
         return Tabulated(text, comparison, rows, rises)
-    return FunctionInRange(text, comparison.wider(EXACT, 64), rows)
+    return function_in_range(text, comparison, rows)
 
 
 def compares(step: Step) -> bool:

@@ -78,7 +78,7 @@ def price(plan: Sequence[PlanStep], graph: Sequence[Step], shape: tuple[int, ...
                 raise InputError(error.what, where=step.name, hint=error.hint) from None
             breadth, reach = max(elements, step.layer.breadth(specs)), step.layer.range
             if step.layer.comparison is not None:
-                variant = step.layer.variant(specs[0].scale, parties)
+                variant = step.layer.variant(specs[0].scale, parties, elements)
         rounds.append(own.rounds)
         if step.name in agreed[:1]:  # all public inputs are compared in one round, before the first step
             own = agreement_cost(agreed, parties)

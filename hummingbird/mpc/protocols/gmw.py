@@ -75,7 +75,7 @@ class Gmw(Comparison):
         extra = scale - SCALE
         return GmwLaw(min(self.window.k, 64 - extra), self.window.low, parties, bool(extra), q=self.window.q)
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         return "dropped" if self.drops else "carry tree"
 
     def _run(

@@ -8,7 +8,7 @@ costs, and what it decides (law.py).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -85,6 +85,7 @@ class Comparison(ABC):
     # Whether every party may round its own share before the comparison, so that the share has fewer valid bits.
     takes_rounded_shares: ClassVar[bool]
     gives_squares: ClassVar[bool] = False  # whether `squares` is implemented, without a product
+    gives_steps: ClassVar[bool] = False  # whether `steps` is implemented
 
     @property
     def drops(self) -> bool:
@@ -144,10 +145,11 @@ class Comparison(ABC):
         """Return the plaintext rule by which this comparison decides on shares with `scale` bits of fraction."""
 
     @abstractmethod
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         """Return a short text on how the sign is decided, for reports, such as "table 8" or "carry tree".
 
         scale: bits of fraction of the input.
+        n: how many values are compared.
         """
 
     @abstractmethod
@@ -194,6 +196,17 @@ class Comparison(ABC):
         """
         return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
+    def fastest(self, n: int, parties: int, price: Callable[[Comparison], Cost]) -> Comparison:
+        """Return this comparison in the form that its aim takes for n values, by the given price of each form.
+
+        An aim by a link (`TableChoice.link`) takes the form of the fewest seconds, since a round is paid once for all
+        values; other aims have one form, this comparison.
+        """
+        if self.aim.link is None:
+            return self
+        forms = [replace(self, aim=aim) for aim in self.aim.forms]
+        return min(forms, key=lambda form: self.aim.price(price(form), n, parties))
+
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Compute shares of relu(x) and of x itself, with 16 bits of fraction, in the shape of x.
 
@@ -225,8 +238,9 @@ class Comparison(ABC):
     def _compared(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, value: bool
     ) -> tuple[Tensor, Tensor | None]:
-        parts = share.reshape(-1).split(self.at_once(scale, len(knots)))
-        done = [self._run(session, part, knots, scale, value) for part in parts]
+        form = self._form(share.numel(), scale, session.parties, len(knots), value)
+        parts = share.reshape(-1).split(form.at_once(scale, len(knots)))
+        done = [form._run(session, part, knots, scale, value) for part in parts]
         y, z = done[0] if len(parts) == 1 else (torch.cat([relus for relus, _ in done], -1), None)
         if value and len(parts) > 1:
             z = torch.cat([part for _, part in done if part is not None])
@@ -253,6 +267,21 @@ class Comparison(ABC):
         """
         raise NotImplementedError(f"{self.name} has no squares")
 
+    def steps(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute shares of the bits [x >= t] as integers, (J, *shape), and of what `above` computes.
+
+        For a window that drops its lowest q bits, the bits [x >= t] are right mod 2^(ring - q), the others mod 2^ring.
+        The bits of a value fall from 1 to 0 as t grows.
+        share: this party's share of x, with `scale` bits of fraction.
+        knots: J integers in units of 2^-16, multiples of 2^q for the window's q.
+        Cost: `cost_of_steps`.
+        """
+        raise NotImplementedError(f"{self.name} has no steps")
+
+    def cost_of_steps(self, n: int, scale: int, parties: int, knots: int) -> Cost:
+        """Return the price of `steps` on n elements with `knots` knots. scale: bits of fraction of the elements."""
+        raise NotImplementedError(f"{self.name} has no steps")
+
     def cost(self, n: int, scale: int, parties: int, knots: int = 1, value: bool = True) -> Cost:
         """Return the price of `above` on n elements with `knots` knots; with one knot, that of `relu`.
 
@@ -261,10 +290,15 @@ class Comparison(ABC):
         """
         if self.drops:
             return cost.FREE
-        most = self.at_once(scale, knots)
+        form = self._form(n, scale, parties, knots, value)
+        most = form.at_once(scale, knots)
         whole, rest = divmod(n, most)
-        parts = self._price(most, knots, scale, parties, value) * whole
-        return parts + self._price(rest, knots, scale, parties, value) if rest or not whole else parts
+        parts = form._price(most, knots, scale, parties, value) * whole
+        return parts + form._price(rest, knots, scale, parties, value) if rest or not whole else parts
+
+    def _form(self, n: int, scale: int, parties: int, knots: int, value: bool) -> Comparison:
+        """Return this comparison in the form by which n values are compared; the others are as for `cost`."""
+        return self.fastest(n, parties, lambda form: form.cost(n, scale, parties, knots, value))
 
 
 def most_at_once(knots: int) -> int:

@@ -375,18 +375,21 @@ class LiftedTimes(Operation):
     shift: how many bits of fraction are cut off x before.
     value, factor: bits in which x and y are opened, two more than their magnitudes have.
     bits: how many low bits of the result's shares later layers read.
+    cut: bits of fraction that are cut off the result.
     """
 
     shift: int
     value: int
     factor: int
     bits: int
+    cut: int = 0
 
     def plain(self, x: Tensor, y: Tensor) -> Tensor:
         return x * y
 
     def run(self, session: Session, x: Tensor, y: Tensor) -> Tensor:
-        return product(session, Operand(x, self.shift, self.value), Operand(y, 0, self.factor), self.bits)
+        return product(session, Operand(x, self.shift, self.value), Operand(y, 0, self.factor), self.bits, self.cut)
 
     def price(self, parties: int, x: Tensor, y: Tensor) -> Cost:
-        return price(x.numel(), y.numel(), (x * y).numel(), self.value, self.factor, self.bits, parties)
+        n = (x * y).numel()
+        return price(x.numel(), y.numel(), n, self.value, self.factor, self.bits, parties, self.cut)

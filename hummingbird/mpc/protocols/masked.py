@@ -260,6 +260,7 @@ class Masked(Comparison):
     takes_rounded_shares = True
     looks_up = True
     gives_squares = True
+    gives_steps = True
 
     def k(self, scale: int) -> int:
         """Return the upper bound k of the opened bits: the window's k, or less if fewer bits of the shares are right.
@@ -319,7 +320,8 @@ class Masked(Comparison):
 
     def breadth(self, n: int, scale: int, knots: int) -> int:
         # 2^w lines of two words, packed, beside a comparison's 2^8 bits and ten words.
-        lined = n << max(0, self.width(scale) - 4) if self.in_one_round(scale, knots) else 0
+        one = self._masked(n, scale, 2, knots).in_one_round(scale, knots)
+        lined = n << max(0, self.width(scale) - 4) if one else 0
         return max(lined, super().breadth(n, scale, knots))
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
@@ -329,13 +331,20 @@ class Masked(Comparison):
         """
         return self.aim.tables(self.width(scale), parties, knots)
 
-    def variant(self, scale: int, parties: int) -> str:
+    def variant(self, scale: int, parties: int, n: int) -> str:
         if self.drops:
             return "dropped"
-        if self.in_one_round(scale):
+        form = self._masked(n, scale, parties, 1)
+        if form.in_one_round(scale):
             return f"lines {self.width(scale)}"
-        tables = self.tables(scale, parties)
+        tables = form.tables(scale, parties)
         return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
+
+    def _masked(self, n: int, scale: int, parties: int, knots: int) -> Masked:
+        """Return the form by which n values are compared with `knots` knots each."""
+        form = self._form(n, scale, parties, knots, False)
+        assert isinstance(form, Masked)
+        return form
 
     def _bits(self, scale: int, knots: int = 1) -> tuple[int, int, int]:
         """Return three numbers of bits: how many are opened, how many of these do not decide, how many the result has.
@@ -373,30 +382,56 @@ class Masked(Comparison):
         how = *self._bits(scale, knots), parties, self.tables(scale, parties, knots)
         return relu_price(n, *how, self.whole) if knots == 1 else thresholds.relus_price(n, *how, knots)
 
+    def steps(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, flat = self.window.q, share.reshape(-1)
+        near, tables = (
+            [knot >> q for knot in knots],
+            self._tables_of_steps(flat.numel(), scale, session.parties, len(knots)),
+        )
+        how = scale - SCALE + q, self.k(scale) - q, self.window.low - q, self.ring - q, tables
+        done = [thresholds.steps(session, part, near, *how) for part in flat.split(most_at_once(len(knots)))]
+        bits, y, z = (torch.cat(parts, -1) for parts in zip(*done, strict=True))
+        sizes = len(knots), *share.shape
+        return bits.view(sizes), (y << q).view(sizes), (z << q).view(share.shape)
+
+    def cost_of_steps(self, n: int, scale: int, parties: int, knots: int) -> Cost:
+        q, tables = self.window.q, self._tables_of_steps(n, scale, parties, knots)
+        how = self.k(scale) - q, self.window.low - q, self.ring - q, parties, tables, knots
+        whole, rest = divmod(n, most_at_once(knots))
+        parts = thresholds.relus_price(most_at_once(knots), *how) * whole
+        return parts + thresholds.relus_price(rest, *how) if rest or not whole else parts
+
+    def _tables_of_steps(self, n: int, scale: int, parties: int, knots: int) -> int:
+        return self.fastest(n, parties, lambda form: form.cost_of_steps(n, scale, parties, knots)).aim.tables(
+            self.width(scale), parties, knots
+        )
+
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
     ) -> tuple[Tensor, Tensor]:
-        k, m, tables = self._coarser(scale, session.parties, len(knots), fraction)
+        k, m, tables = self._coarser(share.numel(), scale, session.parties, len(knots), fraction)
         flat, shift = share.reshape(-1).split(most_at_once(len(knots))), scale - fraction
         parts = [thresholds.squares(session, part, knots, shift, k, m, tables) for part in flat]
         y, squared = (torch.cat(part, -1).view(-1, *share.shape) for part in zip(*parts, strict=True))
         return y, squared
 
     def cost_of_squares(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> Cost:
-        k, m, tables = self._coarser(scale, parties, knots, fraction)
+        k, m, tables = self._coarser(n, scale, parties, knots, fraction)
         most = most_at_once(knots)
         whole, rest = divmod(n, most)
         parts = thresholds.squares_price(most, k, m, parties, tables, knots) * whole
         return parts + thresholds.squares_price(rest, k, m, parties, tables, knots) if rest or not whole else parts
 
-    def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
+    def _coarser(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
         """Return the window's bounds k and m, counted in units of 2^-fraction, and how many step tables serve it.
 
         The window is at least two bits wide.
+        n: how many values are compared.
         scale: bits of fraction of the input.
         knots: how many comparisons of each value there are.
         """
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
         m = min(k - 2, max(0, self.window.low - dropped))
-        return k, m, self.aim.tables(k - m, parties, knots)
+        form = self.fastest(n, parties, lambda form: form.cost_of_squares(n, scale, parties, knots, fraction))
+        return k, m, form.aim.tables(k - m, parties, knots)

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,44 +128,93 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
 # during a run, so the fewest rounds are best. Material that the dealer streams during the run is most of what a run
 # sends, so the fewest bits are best.
 
-AIMS = ("rounds", "latency", "throughput")
+AIMS = ("rounds", "latency", "throughput")  # and "link", which needs numbers
 TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
 LINE_BITS = 10_240  # bound on the bits of all lines of one ReLU in one round (lines.py): 2^7 lines of two words of 40
 ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
 
 
+class Link(NamedTuple):
+    """A link between parties, by which forms are compared in seconds.
+
+    rtt: seconds there and back. bandwidth: bits per second that a party sends. dealt: bits per second at which dealt
+    material comes, from the dealer or from a store, for all parties together.
+    """
+
+    rtt: float
+    bandwidth: float
+    dealt: float = 10e9
+
+    def seconds(self, cost: Cost) -> float:
+        """Return the seconds of a piece of work: those of its messages, and those in which its material comes."""
+        return cost.seconds(self.bandwidth, self.rtt) + cost.offline_bits / self.dealt
+
+    @property
+    def aim(self) -> TableChoice:
+        """The aim "link" for this link."""
+        return TableChoice("link", self.bandwidth / self.dealt, self)
+
+
 @dataclass(frozen=True)
 class TableChoice:
-    """The aim by which a comparison chooses its tables: one round, the fewest rounds with step tables, or fewest bits.
+    """The aim by which a comparison chooses its tables: one round, fewest rounds with step tables, or fewest bits.
 
-    name: "rounds", "latency" or "throughput". "rounds" is "latency" but for narrow windows, whose ReLUs take one round.
-    dealer: for "throughput", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the parties' links
-        divided by that of the dealer's.
+    name: "rounds", "latency", "throughput" or "link". "rounds" is "latency" but for narrow windows, whose ReLUs take
+        one round. "link" takes for each layer the form of the other three that takes the fewest seconds on a link.
+    dealer: for "throughput" and "link", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the
+        parties' links divided by that of the dealer's.
+    link: for "link" only.
     """
 
     name: str
     dealer: float = 1.0
+    link: Link | None = None
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """Read an aim from a text: "rounds", "latency", "throughput" or "throughput:28.4"; the number is `dealer`.
+        """Read an aim from a text: "rounds", "latency", "throughput", "throughput:28.4" or "link:0.04:100e6:10e9".
 
-        Raises ConfigError for other texts.
+        The number of "throughput" is `dealer`; those of "link" are the fields of `Link`, of which the last may be left
+        out. Raises ConfigError for other texts.
         """
-        name, colon, number = text.partition(":") if isinstance(text, str) else (text, "", "")
-        hint = '"rounds", "latency", "throughput", or "throughput:RATIO", the parties\' bandwidth over the dealer\'s'
-        if name not in AIMS or (colon and name != "throughput"):
-            raise ConfigError(f"aim={text!r}", where="aim", hint=hint)
+        name, *words = text.split(":") if isinstance(text, str) else (text,)
+        hint = (
+            '"rounds", "latency", "throughput", "throughput:RATIO" with the parties\' bandwidth over the dealer\'s, or '
+        )
+        hint += '"link:RTT:BANDWIDTH" with seconds there and back and bits per second, such as "link:0.04:100e6"; '
+        hint += "a third number is the bits per second at which dealt material comes (10e9)"
         try:
-            dealer = float(number) if colon else 1.0
+            numbers = [float(word) for word in words]
         except ValueError:
-            dealer = math.nan
-        if not 0 < dealer < math.inf:
+            numbers = [math.nan]
+        least = [0.0, math.ulp(0.0), math.ulp(0.0)] if name == "link" else [math.ulp(0.0)]
+        counts = {"throughput": (0, 1), "link": (2, 3)}.get(name, (0,))
+        right = all(low <= number < math.inf for low, number in zip(least, numbers, strict=False))
+        if name not in (*AIMS, "link") or len(numbers) not in counts or not right:
             raise ConfigError(f"aim={text!r}", where="aim", hint=hint)
-        return cls(name, dealer)
+        if name == "link":
+            return Link(*numbers).aim
+        return cls(name, numbers[0] if numbers else 1.0)
 
     def __str__(self) -> str:
+        if self.link is not None:
+            return ":".join([self.name, *(repr(int(n) if n.is_integer() else n) for n in self.link)])
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
+
+    @property
+    def forms(self) -> list[TableChoice]:
+        """The aims among whose forms "link" chooses."""
+        return [TableChoice("throughput", self.dealer), LATENCY, TableChoice("rounds")]
+
+    def price(self, cost: Cost, values: int, parties: int) -> float:
+        """Return by how much work counts against this aim: seconds on the link, or a weighted sum of bits and rounds.
+
+        The sum has the bits of all parties, those of the dealer times `dealer`, and `ROUND_BITS` bits of each of so
+        many values for a round.
+        """
+        if self.link is not None:
+            return self.link.seconds(cost)
+        return parties * cost.bits + self.dealer * cost.offline_bits + ROUND_BITS * values * cost.rounds
 
     def tables(self, w: int, parties: int, knots: int = 1) -> int:
         """Return how many step tables serve a window of w bits, if each value is compared with `knots` knots."""
@@ -173,8 +223,11 @@ class TableChoice:
         return fewest_rounds(w, knots)
 
     def in_one_round(self, bits: int) -> bool:
-        """Return whether ReLUs take one round (lines.py), if the lines of one of them have so many bits."""
-        return self.name == "rounds" and bits <= LINE_BITS
+        """Return whether ReLUs take one round (lines.py), if the lines of one of them have so many bits.
+
+        By "link" they may take one: it depends on the number of values (`Comparison.fastest`).
+        """
+        return self.name in ("rounds", "link") and bits <= LINE_BITS
 
 
 LATENCY = TableChoice("latency")

@@ -151,14 +151,35 @@ def relus(
     tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
     Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
+    _, y, z = steps(session, share, knots, shift, k, m, ring, tables)
+    return y, z
+
+
+def steps(
+    session: Session,
+    share: Tensor,
+    knots: Sequence[int],
+    shift: int,
+    k: int,
+    m: int,
+    ring: int = 64,
+    tables: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute shares mod 2^ring of the bits [z >= t] as integers, (J, n), and of what `relus` computes.
+
+    Arguments, cost and results are those of `relus`; the bits follow from the same material, so that nothing more is
+    sent or dealt. All J bits of a value are decided by one random number: they fall from 1 to 0 as t grows.
+    """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
-    own = plain(material.mask), plain(material.carry)
+    own, first = (plain(material.mask), plain(material.carry)), int(session.rank == 0)
     each = zip(places, public, *(plain(w) for w in (material.choice, material.wrap, material.product)), strict=True)
     lifted = [
         kernels.lift(place, bits, *own, choice, wrap, product, k, session.rank == 0)
         for place, bits, choice, wrap, product in each
     ]
-    return torch.stack([y for y, _ in lifted]), lifted[0][1]
+    hidden = zip(public, plain(material.choice), strict=True)
+    bits = [_chosen(kernels.from_bits(row[0], share.numel()), first, r_b.long()) for row, r_b in hidden]
+    return torch.stack(bits), torch.stack([y for y, _ in lifted]), lifted[0][1]
 
 
 def squares(

@@ -129,9 +129,9 @@ def test_a_comparison_in_one_round_decides_as_one_in_two(window: tuple[int, ...]
 def test_wider_windows_and_whole_shares_keep_the_other_forms() -> None:
     """A rule decides by the width that is left, not by the layer."""
     wide = Masked(BitWindow(20, 12), aim=ROUNDS)
-    assert not wide.in_one_round(SCALE) and wide.variant(SCALE, 2) == "table 8"
+    assert not wide.in_one_round(SCALE) and wide.variant(SCALE, 2, 1) == "table 8"
     cut = Masked(BitWindow(20, 12), valid=18, aim=ROUNDS)
-    assert cut.width(SCALE) == 6 and cut.in_one_round(SCALE) and cut.variant(SCALE, 2) == "lines 6"
+    assert cut.width(SCALE) == 6 and cut.in_one_round(SCALE) and cut.variant(SCALE, 2, 1) == "lines 6"
     for ring, fits in ((40, True), (41, False)):
         assert Masked(BitWindow(19, 12), ring=ring, aim=ROUNDS).in_one_round(SCALE) == fits
     assert LATENCY.tables(8, 2) == ROUNDS.tables(8, 2) and not LATENCY.in_one_round(2)

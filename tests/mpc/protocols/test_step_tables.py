@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import hummingbird
-from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
@@ -18,7 +22,8 @@ from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.protocols import masked, step_tables
 from hummingbird.mpc.protocols.masked import Masked
-from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, TableChoice
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.step_tables import LATENCY, ROUND_BITS, Link, TableChoice
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.simulation.layers import Windows
@@ -37,7 +42,18 @@ def in_all(price: Cost, parties: int, dealer: float = 1) -> float:
     return (parties * price.bits + dealer * price.offline_bits) / MANY + ROUND_BITS * price.rounds
 
 
-@pytest.mark.parametrize("text", ["rounds", "latency", "throughput", "throughput:0.5", "throughput:28.4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rounds",
+        "latency",
+        "throughput",
+        "throughput:0.5",
+        "throughput:28.4",
+        "link:0.04:100000000:10000000000",
+        "link:0:0.5:2",
+    ],
+)
 def test_an_aim_is_its_text(text: str) -> None:
     assert str(TableChoice.of(text)) == text and TableChoice.of(str(TableChoice.of(text))) == TableChoice.of(text)
 
@@ -54,6 +70,13 @@ def test_an_aim_is_its_text(text: str) -> None:
         "throughput:-1",
         "throughput:nan",
         "throughput:x",
+        "throughput:1:2",
+        "link",
+        "link:0.04",
+        "link:-1:1e8",
+        "link:0.04:0",
+        "link:0.04:1e8:inf",
+        "link:0.04:1e8:1e9:1",
         3,
     ],
 )
@@ -146,22 +169,82 @@ def test_a_search_prices_what_is_converted() -> None:
 def test_aims_stand_side_by_side() -> None:
     shape = tuple(aims.images().shape)
     found = hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), bandwidth=1e9, dealer_bandwidth=2e9)
-    assert list(found.aims) == ["latency", "throughput:0.5", "rounds"] and found.aims["latency"] == found.total
+    link = "link:0.0002:1000000000:2000000000"
+    assert list(found.aims) == ["latency", "throughput:0.5", "rounds", link] and found.aims["latency"] == found.total
     other = hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), aim="throughput:0.5")
     assert other.total == found.aims["throughput:0.5"] and "above: aim throughput:0.5" in str(other)
-    assert "from a store aim" not in str(found) and found.aims["rounds"] == found.aims["latency"]  # no narrow window
+    assert found.aims["rounds"] == found.aims["latency"] and "\nrounds " not in str(found)  # no narrow window
     narrow = hummingbird.estimate(aims.net(), shape, BitWindow(18, 12), bandwidth=1e9, rtt=0.04, dealer_bandwidth=2e9)
     assert narrow.aims["rounds"].rounds < narrow.total.rounds and narrow.aims["rounds"].bits < narrow.total.bits
     lines = [line.split() for line in str(narrow).splitlines()]
     for name, price in narrow.aims.items():
-        (row,) = [line for line in lines if line[:1] == [name]]
+        (row,) = [line for line in lines if line[:1] == ["link" if name.startswith("link") else name]]
         bits = price.bits, price.offline_bits, 2 * price.bits + price.offline_bits
         kilobytes = [f"{each / 8e3:,.1f}" for each in bits]
         assert row[1:5] == [str(price.rounds), *kilobytes]
-    assert f"from a store aim rounds, {1e3 * narrow.aims['rounds'].seconds(1e9, 0.04):,.2f} ms" in str(narrow)
+    seconds = {name: (price.seconds(1e9, 0.04), price.offline_bits) for name, price in narrow.aims.items()}
+    least = min(seconds, key=seconds.__getitem__)
+    assert f"from a store aim {least}, {1e3 * seconds[least][0]:,.2f} ms" in str(narrow)
+    both = Link(0.04, 1e9, 2e9).seconds(list(narrow.aims.values())[-1])
+    assert f"both in turn aim rounds, {1e3 * both:,.2f} ms" in str(narrow)  # equal to "link", which comes last
     slow = hummingbird.estimate(aims.net(), shape, BitWindow(18, 12), rtt=1e-6, dealer_bandwidth=1e4)
     assert "with a dealer online aim throughput:1000000.0, " in str(slow)
     assert "aim" not in str(hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), protocol="gmw"))
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("parties", [2, 3])
+def test_no_fixed_aim_is_faster_on_a_link_than_its_own(protocol: str, parties: int) -> None:
+    """For any number of values and knots; lines serve few values on a slow link, tables many."""
+    seen = set()
+    for rtt, bandwidth, dealt in ((0.04, 100e6, 10e9), (0.0002, 10e9, 10e9), (0.005, 1e9, 1e9), (0.0, 1e9, 1e9)):
+        own = Link(rtt, bandwidth, dealt).aim
+        for window, knots, n in itertools.product([(20, 14), (20, 12), (64, 0)], (1, 3), (1, 3_000, 2_000_000)):
+            comparison = named(protocol)(BitWindow(*window), ring=36, aim=own)
+            found = comparison.cost(n, SCALE, parties, knots)
+            fixed = [replace(comparison, aim=aim).cost(n, SCALE, parties, knots) for aim in own.forms]
+            assert own.link is not None and found in fixed
+            assert own.link.seconds(found) == min(map(own.link.seconds, fixed))
+            squares = comparison.gives_squares and comparison.cost_of_squares(n, SCALE, parties, knots, 8)
+            assert not squares or squares in [
+                replace(comparison, aim=aim).cost_of_squares(n, SCALE, parties, knots, 8) for aim in own.forms
+            ]
+            seen.add(comparison.variant(SCALE, parties, n).split()[0])
+    assert seen == ({"lines", "table", "tree"} if protocol == "masked" else {"carry"})
+
+
+@pytest.mark.parametrize("n", [100, 40_000])
+def test_a_comparison_runs_the_form_that_its_price_names(n: int) -> None:
+    comparison = Masked(BitWindow(20, 14), ring=36, aim=Link(0.002, 1e8, 1e9).aim)
+    x = torch.randint(-(1 << 18), 1 << 18, (n,))
+    opened = make_sessions(2)
+    with hummingbird.meter() as counted:
+        results = together(
+            [lambda s=s, v=v: comparison.relu(s, v, SCALE) for s, v in zip(opened, share(x, 2), strict=True)]
+        )
+    predicted = comparison.cost(n, SCALE, 2)
+    assert counted.total.bits_sent == 2 * predicted.bits and counted.total.rounds == 2 * predicted.rounds
+    assert counted.total.received_bits == predicted.offline_bits
+    assert predicted.rounds == (1 if n == 100 else 2)
+    y, sure = (opened_sum(results)[0] << 28) >> 28, x.abs() >= 1 << 14
+    assert torch.equal(y[sure], x.clamp(min=0)[sure])
+
+
+class Smooth(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(torch.tanh(F.relu(x)))
+
+
+def test_no_fixed_aim_is_much_faster_for_functions() -> None:
+    """Their tables are chosen by the price of a layer alone, with 2^14 values, before a batch is known."""
+    for window, rtt, bandwidth in (
+        (BitWindow(20, 14), 0.04, 1e8),
+        (BitWindow(22, 8), 0.0002, 1e10),
+        (EXACT, 5e-3, 1e9),
+    ):
+        found = hummingbird.estimate(Smooth(), (1, 1 << 14), window, rtt=rtt, bandwidth=bandwidth)
+        seconds = [Link(rtt, bandwidth).seconds(cost) for cost in found.aims.values()]
+        assert seconds[-1] <= 1.05 * min(seconds), (rtt, window)
 
 
 @pytest.mark.parametrize(("windows", "smooth"), every(2, [("first", ["silu"]), ("all", [*aims.SMOOTH])]), ids=str)
@@ -181,9 +264,10 @@ def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predic
         if window == "[24:0)":
             for _, _, _, _, out in told.values():
                 assert float((torch.tensor(out) - plain).abs().max()) < 0.02, window
-    two, one = (found[f"{aim} {aims.NARROW}"] for aim in ("latency", "rounds"))
+    two, one, some = (found[f"{aim} {aims.NARROW}"] for aim in ("latency", "rounds", aims.LINK))
     assert one[0] == "rounds" and one[1] == two[1] - 3 and one[2] < two[2]  # a ReLU, and two maxima of a pool
-    for *_, out in (two, one):  # what is undecided, 2^-2, stands in a mean over 36 values, and is normalised
+    assert some[0] == aims.LINK and one[1] < some[1] < two[1] and two[3] < some[3] < one[3]
+    for *_, out in (two, one, some):  # what is undecided, 2^-2, stands in a mean over 36 values, and is normalised
         assert float((torch.tensor(out) - plain).abs().max()) < 0.25
     # Splines err by 2^-14 and by twice the square of what is left undecided, 2^-8; values are rounded five times.
     for name in smooth:

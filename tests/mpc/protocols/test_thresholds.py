@@ -91,10 +91,13 @@ def test_every_value_under_every_mask_at_every_threshold(k: int, m: int) -> None
         for parties in (2, 3) if tables in (1, k - m) and k == 4 else (2,):
             sessions = make_sessions(parties)
             x, mask = every_pair(sessions[0], knots, k, m, tables)
-            y, z = run(sessions, x, knots, k, m, tables=tables)
-            for knot, found in zip(knots, y, strict=True):
+            pairs = zip(sessions, share(x, parties), strict=True)
+            how = knots, 0, k, m, 64, tables
+            parts = together([lambda s=s, v=v, how=how: thresholds.steps(s, v, *how) for s, v in pairs])
+            bits, y, z = (sum(shares[1:], shares[0].clone()) for shares in zip(*parts, strict=True))
+            for knot, step, found in zip(knots, bits, y, strict=True):
                 bit, value = MaskedLaw(k, m, parties).decide(x - knot, mask % (1 << m))
-                assert torch.equal(found, bit * value), (knot, tables)
+                assert torch.equal(found, bit * value) and torch.equal(step, bit.long()), (knot, tables)
                 check(x - knot, found, value, k, m)
             assert torch.equal(z, MaskedLaw(k, m, parties).decide(x - knots[0], mask % (1 << m))[1])
 
