@@ -341,6 +341,9 @@ class _Chunk:
         if step.op == "softmax" and isinstance(layout, _Logits):
             attrs = {"dim": -1}
             return self._emit(replace(step, inputs=(*inputs, self._mask(rows)), attrs=attrs))
+        if step.op == "root_scale" and (root := math.isqrt(size := self.net._shapes[number][-1])) ** 2 == size:
+            if not root & (root - 1):  # the factor is a power of two, of few bits
+                return self._emit(replace(step, op="mul", inputs=inputs, attrs={"value": torch.tensor(1 / root)}))
         if number in self.net._tables:
             return self._added(step, inputs[0], self.net._tables[number], rows)
         if step.op in ("reshape", "expand") and isinstance(layout, BatchLayout):

@@ -238,7 +238,7 @@ class Request(ABC, Generic[Shares]):
         """
         return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
 
-    @property
+    @cached_property
     def correction_bits(self) -> int:
         """Size in bits of the corrections that the dealer sends to the receiver for this request, offline."""
         return sum(item.bits for item in self.derived.values())

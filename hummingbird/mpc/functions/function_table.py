@@ -25,7 +25,9 @@ from hummingbird.ring import SCALE, exponent_of
 FINEST, COARSEST = 14, 6  # most and fewest bits of fraction of inputs and results
 WIDEST_IN_RANGE = 10  # at most 2^10 pieces for values in a known range
 MOST_BYTES = 16 << 10  # of the largest table of a function's values; later layers may read more bits of them
-_INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
+INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
+MOST_INTEGERS = 36  # the same where further bits spare a round
+_DEARER = 2  # the most that a table of more than INTEGERS bits may cost, in parts of one of INTEGERS
 TYPICAL = 22  # integer bits of results that most layers read
 
 
@@ -220,14 +222,15 @@ class _Fit(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True) -> LayerTable | None:
+def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True, possible: int = INTEGERS) -> LayerTable | None:
     """Choose the table of a function with the fewest bits; None if no table below `MOST_BYTES` keeps the error.
 
     text: the function as an expression.
     integers: how many integer bits of results later layers read, with the sign. The table's results have as many, or
-        as many as any table of its kind can have, at most `_INTEGERS`.
+        as many as any table of its kind can have, at most `possible`.
     fill: whether x may be multiplied by a number from 1 to 2, so that it fills the table. How x becomes an integer
         depends on this, the function and its sizes only, not on what later layers read.
+    possible: INTEGERS, or up to MOST_INTEGERS, of which results have those that cost up to `_DEARER` as much.
     """
     shift = sizes.middle
     name = functions.of(text, functions.spelled("add", "x", shift)) if shift else text
@@ -250,7 +253,15 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True) -> Layer
     if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None
     alike = [(table, found[1]) for table in tables(found[1], 2)]
-    most = next(bits for bits in range(_INTEGERS, sizes.integers - 1, -1) if best(alike, bits) is not None)
+
+    def dealt(bits: int) -> float:
+        pair = best(alike, bits)
+        return math.inf if pair is None else _bits(pair[0], bits + sizes.scale)
+
+    usual = next(bits for bits in range(INTEGERS, sizes.integers - 1, -1) if dealt(bits) < math.inf)
+    most = next(
+        bits for bits in range(possible, usual - 1, -1) if bits <= usual or dealt(bits) <= _DEARER * dealt(usual)
+    )
     bits = max(1, min(most, integers))
     chosen = best(alike, bits)
     assert chosen is not None, "fewer bits fit as well"

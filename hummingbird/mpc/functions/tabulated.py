@@ -40,6 +40,7 @@ from hummingbird.graph.ops.functions import Tail
 from hummingbird.mpc.functions.function_table import (
     COARSEST,
     FINEST,
+    INTEGERS,
     MOST_BYTES,
     STEPS,
     TYPICAL,
@@ -103,12 +104,12 @@ class _Form(NamedTuple):
     clamp: Clamp | None
     lifted: bool
 
-    def table(self, text: str, integers: int) -> LayerTable | None:
+    def table(self, text: str, integers: int, possible: int = INTEGERS) -> LayerTable | None:
         """Return the table of the function `text` in this form; None if none below `MOST_BYTES` keeps the error.
 
-        integers: how many integer bits of results are read.
+        integers: how many integer bits of results are read. possible: as `table_of` has it.
         """
-        found = table_of(text, self.sizes, integers, self.fill)
+        found = table_of(text, self.sizes, integers, self.fill, possible)
         return found and found._replace(clamp=self.clamp, lifted=self.lifted)
 
 
@@ -126,6 +127,7 @@ class Tabulated(Comparing):
     """
 
     whole_ring = True  # with "gmw", results of comparisons are added to the result
+    integers = INTEGERS  # set by the planner: how many integer bits of results may be right
 
     def __init__(self, text: str, comparison: Comparison, rows: Rows | None = None, rises: bool = False) -> None:
         super().__init__(comparison)
@@ -149,14 +151,14 @@ class Tabulated(Comparing):
         return max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
 
     @property
-    def _told(self) -> float | None:
+    def told(self) -> float | None:
         """The error that is allowed for values of a known range; None if the window's m determines the precision."""
         return self.rows.error if self.rows is not None else None
 
     @property
     def _near(self) -> float:
         """By how much the function may differ from its tails where values are clamped."""
-        return max(_NEAREST, 2.0 ** -(self._fraction + 2) if self._told is None else self._told / 8)
+        return max(_NEAREST, 2.0 ** -(self._fraction + 2) if self.told is None else self.told / 8)
 
     @property
     def _ends(self) -> tuple[Tail, Tail]:
@@ -204,7 +206,7 @@ class Tabulated(Comparing):
     def _finished(self, form: _Form, integers: int) -> LayerTable | None:
         """Return the table of a form, of whose results `integers` integer bits are read; None if there is none."""
         if not form.lifted:
-            return form.table(self.text, integers)
+            return form.table(self.text, integers, self.integers)
         found = form.table(self.text, MARGIN + form.sizes.integers)
         if form.clamp is None or found is None:
             return found
@@ -263,11 +265,11 @@ class Tabulated(Comparing):
             if (m < _UNDECIDED[0] and found) or not self._level(right, room):
                 continue
             low, high = left.at - room, right.at
-            if self._told is None:
+            if self.told is None:
                 allowed = 2.0 ** -(self._fraction + 1)
                 sizes = sized(self.text, low, high + room, self._fraction, self._fraction, allowed)
             else:
-                sizes = of_error(self.text, low, high + room, self._told - self._near)
+                sizes = of_error(self.text, low, high + room, self.told - self._near)
             q = 0 if self._whole else max(0, min(m, SCALE - sizes.fraction - STEPS))
             clamp = Clamp(low, high, BitWindow(k, m, q), self._near)
             for widest in dict.fromkeys((sizes.widest, WIDEST_IN_RANGE)):

@@ -179,16 +179,21 @@ class Linear(Layer):
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
-    def coarser(self, scale: int) -> Linear:
+    def coarser(self, scale: int, error: float | None = None) -> Linear:
         """Return a copy of this layer whose public weights are rounded to `scale` bits of fraction.
 
         The weights keep more bits if `scale` bits are too few for a precision of 2^-10 of the largest weight. They are
         the layer's encoded weights, rounded a second time, halves upwards. Returns this layer itself if `scale` is 20
         or more, or if its weights are private or have doubled columns.
+        error: by how much each input of a matrix product may err: the weights have fewer bits if their rounding adds
+            less than that (`_behind`).
         """
         if scale >= WEIGHT_SCALE or self.owner is not None or self.unscaled:
             return self
-        if (fraction := max(scale, self._needed)) == self.fraction:
+        fraction = max(scale, self._needed)
+        if error is not None and self.steepness is not None:
+            fraction = min(fraction, self._behind(error))
+        if fraction == self.fraction:
             return self
         assert isinstance(self.weight, PublicWeight)
         code = self.weight.code  # on the meta device, as in a search for windows, there is nothing to round
@@ -196,6 +201,16 @@ class Linear(Layer):
         other = copy.deepcopy(self, {id(self.weight): weight})
         other.fraction = fraction
         return other
+
+    def _behind(self, error: float) -> int:
+        """Return how many bits of fraction the weights need if each of their n inputs may err by `error`.
+
+        A result then errs by error |W|, for the Euclidean norm |W| of its weights. Weights that are rounded by
+        2^-(w + 1) add 2^-(w + 1) sqrt(n) for inputs with a mean square of 1. This is less than half as much for
+        2^-w <= 2^(e - 1) |W| / sqrt(n), where 2^e is the least power of two that is `error` or more.
+        """
+        assert self.steepness is not None
+        return 1 - ring.exponent_of(error) - self.steepness + ((self.weight.shape[0] - 1).bit_length() + 1) // 2
 
     def again(self) -> Linear:
         """Return a copy of this layer for another call of the same weights, which both layers share."""

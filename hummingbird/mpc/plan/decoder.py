@@ -77,7 +77,7 @@ class PrivateDecoder(nn.Module):
         lengths = buckets(prompt, causal.places) if prompt < causal.places else []
         self.lengths = (prompt, *lengths)
         chunks = [causal.chunk(prompt, prompt), *(causal.chunk(1, length) for length in lengths)]
-        planner = Planner(build, protocol)  # one for all plans: they share the weights
+        planner = Planner(build, protocol, few_rows=True)  # one for all plans: they share the weights
         plans = [planner.plan(chunk) for chunk in chunks]
         _keep(plans)
         text = f"{self.places} places, a prompt of {prompt}"

@@ -28,6 +28,8 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
+from hummingbird.mpc.functions.function_table import MOST_INTEGERS
+from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers import weighted_mean
 from hummingbird.mpc.layers.activations import ReLU
 from hummingbird.mpc.layers.cached import CachedMean, ProductWithCache
@@ -79,12 +81,17 @@ class Planner:
     It finds the scale of every value, and inserts a rescaling where a layer cannot take a value's scale.
     build: takes a step of the graph and returns its `Built`, with its layer.
     protocol: "masked" or "gmw".
+    few_rows: whether the plan is for few rows at a time, where a lift's round costs more than the bytes that spare it.
+        Then tables of functions have more right bits, weights behind tables with a told error have fewer bits of
+        fraction, and the net's result keeps the scale that it has if it is right in the whole ring.
     """
 
-    def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
+    def __init__(self, build: Callable[[Step], Built], protocol: str, few_rows: bool = False) -> None:
         self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
-        # Layers may share a weight, in one plan and in several of one planner. By the weight and its bits of fraction.
-        self._rounded_weights: dict[tuple[int, int], Linear] = {}
+        self.few_rows = few_rows
+        # Layers may share a weight, in one plan and in several of one planner. By the weight, its bits of
+        # fraction and the error of what it multiplies.
+        self._rounded_weights: dict[tuple[int, int, float | None], Linear] = {}
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
         """Make the plan of a net from the steps of its graph, and return the plan's steps.
@@ -93,6 +100,9 @@ class Planner:
         """
         self._steps = steps
         self._built = [self.build(step) for step in steps]
+        for built in self._built:
+            if self.few_rows and isinstance(built.layer, Tabulated):
+                built.layer.integers = MOST_INTEGERS
         self._introduce()
         self._coarsen()
         self._bounds = self._bounded()
@@ -100,6 +110,8 @@ class Planner:
         for built, bound in zip(self._built, self._bounds, strict=True):
             if built.whole and built.layer is None:
                 built.limit = SCALE + min(FINER, FLOOR - bound)  # a softmax over 1,000 classes gives 0.001
+                if self.few_rows and bound < FLOOR:
+                    built.limit = MAX_SCALE - max(0, bound - 14)  # |x| < 2^62 in the ring
         self._opened: set[int] = set()  # graph steps whose values some reader opens
         while True:
             self._integers = self._read()
@@ -169,8 +181,10 @@ class Planner:
             own = needed[number]
             if isinstance(built.layer, Layer):
                 if isinstance(built.layer, Linear):
-                    key = id(built.layer.weight), own
-                    layer = made[key].again() if key in made else built.layer.coarser(own)
+                    source = self._built[next(refs(step.inputs)).index].layer
+                    error = source.told if self.few_rows and isinstance(source, Tabulated) else None
+                    key = id(built.layer.weight), own, error
+                    layer = made[key].again() if key in made else built.layer.coarser(own, error)
                     self._built[number] = Built(layer, None, built.limit, built.whole)
                     made.setdefault(key, layer)
                 own = built.layer.weight_scale(own)

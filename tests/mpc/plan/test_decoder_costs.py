@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import hummingbird
 from hummingbird import convert, ring
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.channel import meter
 from hummingbird.cost import FREE
 from hummingbird.errors import DealerError
@@ -80,6 +83,19 @@ def check(talks: list[Any], decoder: PrivateDecoder, plain: Gpt) -> None:
 def test_every_step_costs_what_the_decoder_says(protocol: str) -> None:
     plain = net()
     made = private(plain, protocol=protocol)
+    with opened() as both:
+        check(conversations(both, [made, copy.deepcopy(made)]), made, plain)
+
+
+def test_a_block_of_known_ranges_takes_eleven_rounds() -> None:
+    """3 for each of two norms, 1 for logits, exponentials and GELU, 2 for the mean: no value is lifted for itself."""
+    torch.manual_seed(0)
+    plain = Gpt(WORDS, PLACES, 128, heads=2, layers=2).eval()
+    found = hummingbird.find_rows(plain, plain.words(torch.randint(0, WORDS, (20, PLACES))).detach())
+    rows = {name: replace(x, error=0.006) if "gelu" in name else x for name, x in found.items()}
+    bits = BitConfig(BitWindow(20, 14)).with_rows(rows)
+    made = convert.convert_decoder(plain, torch.zeros(1, PLACES, 128), prompt=PROMPT, bits=bits)
+    assert sum(step.cost.rounds for step in made.costs(1, 2)) == 2 * 11 + 3
     with opened() as both:
         check(conversations(both, [made, copy.deepcopy(made)]), made, plain)
 
