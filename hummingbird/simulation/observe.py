@@ -283,19 +283,25 @@ def find_rows(
 def _by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
     """Return a key for the functions of recurrent layers, by name: those with equal keys share the range of values.
 
-    They are the same function of results of the same weights, which several steps apply: the time steps of one layer. A
-    value that one time step has not reached, another one may reach with other inputs.
+    They are the same function of results of the same weights, which several steps apply, behind as many other
+    functions: the time steps of one layer. (An LSTM's tanh(g) reads weights' results, its tanh(c) a function of them.)
+    A value that one time step has not reached, another one may reach with other inputs.
     """
     applied = Counter(id(step.attrs["weight"]) for step in steps if step.op == "linear")
     found, sources = dict[str, tuple[Any, ...]](), list[frozenset[int]]()
+    behind: list[int] = []  # functions between a step's value and the weights before it
     for step in steps:
         if step.op == "linear":
             weight = id(step.attrs["weight"])
             sources.append(frozenset({weight} if applied[weight] > 1 else ()))
+            behind.append(0)
             continue
-        sources.append(frozenset[int]().union(*(sources[ref.index] for ref in refs(step.inputs))))
+        reads = [ref.index for ref in refs(step.inputs)]
+        sources.append(frozenset[int]().union(*(sources[number] for number in reads)))
+        behind.append(max((behind[number] for number in reads), default=0))
         if sources[-1] and ranged(step) and step.op not in (*builders.ON_SQUARES, "softmax"):
-            found[step.name] = step.op, step.attrs.get("expression", ""), sources[-1]
+            found[step.name] = step.op, step.attrs.get("expression", ""), behind[-1], sources[-1]
+            behind[-1] += 1
     return found
 
 

@@ -80,7 +80,7 @@ def test_a_net_without_such_layers_has_no_rows() -> None:
 
 
 def test_time_steps_of_a_recurrent_layer_share_their_ranges() -> None:
-    """A gate or a state has one range for all steps but the first, which reads no state."""
+    """The sigmoids, tanh(g) and tanh(c) have one range each for all steps but the first, which reads no state."""
 
     class Stacked(nn.Module):
         def __init__(self) -> None:
@@ -93,5 +93,5 @@ def test_time_steps_of_a_recurrent_layer_share_their_ranges() -> None:
 
     torch.manual_seed(1)
     rows = hummingbird.find_rows(Stacked().eval(), torch.randn(4, 5, 3))
-    assert len(rows) == 2 * 2 * 5
-    assert len({str(found) for found in rows.values()}) == 2 * 2 * 2
+    assert len(rows) == 2 * 3 * 5
+    assert len({str(found) for found in rows.values()}) == 2 * 3 * 2

@@ -4,10 +4,12 @@
     LSTM   c' = sigmoid(f) c + sigmoid(i) tanh(g)   h' = sigmoid(o) tanh(c')              i, f, g, o = a + b
     GRU    n = tanh(a_n + sigmoid(r) b_n)           h' = sigmoid(z) h + (1 - sigmoid(z)) n       r, z = a + b
 
-With tanh(g) = 2 sigmoid(2 g) - 1, all gates of an LSTM are one sigmoid, and both terms of a sum are one product: a step
-of an LSTM or a GRU has four functions and products in a row, one of an RNN has one. These functions replace a layer's
-forward() while the net is traced, and use the layer's own parameters. Without an initial state, or with one that is 0,
-the terms of the state are left out.
+The gates f, i and o of an LSTM are one sigmoid, with g's tanh beside it, and both terms of a sum are one product: a
+step of an LSTM or a GRU has four functions and products in a row, one of an RNN has one. These functions replace a
+layer's forward() while the net is traced, and use the layer's own parameters. Without an initial state, or with one
+that is 0, the terms of the state are left out.
+
+g has a table of its own: its values and the error that it may have often differ from those of f, i and o.
 
 The input of an upper layer is a stack of the lower layer's states. For private inference its product with weights is
 made for each time step by itself (`by_time`, graph/rewrite.py).
@@ -206,8 +208,9 @@ def _rnn(layer: nn.RNNBase, a: Any, b: Any, state: State, most: float | None) ->
 
 
 def lstm_step(layer: Any, a: Any, b: Any, state: State, most: float | None) -> State:
-    f, i, o, g = torch.sigmoid(_plus(a, b)).chunk(4, 1)
-    g = 2 * g - 1
+    gates, g = _plus(a, b).split([a.shape[1] // 4 * 3, a.shape[1] // 4], 1)
+    f, i, o = torch.sigmoid(gates).chunk(3, 1)
+    g = torch.tanh(g)
     if state:
         kept, new = (torch.cat([f, i], 1) * torch.cat([state[1], g], 1)).chunk(2, 1)
         c = sum_within(kept, new, most)
@@ -217,15 +220,15 @@ def lstm_step(layer: Any, a: Any, b: Any, state: State, most: float | None) -> S
 
 
 def arranged_lstm(weight: Any) -> Any:
-    """Return an LSTM's weight with its rows in another order of gates, so that one sigmoid computes all four gates.
+    """Return an LSTM's weight with its rows in another order of gates, so that one sigmoid computes three of them.
 
-    torch has the order i, f, g, o; the result has f, i, o, 2 g, because tanh(g) = 2 sigmoid(2 g) - 1. Cells ask for the
-    same weight at every time step: a symbol keeps its result.
+    torch has the order i, f, g, o; the result has f, i, o, g. Cells ask for the same weight at every time step: a
+    symbol keeps its result.
     """
     known = weight.node.meta if isinstance(weight, fx.Proxy) else {}
     if "arranged" not in known:
         i, f, g, o = weight.chunk(4, 0)
-        known["arranged"] = torch.cat([f, i, o, 2 * g], 0)
+        known["arranged"] = torch.cat([f, i, o, g], 0)
     return known["arranged"]
 
 

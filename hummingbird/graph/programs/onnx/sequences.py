@@ -165,7 +165,7 @@ def lstm(
 
     def arranged(weight: Any) -> Any:
         i, o, f, g = weight.chunk(4, 0)
-        return torch.cat([f, i, o, 2 * g], 0)
+        return torch.cat([f, i, o, g], 0)
 
     def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int, most: float | None) -> tuple[Any, ...]:
         return lstm_step(None, a, _of_state(weights, state), state, most)
