@@ -78,7 +78,16 @@ def sharing(parties: int, is_source: bool) -> Cost:
     It takes one round. The shares themselves follow from seeds. is_source: whether this party is the owner; another
     party sends no bits.
     """
-    return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
+    return telling(parties, 72, is_source)
+
+
+def telling(parties: int, payload_bytes: int, is_source: bool) -> Cost:
+    """Return the price, for one party, of a round in which one party sends a message to all others.
+
+    parties: their number. payload_bytes: of the message. is_source: whether this party is the one that sends; another
+    party sends no bits.
+    """
+    return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + payload_bytes) if is_source else 0)
 
 
 # Clients that are not parties (serving/message.py, serving/control.py) ------------------------------------------------

@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hummingbird.commands.estimate import add_arguments, private_net
+import torch
+
+from hummingbird.commands.estimate import add_arguments, planned, private_net
+from hummingbird.commands.party import add_prompt_argument
 from hummingbird.commands.program import add_command
+from hummingbird.convert import convert_decoder
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import devices
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.plan.dry_run import DryRun, dry_run
+from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.prg import cipher_of
 from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
@@ -49,6 +54,10 @@ _EPILOG = """example:
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model models:get_model digits 10 \\
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 1x8x8 --listen 127.0.0.1:910{rank} \\
       --store kept
+
+  for conversations of `serve --prompt`, 100 of them:
+  python -m hummingbird deal --model models.gpt:gpt_small --weights checkpoints/wikitext2-gpt.pt --input 1x256x192 \
+      --prompt 64 --images 100 --out talks
 """
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -58,7 +67,9 @@ def add_parser(commands: Any) -> None:
     """Add the command `deal`, with its options, to the command line."""
     sub = add_command(commands, "deal", HELP, _DESCRIPTION, _EPILOG)
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
-    sub.add_argument("--images", required=True, type=count, help="number of images; rounded up to whole slices")
+    add_prompt_argument(sub, "--input is 1xPLACESxWIDTH, of a conversation's word vectors, and a slot a conversation")
+    text = "number of images, rounded up to whole slices; with --prompt, of conversations"
+    sub.add_argument("--images", required=True, type=count, help=text)
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     text = "deal another set for --images images whenever fewer than K slots are unused, until SIGTERM; for parties on "
     text += "this host"
@@ -86,27 +97,28 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--metrics and --log need --keep", where="deal", hint=hint)
     devices.keep_freed_memory()
     deal_on(args.threads)
-    private = private_net(args)
-    plan = dry_run(private, args.input, args.parties)
-    images, lanes = args.input[0], args.lanes
+    slot = _slot(args)
+    images, lanes = slot.shape[0], args.lanes
     slots = -(-args.images // (images * lanes))  # of every lane, even if a lane's part is smaller by one image
-    size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
+    each_slot = sum(request.correction_bits for step in slot.steps for request in step)
+    size = sum(request.correction_bits for request in slot.setup) + slots * each_slot
     each = f" and each of {lanes} lanes" if lanes > 1 else ""
     split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
     amount = f"{lanes * size / 8e6:,.1f} MB for all parties{split}"
     sets = "" if args.keep is None else "sets of "
-    print(f"{sets}{slots} slices of {images} images for {args.parties} parties{each}: {amount}", flush=True)
+    what_for = f"slices of {images} images" if args.prompt is None else "conversations"
+    print(f"{sets}{slots} {what_for} for {args.parties} parties{each}: {amount}", flush=True)
     what = {
-        "steps": [plan.batch],
-        "shape": args.input,
+        "steps": slot.steps,
+        "shape": slot.shape,
         "slots": slots,
         "parties": args.parties,
-        "facts": material_facts(private.facts),
+        "facts": material_facts(slot.facts),
         "lanes": lanes,
         "cipher": cipher_of(args.device),
     }
     try:
-        return _once(args, plan, what) if args.keep is None else _again_and_again(args, plan, what)
+        return _once(args, slot, what) if args.keep is None else _again_and_again(args, slot, what)
     except _Stopped as stopped:
         print("stopped: nothing is left of what was begun", flush=True)
         return 128 + stopped.number
@@ -115,7 +127,32 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{error.strerror}", where=str(error.filename or args.out), hint=hint) from None
 
 
-def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
+class _Slot(NamedTuple):
+    """The requests of a run's setup and of a slot's steps, the shape of a slot's input, and the net's facts."""
+
+    setup: list[Request[Any]]
+    steps: list[list[Request[Any]]]
+    shape: tuple[int, ...]
+    facts: dict[str, str]
+
+
+def _slot(args: argparse.Namespace) -> _Slot:
+    """Return what the options say a slot is for: a slice of images, or with --prompt a conversation."""
+    if args.prompt is None:
+        private = private_net(args)
+        found = dry_run(private, args.input, args.parties)
+        return _Slot(found.setup, [found.batch], tuple(args.input), private.facts)
+    if args.input is None or len(args.input) != 3:
+        hint = "--input 1xPLACESxWIDTH, such as 1x256x192"
+        raise InputError("a net that generates text takes word vectors", where="--input", hint=hint)
+    net, bits, weights, protocol = planned(args, settle=False)
+    decoder = convert_decoder(net, torch.empty(args.input), args.prompt, bits, weights, protocol, args.aim)
+    found, order = decoder.dry_run(args.parties)
+    kinds = decoder.requests(args.parties)
+    return _Slot(found.setup, [kinds[kind] for kind in order], decoder.shape(0), decoder.facts)
+
+
+def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
     told: list[int] = []  # signals to stop; the handler only notes them (rpc/signals.py)
     before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
@@ -126,7 +163,7 @@ def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
                     raise _Stopped(told[0])
                 bar.update(images)
 
-            seconds = deal(args.out, setup=plan.setup, progress=progress, **what)
+            seconds = deal(args.out, setup=slot.setup, progress=progress, **what)
     finally:
         for number, handler in before:
             signal.signal(number, handler)
@@ -135,8 +172,8 @@ def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
     return 0
 
 
-def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    if plan.setup:
+def _again_and_again(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
+    if slot.setup:
         # A mask is valid for one store, so that a party would have to open its weights again for each set.
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)

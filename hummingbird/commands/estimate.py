@@ -68,12 +68,13 @@ def add_arguments(
 Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 
 
-def planned(args: argparse.Namespace) -> Planned:
+def planned(args: argparse.Namespace, settle: bool = True) -> Planned:
     """Return the net that the options describe, and the arguments with which `convert_model` converts it.
 
     The arguments are the windows (None: exact comparisons), the owner of the weights ("public", or a rank) and the
     protocol. Private weights are not read, since no price depends on them. With --example, sets `args.input` to the
-    shape of the example. Raises errors of `net_of` and of `BitConfig.load`.
+    shape of the example. settle: whether numbers that follow from shapes become constants, as `convert_model` needs it.
+    Raises errors of `net_of` and of `BitConfig.load`.
     """
     example = example_of(args)
     if folder := saved_of(args):
@@ -85,9 +86,9 @@ def planned(args: argparse.Namespace) -> Planned:
     # Without their provenance, as the net may be untrained: windows of another net are no error.
     bits = BitConfig.load(args.bits).windows if args.bits else None
     net = net_of(args)
-    if example is None:
+    if example is None and settle:
         net = settled(net, torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
-    else:
+    elif example is not None:
         args.input, _ = batch_of(net, example)
         net = saved(net, example, custom=tuple(CUSTOM), secret=args.private_weights)
     return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"

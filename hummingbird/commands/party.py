@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
-from hummingbird.convert import convert_model
+from hummingbird.convert import convert_decoder, convert_model
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph.example_shapes import settled
 from hummingbird.launching.host import may_speak
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
-from hummingbird.rpc.options import add_tls, tls_of
+from hummingbird.rpc.options import add_tls, count, tls_of
 from hummingbird.rpc.service import Tls
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
@@ -49,6 +50,43 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
     add_aim_argument(parser, "throughput with a dealer, latency with a store")
 
 
+Arguments = tuple[BitConfig | Path | BitWindow | None, str | int, str]
+
+
+def add_prompt_argument(parser: argparse._ActionsContainer, text: str) -> None:
+    """Add the option --prompt, of a net that generates text. text: what --input is beside it."""
+    text = f"the net generates text: convert it by convert_decoder, for prompts of up to C words; {text}"
+    parser.add_argument("--prompt", type=count, metavar="C", help=text)
+
+
+def decoder_of(args: argparse.Namespace, rank: int, example: Tensor) -> PrivateDecoder:
+    """Return the private decoder of the net that --saved or --model names, for prompts of --prompt words.
+
+    example: word vectors (1, places, width), of which only the shape counts. The rest is as for `nets_of`.
+    """
+    net, arguments = _named(args, rank)
+    if isinstance(net, LookedUp):
+        hint = "name a net of word vectors: clients look words up themselves"
+        raise InputError("a net of private lookups generates no text", where="--prompt", hint=hint)
+    return convert_decoder(net, example, args.prompt, *arguments, aim=args.aim)
+
+
+def _named(args: argparse.Namespace, rank: int) -> tuple[nn.Module, Arguments]:
+    """Return the net that --saved or --model names, and its windows, its owner or "public", and its protocol.
+
+    With --saved, also sets `owner` and `protocol` in `args` to those of the saved net.
+    """
+    folder = saved_of(args, rank)
+    if folder is not None:
+        saved = description(folder)
+        args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
+        return read_net(folder, saved, weights=saved.owner in (None, rank)), saved.arguments
+    torch.manual_seed(0)  # a net without trained weights must be the same at every party
+    net = net_of(args, weights=args.owner in (None, rank))
+    args.protocol = args.protocol or "masked"
+    return net, (_windows(args), "public" if args.owner is None else args.owner, args.protocol)
+
+
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
     """Return the net that --saved or --model names, and its private form.
 
@@ -57,27 +95,20 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
     (`LookedUp`) takes no `image`, and only its part after the lookups (`LookedUp.after`) is converted. Raises
     InputError if `image` is given for a net with lookups, or missing for a net of --model without them.
     """
-    folder = saved_of(args, rank)
-    if folder is not None:
-        saved = description(folder)
-        args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
-        saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
-        return saved_net, convert_model(saved_net, *saved.arguments, aim=args.aim)
-    torch.manual_seed(0)  # a net without trained weights must be the same at every party
-    net = net_of(args, weights=args.owner in (None, rank))
-    args.protocol = args.protocol or "masked"
-    owner = "public" if args.owner is None else args.owner
+    net, arguments = _named(args, rank)
+    if args.saved is not None:
+        return net, convert_model(net, *arguments, aim=args.aim)
     if isinstance(net, LookedUp):
         if image:
             hint = "serve it, without --input: its clients bring row numbers and weights"
             raise InputError("a net of private lookups takes no images", where="--model", hint=hint)
-        return net, convert_model(net.after, _windows(args), owner, args.protocol, net.example(), args.aim)
+        return net, convert_model(net.after, *arguments, net.example(), args.aim)
     if not image:
         raise InputError("the shape of one image is needed", where="--input", hint="such as --input 3x32x32")
     if len(image) > 1:
-        return net, convert_model(net, _windows(args), owner, args.protocol, image, args.aim)
+        return net, convert_model(net, *arguments, image, args.aim)
     taken = settled(net, image[0], custom=tuple(CUSTOM))
-    return net, convert_model(taken, _windows(args), owner, args.protocol, aim=args.aim)
+    return net, convert_model(taken, *arguments, aim=args.aim)
 
 
 def _windows(args: argparse.Namespace) -> Path | BitWindow | None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hummingbird.commands.party import (
     add_converted_arguments,
+    add_prompt_argument,
     add_session_arguments,
+    decoder_of,
     nets_of,
     run_party,
     session_options,
@@ -35,7 +38,8 @@ HELP = "Run a net for clients that are not parties: as one party of `run`, or of
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
 all parties, and adds up shares of the results. No party sees an image or a result, but all parties together could; the
 clients need no weights, and do not see them. Requests of several clients are computed together if the net computes each
-image separately.
+image separately. With --prompt the net generates text: a client asks for one word after the other, and the parties keep
+keys and values as shares between its calls.
 
 Trust: as for `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate
 is for the common name party-RANK, and for the host name by which clients connect ({rank} is replaced in the files'
@@ -45,6 +49,10 @@ _EPILOG = """example, with my_net.py in the current folder, and a client beside 
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
       --input 3x32x32 --listen 127.0.0.1:910{rank}
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --out logits.npy
+
+  text, for conversations of 256 words of width 192, of which 64 are for the prompt (docs/serving.md):
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:gpt_small \
+      --weights checkpoints/wikitext2-gpt.pt --input 256x192 --prompt 64 --listen 127.0.0.1:910{rank}
 """
 
 
@@ -62,6 +70,12 @@ def add_parser(commands: Any) -> None:
     text = "shape of one image; for a net with several inputs, the shape of each, in the order of forward(); "
     text += "a net that begins with private lookups (docs/lookup.md) needs none"
     group.add_argument("--input", nargs="+", type=shape, metavar="CxHxW", help=text)
+    add_prompt_argument(group, "--input is PLACESxWIDTH, of a conversation's word vectors")
+    text = "most conversations that are open at a time, of which a client may have a quarter "
+    most, idle = QueueLimits.conversations, QueueLimits.idle
+    group.add_argument("--conversations", type=count, default=most, metavar="N", help=text + "(default: %(default)s)")
+    text = "end a conversation after so many seconds without a word (default: %(default)s)"
+    group.add_argument("--idle", type=positive, default=idle, metavar="SECONDS", help=text)
     text = "most images in a batch, and in a request, which holds at most 32 MiB; batches more than half full are "
     text += "interleaved "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
@@ -89,7 +103,8 @@ def run(args: argparse.Namespace) -> None:
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)
     most = config.limits
-    limits = QueueLimits(requests=most.requests, requests_each=most.per_client, named=most.named)
+    limits = QueueLimits(most.requests, most.per_client, named=most.named)
+    limits = replace(limits, conversations=args.conversations, idle=args.idle)
     loops: list[ReconnectLoop] = []
 
     def parts(program: ServiceProgram) -> ServiceParts:
@@ -99,8 +114,7 @@ def run(args: argparse.Namespace) -> None:
             session = launch.init(**options)
             check()
             image = [torch.empty(1, *each) for each in args.input or ()]
-            net, private = nets_of(copy.copy(args), session.rank, *image)  # a copy, as it changes the options
-            shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
+            private, shapes, table = _private(copy.copy(args), session.rank, image)  # a copy, as it changes the options
             how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
             how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
             return join(private, shapes, session, table=table, **how)
@@ -123,6 +137,18 @@ def run(args: argparse.Namespace) -> None:
         done = loops[0].counts
         padded = f", {done.padding} images of padding" if done.padding else ""
         print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
+
+
+def _private(args: argparse.Namespace, rank: int, image: list[Tensor]) -> tuple[Any, Any, Tensor | None]:
+    """Return the private net that the options describe, and the shapes and the table that `join` takes."""
+    if args.prompt is not None:
+        if len(image) != 1 or image[0].dim() != 3:
+            hint = "--input PLACESxWIDTH, such as 256x192"
+            raise InputError("a net that generates text takes word vectors", where="--input", hint=hint)
+        return decoder_of(args, rank, image[0]), None, None
+    net, private = nets_of(args, rank, *image)
+    shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
+    return private, shapes, table
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:

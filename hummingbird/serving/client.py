@@ -13,242 +13,39 @@ request that was refused for lack of room goes to another service, or is repeate
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import wait
-from dataclasses import fields, replace
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
-import grpc
 import torch
-from grpc import aio
 from torch import Tensor
 from typing_extensions import Self
 
-from hummingbird import inputs, ring
-from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
+from hummingbird import inputs
+from hummingbird.errors import (
+    AgreementError,
+    ConfigError,
+    HummingbirdError,
+    InputError,
+    OverloadError,
+    PeerError,
+    UnavailableError,
+)
 from hummingbird.prg import new_seed
-from hummingbird.rpc.async_client import AsyncClient, compute, run, running
+from hummingbird.rpc.async_client import compute, run, running
 from hummingbird.rpc.client import Retry
 from hummingbird.rpc.security import Tls
-from hummingbird.rpc.status import explain
-from hummingbird.serving.description import MOST_PARTIES, Described, ServiceDescription
-from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
+from hummingbird.serving.description import MOST_PARTIES, ServiceDescription
+from hummingbird.serving.message import ATTEMPTS, END, TALK_BYTES, Question, step_id
+from hummingbird.serving.party_group import Joined, PartyGroup, difference
 from hummingbird.structure import Result
-
-# The parties of one service: their description of it, and one request to all of them ---------------------------------
-
-_LAST = 2.0  # seconds for another thread's loop to disconnect
-_MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report its outcome
-
-
-class Joined(NamedTuple):
-    """The facts on a group's parties that a client knows once all of them have answered with equal descriptions.
-
-    service: the description. order: for each rank, the index of this party in the group's addresses. clocks: for each
-    rank, the seconds by which the party's clock is ahead of the client's.
-    """
-
-    service: ServiceDescription
-    order: list[int]
-    clocks: list[float]
-
-
-class _Asked(NamedTuple):
-    """A message to one party: the party's address, the connection to it, and the bytes to send."""
-
-    address: str
-    line: AsyncClient
-    message: bytes
-
-
-class _Lines:
-    """The connections of one event loop to all parties of a group.
-
-    lines: one client for each party, in the order of the addresses. joining: a lock, held by the coroutine that
-    connects. joined: whether all parties have answered.
-    """
-
-    def __init__(self, lines: list[AsyncClient]) -> None:
-        self.lines, self.joining, self.joined = lines, asyncio.Lock(), False
-
-    async def close(self) -> None:
-        for line in self.lines:
-            await line.close()
-
-
-class PartyGroup:
-    """The parties that serve one net together, as a client sees them: it sends requests to all of them.
-
-    addresses: of the N parties, in any order. tls, token: as for `Client`. claim: random bytes by which the parties
-    recognise the client. `join` and `request` are coroutines, for any event loop.
-    """
-
-    def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
-        self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
-        self._lock = threading.Lock()
-        self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
-        self._joined: Joined | None = None
-        self._closed = False
-        self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
-
-    def __repr__(self) -> str:
-        return ", ".join(self.addresses)
-
-    def close(self) -> None:
-        """Disconnect from these parties; requests under way get an error. May be called twice."""
-        with self._lock:
-            self._closed, lines = True, dict(self._lines)
-            self._lines.clear()
-        for loop, there in lines.items():
-            if loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(there.close(), loop)
-                if loop is not running():
-                    wait([closing], _LAST)
-
-    async def join(self, timeout: float) -> Joined:
-        """Connect to these parties, unless it is done already, and return what they serve (`Joined`).
-
-        timeout: seconds. Raises PeerError, AgreementError for parties of different services, InputError after `close`.
-        """
-        here, known = self._here(), self._joined
-        if here.joined and known is not None:
-            return known
-        deadline = time.monotonic() + timeout
-        async with here.joining:
-            if not here.joined:
-                try:
-                    for line in here.lines:
-                        await line.answered(max(0.0, deadline - time.monotonic()))
-                except aio.UsageError:
-                    raise _over() from None
-                here.joined = True
-            if self._joined is None:
-                self._joined = await self._describe(here, max(1.0, deadline - time.monotonic()))
-            return self._joined
-
-    def forget(self) -> None:
-        """Let the next request ask for the description again: these parties may serve another net by now."""
-        self._joined = None
-
-    async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
-        """Send the images of `question` to all parties in one request; return the net's result, float32 (images, ...).
-
-        Id, shares and keys are fresh. joint: as `join` has returned it. timeout: seconds to the deadline, at most 590.
-        """
-        timeout = min(timeout, MOST_SECONDS - _MARGIN)
-        service, lines = joint.service, self._here().lines
-        size = question.units.nbytes + len(question) * service.parties * service.key_bytes
-        id, bodies = new_seed(ID_BYTES), await compute(size, question.bodies, service)
-        messages = []
-        for rank, body in enumerate(bodies):
-            deadline = int(1e3 * (clock() + joint.clocks[rank] + timeout))
-            messages.append(Request(id, self._claim, deadline, len(question), body).to_bytes(service, rank))
-        ranked = zip(joint.order, messages, strict=True)
-        asked = [_Asked(self.addresses[place], lines[place], message) for place, message in ranked]
-        answers = await self._call("Ask", asked, timeout + _MARGIN)
-        with self._lock:
-            self.sent_bytes += sum(map(len, messages))
-            self.received_bytes += sum(map(len, answers))
-        return await compute(sum(map(len, answers)), _opened, answers, len(question), service)
-
-    def _here(self) -> _Lines:
-        """Return the connections to the parties for the event loop that runs now; make them at the first call."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if self._closed:
-                raise _over()
-            if loop not in self._lines:
-                for ended in [other for other in self._lines if other.is_closed()]:
-                    del self._lines[ended]
-                made = [AsyncClient(address, self._tls, self._token, MAX_BYTES) for address in self.addresses]
-                self._lines[loop] = _Lines(made)
-            return self._lines[loop]
-
-    async def _describe(self, here: _Lines, timeout: float) -> Joined:
-        """Ask all parties for their description of the service; return it with their order and clocks (`Joined`).
-
-        here: the connections. timeout: seconds. Raises AgreementError unless all descriptions are equal.
-        """
-        began = clock()
-        asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
-        answers = await self._call("Describe", asked, timeout)
-        found = [Described.read(answer, address) for answer, address in zip(answers, self.addresses, strict=True)]
-        service, ranks = found[0].service, [described.rank for described in found]
-        for described, address in zip(found, self.addresses, strict=True):
-            if described.service != service:
-                differ = difference(service, described.service)
-                what = f"{self.addresses[0]} and {address} belong to different services: {differ}"
-                raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
-        if sorted(ranks) != list(range(service.parties)):
-            what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
-            raise AgreementError(what, where="Client", hint="name every party once")
-        order = sorted(range(len(ranks)), key=ranks.__getitem__)
-        return Joined(service, order, [found[place].clock - began for place in order])
-
-    async def _call(self, method: str, asked: Sequence[_Asked], timeout: float) -> list[bytes]:
-        """Call a method of each party with its message; return a list of the answers, in the order of `asked`.
-
-        The first failure cancels all calls, and is raised. timeout: seconds.
-        """
-        calls: list[aio.UnaryUnaryCall] = []
-        over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
-        late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
-        try:
-            for place, each in enumerate(asked):
-                calls.append(each.line.begin(method, each.message, timeout))
-                calls[place].add_done_callback(partial(_put, over, place))
-            for _ in calls:
-                ended = await over.get()
-                if ended is None:
-                    raise PeerError("no answer in time", where=str(self))
-                try:
-                    await calls[ended]
-                except grpc.RpcError as error:
-                    raise explain(error, asked[ended].address) from None
-                except asyncio.CancelledError:  # the call's own, which has ended
-                    if not self._closed:
-                        raise
-                    raise _over() from None
-            return [await call for call in calls]
-        except aio.UsageError:  # another thread has closed the channels
-            raise _over() from None
-        finally:
-            late.cancel()
-            for call in calls:
-                call.cancel()
-
-
-def _over() -> InputError:
-    return InputError("this client is closed", where="Client", hint="ask within its `with`, or make another")
-
-
-def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:
-    over.put_nowait(place)
-
-
-def _opened(answers: list[bytes], images: int, service: ServiceDescription) -> Tensor:
-    """Return the results of a request, float32 (images, ...): the sum of the shares in all parties' answers."""
-    return ring.decode(joined(answers, images, service), service.result_scale)
-
-
-def difference(one: ServiceDescription, other: ServiceDescription) -> str:
-    """Return the first field in which two descriptions differ, with both values, as text for an error."""
-    for field in fields(one):
-        ours, theirs = getattr(one, field.name), getattr(other, field.name)
-        if ours != theirs:
-            return f"{field.name} {str(ours)[:60]} and {str(theirs)[:60]}"
-    return "no difference"
-
-
-# The client ----------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 _IN_FLIGHT = 2  # requests of one call under way at a time
 _PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
 _GLANCE = 3.0  # seconds for a group to answer where there are several
+_LAST = 2.0  # seconds for the parties to hear that a conversation is over
 
 
 class Client(Generic[Result]):
@@ -344,6 +141,9 @@ class Client(Generic[Result]):
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
         """Return the net's results, as a call of this client with these arguments does; this is a coroutine."""
         service = await self._described()
+        if service.places:
+            what = "this service generates text, word after word"
+            raise InputError(what, where="Client", hint="with client.conversation() as talk: logits = talk(words)")
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
         try:
@@ -352,6 +152,26 @@ class Client(Generic[Result]):
             self._groups[self._at].forget()  # the parties may be others by now
             raise
         return service.parted(torch.cat(outputs))
+
+    def conversation(self) -> ClientConversation:
+        """Return a conversation with a service that generates text (`serve --prompt`); it begins with its prompt.
+
+        Use it as a context manager, or `close` it, so that the parties forget it at once.
+
+        >>> import subprocess, sys
+        >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:Gpt 100 16 32 4 1"
+        >>> run += " --input 16x32 --prompt 4 --listen unix:{rank}.talk"
+        >>> parties = subprocess.Popen([sys.executable, *run.split()])
+        >>> with hummingbird.Client(["unix:0.talk", "unix:1.talk"], timeout=120) as client:
+        ...     with client.conversation() as talk:
+        ...         print(talk(torch.rand(3, 32)).shape, talk.used)  # a prompt of three words
+        ...         print(talk(torch.rand(1, 32)).shape, talk.left)
+        torch.Size([100]) 4
+        torch.Size([100]) 11
+        >>> parties.terminate(), parties.wait()
+        (None, 0)
+        """
+        return ClientConversation(self)
 
     async def _answers(
         self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
@@ -436,6 +256,176 @@ class Client(Generic[Result]):
             what = f"the parties at {group} serve another net than the parties that this client asked before"
             raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
         return joint
+
+
+class ClientConversation:
+    """A conversation of a client: `talk(words)` reads the prompt, then one word after the other. For one thread.
+
+    client: its service generates text. The parties keep keys and values as shares from step to step, until `close`, for
+    as long as the conversation is not idle for too long. Each step takes one round trip. A step is repeated with the
+    same bytes while connections are lost, so that it runs once, and its answer is that of the one run; it is tried anew
+    while the service is full. After any other failure, and when the parties have met again, the conversation is over.
+    """
+
+    def __init__(self, client: Client[Any]) -> None:
+        self._client, self._talk = client, new_seed(TALK_BYTES)
+        self._at = 0  # the group of parties that has this conversation, from its first step on
+        self._service: ServiceDescription | None = None
+        self._step, self._over, self._busy = 0, "", False
+        self._known = False  # whether the parties may have it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def service(self) -> ServiceDescription:
+        """The description of the service; raises InputError if it does not generate text."""
+        if self._service is None:
+            self._service = _of_text(self._client.service)
+        return self._service
+
+    @property
+    def prompt(self) -> int:
+        """How many places the prompt has: the most words of the first step, which takes all these places."""
+        return self.service.most
+
+    @property
+    def places(self) -> int:
+        """How many places a conversation has in all."""
+        return self.service.places
+
+    @property
+    def width(self) -> int:
+        """The width of a word vector."""
+        return self.service.inputs[0].values
+
+    @property
+    def words(self) -> int:
+        """How many words there are: the number of logits."""
+        return self.service.results
+
+    @property
+    def used(self) -> int:
+        """How many places are used, padding of the prompt included."""
+        return self.prompt + self._step - 1 if self._step else 0
+
+    @property
+    def left(self) -> int:
+        """How many places are left; 0 once the conversation is over."""
+        return 0 if self._over else self.places - self.used
+
+    def __call__(self, words: Tensor) -> Tensor:
+        """Read the prompt's word vectors (n, width), later single ones (1, width); return logits, float32 (words,).
+
+        words: floating point; the prompt has from 1 to `prompt` words, and takes `prompt` places. The logits are those
+        of the word that follows. Raises InputError, before anything is sent, for another shape, for values that the
+        net cannot take, and if no place is left or the conversation is over; PeerError if it fails, which ends it.
+        """
+        return run(self.ask(words))
+
+    async def ask(self, words: Tensor) -> Tensor:
+        """Return the logits behind these words, as a call of this conversation does; this is a coroutine."""
+        if self._service is None:
+            self._service = _of_text(await self._client._described())
+        question = Question(self._checked(words, self._service))
+        self._busy = True
+        try:
+            logits = await self._ask(question)
+        except BaseException as error:
+            self._over = "a step has failed"
+            if isinstance(error, PeerError) and self._step:
+                raise PeerError(f"{error.what}; this conversation is over", where=error.where, hint=_ANOTHER) from None
+            raise
+        finally:
+            self._busy = False
+        self._step += 1
+        self._known = self.left > 0
+        return logits[0]
+
+    def close(self) -> None:
+        """End this conversation, also at the parties if they answer; may be called twice."""
+        known, self._known, self._over = self._known, False, self._over or "it is closed"
+        if known:
+            with contextlib.suppress(HummingbirdError):  # the parties end it when it has been idle for long
+                run(self._end())
+
+    def _checked(self, words: Any, service: ServiceDescription) -> Tensor:
+        """Return word vectors as ring elements, int64 (n, width), if the next step can read them; else raise."""
+        if self._busy:
+            raise InputError("a step of it is under way", where="conversation", hint="wait for its logits")
+        if self._over:
+            raise InputError(f"this conversation is over: {self._over}", where="conversation", hint=_ANOTHER)
+        if not self.left:
+            what = f"all {service.places} places of this conversation are used"
+            raise InputError(what, where="conversation", hint="begin another one, or serve a net for more places")
+        units = inputs.encoded(words, "conversation", service.limit)
+        most = 1 if self._step else service.most
+        if units.dim() != 2 or units.shape[1:] != service.shape or not 1 <= len(units) <= most:
+            expected = f"({'1' if most == 1 else f'1 to {most}'}, {service.values})"
+            what = f"expected word vectors {expected}, got {tuple(units.shape)}"
+            raise InputError(what, where="conversation", hint="the prompt first, then single words")
+        return units
+
+    async def _ask(self, question: Question) -> Tensor:
+        """Send the next step's words to the parties until they answer; return its logits, float32 (1, words)."""
+        client, began = self._client, bool(self._step)
+        places = [self._at] if began else [*range(len(client._groups))]
+        retry = Retry(client._timeout, _PAUSES, places=len(places), first=0 if began else client._at)
+        attempt, messages, lost, asked = 0, None, False, -1  # attempts; the last one's messages, and its group
+        while True:
+            at = places[retry.place]
+            try:
+                joint = await client._join(at, retry.left)
+                self._settle(joint.service, at)
+                if messages is None or at != asked:
+                    id = step_id(self._talk, self._step, attempt)
+                    messages = await client._groups[at].messages(joint, id, question, retry.left)
+                    attempt, asked = min(attempt + 1, ATTEMPTS - 1), at
+                self._at, self._known = at, True
+                logits = await client._groups[at].answers(joint, messages, 1, retry.left)
+            except PeerError as error:
+                failed = error
+                if isinstance(error, UnavailableError):  # did the parties run it? The same bytes get the same answer
+                    client._groups[at].forget()
+                    lost = True
+                elif isinstance(error, OverloadError):
+                    messages = None
+                elif type(error) is PeerError and lost:  # they have dropped it when the connection was lost
+                    messages, lost = None, False
+                    failed = UnavailableError(error.what, where=error.where, hint=error.hint)
+                await asyncio.sleep(retry.failed(failed))
+            else:
+                return logits
+
+    def _settle(self, service: ServiceDescription, at: int) -> None:
+        """Take the parties' description for the first step; raise PeerError if a later step finds another session."""
+        if not self._step:
+            self._service = _of_text(service)
+        elif service != self._service:
+            self._known = False
+            what = "the parties have met again since this conversation began"
+            raise PeerError(what, where=str(self._client._groups[at]), hint=_ANOTHER)
+
+    async def _end(self) -> None:
+        group = self._client._groups[self._at]
+        joint = await group.join(_LAST)
+        self._settle(joint.service, self._at)
+        nothing = Question(torch.zeros(0, *joint.service.shape, dtype=torch.int64))
+        messages = await group.messages(joint, step_id(self._talk, END), nothing, _LAST)
+        await group.answers(joint, messages, 0, _LAST)
+
+
+_ANOTHER = "begin another one, with the text so far as its prompt"
+
+
+def _of_text(service: ServiceDescription) -> ServiceDescription:
+    if not service.places:
+        what = "this service computes images, and has no conversations"
+        raise InputError(what, where="Client", hint="client(images); `serve --prompt` serves a net that generates text")
+    return service
 
 
 def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:

@@ -25,6 +25,7 @@ from hummingbird.version import VERSION
 
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
+MOST_PLACES = 1 << 15  # of a conversation: the number of a step has two bytes in a request
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16  # bytes
 _DEEPEST = 64  # nested lists: two for each container in the results
@@ -61,7 +62,9 @@ class ServiceDescription:
     scale: bits of fraction of all inputs. bits: how many low bits of the inputs the net reads. result_scale: bits of
     fraction of the results. result_bits: how many low bits of the results' shares are sent. parties: number of parties.
     most: most images in a request. rowwise: whether an image's result is known not to depend on the request's other
-    images.
+    images. places: of a conversation, in a service that generates text; 0: the service computes images.
+    A service that generates text has word vectors in place of images. A request has the words of one step of a
+    conversation (message.py), `most` is the number of places of the prompt, and the result has the logits behind it.
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
     results in the same way. The first input may consist of row numbers: a request then holds lookup keys for two
     parties, and the second input is the weights of these rows (hummingbird/lookup.py).
@@ -81,6 +84,7 @@ class ServiceDescription:
     parties: int = field(records.whole(1, MOST_PARTIES))
     most: int = field(records.whole(1, 1 << 20))
     rowwise: bool = field(records.flag())
+    places: int = field(records.whole(0, MOST_PLACES), default=0)
 
     @cached_property
     def digest(self) -> bytes:
@@ -197,6 +201,7 @@ def _check(service: ServiceDescription, where: str) -> None:
             ("its results do not fit their form", tensors(service.form) != len(outputs)),
             ("its lookups do not fit its inputs", looked_up),
             ("it has too many values", max(sum(x.values for x in parts) for parts in (inputs, outputs)) > _MOST_VALUES),
+            ("its prompt is longer than its conversations", 0 < service.places < service.most),
             ("a name stands twice", any(len({x.name for x in parts}) < len(parts) for parts in (inputs, outputs))),
         )
         if found

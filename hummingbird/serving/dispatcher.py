@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
 from hummingbird.mpc.dealer.kept_store import STORES, KeptStore
@@ -25,9 +27,9 @@ from hummingbird.rpc.admission import Limits as WireLimits
 from hummingbird.rpc.server import GRACE
 from hummingbird.serving.control import PeerReader, Teller
 from hummingbird.serving.description import ServiceDescription
-from hummingbird.serving.message import Request, body_bytes
+from hummingbird.serving.message import Request, body_bytes, pack_answer
 from hummingbird.serving.request_queue import QueuedRequest, QueueLimits, RequestQueue
-from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler, error_of
+from hummingbird.serving.scheduler import Action, Claim, Conversations, Decision, Scheduler, error_of
 
 if TYPE_CHECKING:
     from hummingbird.serving.figures import Figures
@@ -119,8 +121,12 @@ class LocalDispatcher:
         self.stocked, self._empty, self._restocked = True, math.inf, restocked
         self._patience = patience = _PATIENCE if store == "kept" else 0.0
         alone, sending = not service.rowwise, partial(seconds_to_send, service)
-        self._order = Scheduler(session.parties, service.most, wait, alone, session.lanes, patience, sending)
-        self.queue = RequestQueue(QueueLimits() if limits is None else limits, self._arrived)
+        limits, talks = QueueLimits() if limits is None else limits, None
+        if service.places:
+            most, each, idle = limits.conversations, limits.conversations_each, limits.idle
+            talks = Conversations(1 + service.places - service.most, most, each, idle)
+        self._order = Scheduler(session.parties, service.most, wait, alone, session.lanes, patience, sending, talks)
+        self.queue = RequestQueue(limits, self._arrived)
         if figures is not None:
             figures.lives.inc()
             figures.watch(lambda: self.queue.waiting, lambda: sum(self.slots), store)
@@ -231,7 +237,9 @@ class LocalDispatcher:
             self._last.add(lane)
         requests = []
         for id, action, detail in decisions:
-            if action != Action.RUN:
+            if action == Action.END:
+                self.queue.finish(id, pack_answer(torch.zeros(0, dtype=torch.int64), self.service.result_bits))
+            elif action != Action.RUN:
                 self.queue.finish(id, error_of(action, detail))
             elif (request := self.queue.take(id)) is None:
                 what = f"party 0 orders a request that {self._name} does not hold"

@@ -10,6 +10,14 @@ A client splits x into uniform shares mod 2^V, where V is the number of low bits
 shares of parties 0 .. N-2 are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum.
 Where rows are looked up, each of two parties gets its own keys, and the weights in x are multiplied by the keys' signs.
 Numbers are little-endian. Every length follows from the description; a message of another length is refused.
+
+In a service that generates text, a request is one step of a conversation, its images are the step's words, and its id
+says which step it is:
+
+    id      = conversation (12 random bytes), step (2 bytes), attempt (2 bytes)
+
+The first step reads the prompt's words, each later one a single word; step `END` has no words, and ends the
+conversation. A client makes another attempt, with fresh shares, only at a step that the parties have not run.
 """
 
 from __future__ import annotations
@@ -37,6 +45,9 @@ _SEED, _WORDS = 0, 1
 _REQUEST = struct.Struct("<2sBB16s16s16sqI")
 _ANSWER = struct.Struct("<2sBBI")
 assert (_REQUEST.size, _ANSWER.size) == (REQUEST_HEADER_BYTES, ANSWER_HEADER_BYTES)
+_STEP = struct.Struct("<12sHH")
+END, ATTEMPTS = (1 << 16) - 1, 1 << 16  # the step that ends a conversation; how many attempts a step may have
+TALK_BYTES = 12  # of a conversation's name in its requests' ids
 _EPOCH = time.time() - time.monotonic()
 _HINT = "the request comes from another program or release"
 
@@ -47,6 +58,17 @@ def clock() -> float:
     It is a monotonic clock: setting the host's clock moves no deadline.
     """
     return _EPOCH + time.monotonic()
+
+
+def step_id(talk: bytes, step: int, attempt: int = 0) -> bytes:
+    """Return the id of a request that is an attempt at a step of a conversation. talk: the conversation's name."""
+    return _STEP.pack(talk, step, attempt)
+
+
+def step_of(id: bytes) -> tuple[bytes, int]:
+    """Return the name of the conversation that a request is of, and the number of its step. id: of the request."""
+    talk, step, _ = _STEP.unpack(id)
+    return talk, step
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +117,9 @@ class Request:
             raise InputError(
                 what, where="request", hint="list the parties' addresses as they are: ranks tell them apart"
             )
-        if not 1 <= images <= service.most:
+        if service.places:
+            _check_step(service, step_of(id)[1], images)
+        elif not 1 <= images <= service.most:
             raise InputError(f"{images} images", where="request", hint=f"1 to {service.most} in a request")
         body = data[_REQUEST.size :]
         expected = body_bytes(service, rank, images)
@@ -132,6 +156,18 @@ class Request:
         except InputError:  # its text would reveal more than needed
             what = f"a key is not for party {rank} and {rows:,} rows, or damaged"
             raise InputError(what, where="request", hint=_HINT) from None
+
+
+def _check_step(service: ServiceDescription, step: int, words: int) -> None:
+    """Raise InputError unless a step of a conversation exists, and has as many words as it reads."""
+    if step != END and step > service.places - service.most:
+        what = f"all {service.places} places of this conversation are used"
+        raise InputError(what, where="conversation", hint="begin another one, or serve a net for more places")
+    most = service.most if step == 0 else int(step != END)
+    if not min(1, most) <= words <= most:
+        what = f"{words} words in step {step} of a conversation"
+        hint = f"1 to {service.most} words in the prompt, and single words after it"
+        raise InputError(what, where="conversation", hint=hint)
 
 
 def _kind(service: ServiceDescription, rank: int) -> int:
@@ -220,4 +256,6 @@ def joined(answers: list[bytes], images: int, service: ServiceDescription) -> Te
 
 
 def _octets(data: bytes, first: int = 0) -> Tensor:
+    if len(data) == first:  # the answer to the end of a conversation
+        return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=first)

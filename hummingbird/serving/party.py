@@ -18,6 +18,7 @@ import grpc
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, PeerError, UnavailableError
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.rendezvous import beside
 from hummingbird.mpc.session.session import Session
@@ -50,8 +51,8 @@ def figures_of(program: ServiceProgram) -> Figures | None:
 
 
 def join(
-    private: PrivateNet,
-    shape: Sequence[int] | Sequence[Sequence[int]],
+    private: PrivateNet | PrivateDecoder,
+    shape: Sequence[int] | Sequence[Sequence[int]] | None,
     session: Session,
     *,
     table: Tensor | None = None,
@@ -65,12 +66,13 @@ def join(
 ) -> Party | Lane:
     """Join a service with this process, which is one lane of a party; return a `Party` at lane 0, else a `Lane`.
 
-    Takes a few rounds. private: a net that is set up in the session. shape: shape of one image; for a net with several
-    inputs, one for each. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py).
-    most: most images of a batch, and of a request. wait: seconds for which a request may wait for others to share its
-    batch. tls: certificates for the parties' channel of reports on requests, as in `init`. limits: bounds on the queued
-    requests. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
-    None: nothing is counted. restocked: called when it has changed whether some lane has material.
+    Takes a few rounds. private: a net that is set up in the session, or a decoder, for a service that generates text.
+    shape: shape of one image; for a net with several inputs, one for each; None for a decoder. table: rows (rows, dim)
+    for lookups, for a net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request.
+    wait: seconds for which a request may wait for others to share its batch. tls: certificates for the parties' channel
+    of reports on requests, as in `init`. limits: bounds on the queued requests and on conversations. grace: seconds for
+    waiting requests when the service is to end. figures: counts what this party does; None: nothing is counted.
+    restocked: called when it has changed whether some lane has material.
     Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)

@@ -18,6 +18,7 @@ from hummingbird import ring
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.rounding_plan import settle_rings
 from hummingbird.mpc.plan.steps import PlanStep
@@ -25,9 +26,9 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.table import Source
 from hummingbird.ring import SCALE
-from hummingbird.serving.description import ServiceDescription, TensorSpec
+from hummingbird.serving.description import MOST_PLACES, ServiceDescription, TensorSpec
 from hummingbird.serving.message import MAX_BYTES, Request
-from hummingbird.structure import odd
+from hummingbird.structure import TENSOR, odd
 from hummingbird.version import VERSION
 
 # A party's table, from which the keys of clients select rows (lookup.py) ---------------------------------------------
@@ -85,8 +86,8 @@ class ServedTable:
 
 
 def describe(
-    private: PrivateNet,
-    shape: Sequence[int] | Sequence[Sequence[int]],
+    private: PrivateNet | PrivateDecoder,
+    shape: Sequence[int] | Sequence[Sequence[int]] | None,
     most: int,
     session: Session,
     name: str,
@@ -94,7 +95,8 @@ def describe(
 ) -> ServiceDescription:
     """Return the description by which clients know a service that answers with the net `private`.
 
-    shape: of one image; for a net with several inputs, one for each. most: most images of a batch. name: the session's
+    shape: of one image; for a net with several inputs, one for each; None for a decoder. most: most images of a batch,
+    without effect for a decoder. name: the session's
     name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. The most
     images of a request are `most`, or fewer if these or their results would exceed a message of `message.MAX_BYTES`.
     Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
@@ -105,17 +107,20 @@ def describe(
             where="serve",
             hint="start two or more: python -m hummingbird run --parties 2 -- ...",
         )
+    if isinstance(private, PrivateDecoder):
+        return _of_decoder(private, shape, session, name, rows)
     if public := [step.name for step in private.plan if step.op == "public"]:
         what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
         hint = "serve a net of floating-point inputs, or one that looks its numbers up privately (docs/lookup.md)"
         raise ConfigError(what, where="serve", hint=hint)
+    if shape is None:
+        raise InputError("the shape of one image is needed", where="input", hint="such as (3, 32, 32)")
     inputs = _inputs(private, shape)
 
     def batch(images: int) -> tuple[int, ...]:
         return private.input_shape(*((images, *part.shape) for part in inputs))
 
     facts = private.facts | ({} if rows is None else {"table": rows.digest})
-    del facts["aim"]  # clients need not agree on it: groups with a dealer and with a store serve the same net
 
     private.costs(batch(most), session.parties)
     form, outputs = private.results(batch(1))
@@ -133,7 +138,7 @@ def describe(
         raise ConfigError(what, where="--store", hint="use a dealer instead")
     service = ServiceDescription(
         release=VERSION,
-        net=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+        net=_fingerprint(facts),
         session=name,
         inputs=inputs if rows is None else _looked_up(inputs, rows),
         outputs=tuple(TensorSpec(title, one[1:]) for title, one in outputs),
@@ -147,8 +152,7 @@ def describe(
         most=most,
         rowwise=rowwise,
     )
-    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits + 8 * service.key_bytes)
-    down = (MAX_BYTES - ANSWER_HEADER_BYTES) * 8 // (service.results * service.result_bits)
+    up, down = _fitting(service)
     if not min(up, down):
         if up:
             what = f"one image has a result of {packed(service.results * service.result_bits)} bytes"
@@ -157,6 +161,60 @@ def describe(
         what += f", and a message holds {MAX_BYTES}"
         raise InputError(what, where="input", hint="serve a net of smaller images")
     return replace(service, most=min(most, up, down))
+
+
+def _fitting(service: ServiceDescription) -> tuple[int, int]:
+    """Return how many images fit into a request's message, and how many images' results into an answer's."""
+    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits + 8 * service.key_bytes)
+    return up, (MAX_BYTES - ANSWER_HEADER_BYTES) * 8 // (service.results * service.result_bits)
+
+
+def _fingerprint(facts: dict[str, str]) -> str:
+    """Return the fingerprint of a net's facts, hexadecimal, but for the aim.
+
+    Clients need not agree on the aim: groups with a dealer and with a store serve the same net.
+    """
+    shown = {name: fact for name, fact in facts.items() if name != "aim"}
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+def _of_decoder(
+    private: PrivateDecoder, shape: object, session: Session, name: str, rows: ServedTable | None
+) -> ServiceDescription:
+    """Return the description of a service that generates text; the arguments are those of `describe`."""
+    if shape is not None or rows is not None:
+        hint = "serve(private, None, listen): a decoder knows its shapes, and clients look words up themselves"
+        raise InputError("a shape or a table beside a decoder", where="serve", hint=hint)
+    if private.places > MOST_PLACES:
+        what = f"conversations of {private.places} places"
+        raise ConfigError(what, where="serve", hint=f"at most {MOST_PLACES}: convert the net for fewer")
+    plans: list[Sequence[PlanStep]] = [net.plan for net in private.nets]  # type: ignore[misc]
+    scales = {plan[-1].scale for plan in plans}
+    if len(scales) > 1:
+        what = f"the logits have {' or '.join(map(str, sorted(scales)))} bits of fraction, by the length of the text"
+        raise ConfigError(what, where="serve", hint="give the last layer one window for all lengths")
+    service = ServiceDescription(
+        release=VERSION,
+        net=_fingerprint(private.facts),
+        session=name,
+        inputs=(TensorSpec("words", (private.width,)),),
+        outputs=(TensorSpec("logits", (private.words,)),),
+        form=TENSOR,
+        limit=None,
+        scale=SCALE,
+        bits=max(map(input_bits, plans)),
+        result_scale=scales.pop(),
+        result_bits=max(map(result_bits, plans)),
+        parties=session.parties,
+        most=private.prompt,
+        rowwise=False,
+        places=private.places,
+    )
+    up, down = _fitting(service)
+    if not down or up < private.prompt:
+        what = f"a prompt of {private.prompt} words, or the logits of {private.words}, exceed a message of {MAX_BYTES}"
+        raise ConfigError(f"{what} bytes", where="serve", hint="convert the net for a shorter prompt")
+    return service
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[TensorSpec, ...]:

@@ -30,7 +30,8 @@ class QueueLimits:
     client. named: for some clients, a limit of their own in place of `requests_each`. answers, answer_bytes: answers
     that are kept for clients that ask again. ids, ids_each: request ids that are known, in all and of one client; an id
     is known until 5 seconds after its request's deadline. The last quarter of each bound is for clients that hold
-    little (`rpc.admission.Quota`).
+    little (`rpc.admission.Quota`). conversations: open ones, in a service that generates text; one client has at most a
+    quarter of them. idle: seconds without a step after which a conversation is ended.
     """
 
     requests: int = 512
@@ -41,7 +42,14 @@ class QueueLimits:
     answer_bytes: int = 256 << 20
     ids: int = 1 << 18
     ids_each: int = 1 << 16
+    conversations: int = 8
+    idle: float = 600.0
     named: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def conversations_each(self) -> int:
+        """How many conversations of one client may be open."""
+        return max(1, self.conversations // 4)
 
 
 @dataclass(eq=False, repr=False)

@@ -7,6 +7,10 @@ that asks first. A lane has material for a limited number of images, its *room*:
 other lanes, and a request that fits no lane is dropped, at once or after it has waited for a keeper to deal more. A
 request that only some parties hold delays no other, and is dropped once its client has had the time to send it to all.
 
+In a service that generates text each request is a step of a conversation, and a batch of its own. A step runs only if
+it is the next one of its conversation, so that no step runs twice, and on the lane that has run the steps before it
+(`Conversations`). Conversations that are idle for long are ended.
+
 A drop and another party's claim of the same request may cross on the network. A dropped request therefore stays
 dropped: a later claim gets the same decision again, and never completes a request that some party has already refused.
 The last 2^18 drops are remembered, many more than there can be while a claim is on its way.
@@ -23,7 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+from hummingbird.errors import AccessError, HummingbirdError, NotFoundError, OverloadError, PeerError
+from hummingbird.serving.message import END, step_id, step_of
 
 _KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
 _MOST_KEPT = 1 << 18  # drops
@@ -39,6 +44,11 @@ class Action(enum.IntEnum):
     UNLIKE = 3  # party `detail` received it with another number of images, or from another client
     LOW = 4  # too little material; detail: milliseconds after which to try again, which the store knows
     GIVEN_UP = 5  # its client has disconnected
+    END = 6  # a conversation ends: by its client's request, or since it was idle
+    UNKNOWN = 7  # of no conversation: it was never begun, or it has ended
+    ORDER = 8  # another step of its conversation is the next: step `detail`
+    STRANGER = 9  # of another client's conversation
+    CROWDED = 10  # too many conversations, in all or of this client; detail: how many it may have
 
 
 class Decision(NamedTuple):
@@ -65,6 +75,79 @@ class Claim(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
+class _Talk:
+    owner: int
+    lane: int
+    next: int = 0  # the step that may run next
+    used: float = 0.0  # when its last step ended, or began
+    running: bool = True
+
+
+class Conversations:
+    """The open conversations of a service that generates text, at party 0, whose `Scheduler` calls every method.
+
+    steps: how many steps a conversation has. most, each: how many conversations may be open, in all and of one client.
+    patience: seconds without a step after which a conversation is ended. `id` is that of a request (`message.step_of`).
+    """
+
+    def __init__(self, steps: int, most: int, each: int, patience: float) -> None:
+        self._steps, self._most, self._each, self._patience = steps, most, each, patience
+        self._open: dict[bytes, _Talk] = {}
+
+    def refusal(self, id: bytes, owner: int) -> Decision | None:
+        """Return the decision by which a step is dropped that may not run now; None if it may.
+
+        owner: a digest of the request's client.
+        """
+        name, step = step_of(id)
+        talk = self._open.get(name)
+        if talk is not None and talk.owner != owner:
+            return Decision(id, Action.STRANGER)
+        if talk is None and step:
+            return Decision(id, Action.UNKNOWN)
+        if talk is not None and step not in (talk.next, END):
+            return Decision(id, Action.ORDER, talk.next)
+        own = sum(other.owner == owner for other in self._open.values())
+        if talk is None and (len(self._open) >= self._most or own >= self._each):
+            return Decision(id, Action.CROWDED, self._each)
+        return None
+
+    def needs(self, id: bytes) -> int:
+        """Return for how many conversations a step needs material: the first one for 1, the others for none."""
+        return int(step_of(id)[1] == 0)
+
+    def on(self, id: bytes, lane: int) -> bool:
+        """Return whether a step can run on a lane: the first one on any, the others where the first one has run."""
+        talk = self._open.get(step_of(id)[0])
+        return talk is None or talk.lane == lane
+
+    def run(self, id: bytes, owner: int, lane: int) -> Action:
+        """Note that a lane is to run a step, which `refusal` allows; return what the parties do with it."""
+        name, step = step_of(id)
+        if step == END:
+            del self._open[name]
+            return Action.END
+        talk = self._open.setdefault(name, _Talk(owner, lane))
+        talk.next, talk.used, talk.running = step + 1, time.monotonic(), True
+        if talk.next == self._steps:
+            del self._open[name]  # all parties forget it after its last step
+        return Action.RUN
+
+    def ready(self, lane: int, now: float) -> None:
+        """Note that a lane has computed its steps so far. now: monotonic time."""
+        for talk in self._open.values():
+            if talk.running and talk.lane == lane:
+                talk.used, talk.running = now, False
+
+    def idle(self, lane: int, now: float) -> list[Decision]:
+        """End the conversations of a lane that have been idle for too long; return the decisions that say so."""
+        late = [name for name, talk in self._open.items() if talk.lane == lane and now > talk.used + self._patience]
+        for name in late:
+            del self._open[name]
+        return [Decision(step_id(name, END), Action.END) for name in late]
+
+
+@dataclass(eq=False, repr=False)
 class _Held:
     images: int
     owner: int
@@ -87,8 +170,9 @@ class Scheduler:
     parties: their number. most: most images of a batch. wait: seconds for which a request waits for others to share its
     batch. alone: whether each batch is one request, for nets that compute images together. lanes: of each party.
     patience: seconds for which a request waits for material, where `deal --keep` fills the stores again. sending: for a
-    number of images, returns the seconds within which a client must have sent such a request to all parties. Every
-    method may be called from any thread, `next` by one thread for each lane.
+    number of images, returns the seconds within which a client must have sent such a request to all parties. talks: the
+    conversations of a service that generates text; None for a service of images. Every method may be called from any
+    thread, `next` by one thread for each lane.
     """
 
     def __init__(
@@ -100,9 +184,10 @@ class Scheduler:
         lanes: int = 1,
         patience: float = 0.0,
         sending: Callable[[int], float] = lambda images: math.inf,
+        talks: Conversations | None = None,
     ) -> None:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
-        self._patience, self._sending = patience, sending
+        self._patience, self._sending, self._talks = patience, sending, talks
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
@@ -162,9 +247,12 @@ class Scheduler:
         ends = time.monotonic() + idle
         with self._changed:
             self._rooms[lane], self._said[lane] = room, time.monotonic()
+            if self._talks is not None:
+                self._talks.ready(lane, self._said[lane])
             while True:
                 now = time.monotonic()
-                out, fitting = self._drops(now), self._fitting(room)
+                out, fitting = self._drops(now), self._fitting(lane)
+                out += [] if self._talks is None else self._talks.idle(lane, now)
                 if fitting and self._due(now, lane, fitting, idle > 0):
                     out += self._batch(lane, fitting)
                 if out or now >= ends or lane in self._awake or self._outdated(lane, now):
@@ -188,7 +276,7 @@ class Scheduler:
     def _lacking(self) -> list[_Held]:
         """Return what is known of the requests that all parties hold but no lane has enough material for, as a list."""
         largest = max(self._rooms.values())
-        return [held for id in self._ready if (held := self._held[id]).images > largest]
+        return [self._held[id] for id in self._ready if self._needs(id) > largest]
 
     @property
     def _next_look(self) -> float:
@@ -206,12 +294,19 @@ class Scheduler:
         held.turn = max(own, default=self._turn) + held.images
         self._ready.insert(sum(other.turn <= held.turn for other in waiting), id)
 
-    def _fitting(self, room: float) -> list[bytes]:
-        return [id for id in self._ready if self._held[id].images <= room]
+    def _needs(self, id: bytes) -> int:
+        """Return for how many images a request needs material: of a conversation, only the first step needs some."""
+        return self._held[id].images if self._talks is None else self._talks.needs(id)
+
+    def _fitting(self, lane: int) -> list[bytes]:
+        return [id for id in self._ready if self._fits(id, lane)]
+
+    def _fits(self, id: bytes, lane: int) -> bool:
+        return self._needs(id) <= self._rooms[lane] and (self._talks is None or self._talks.on(id, lane))
 
     def _due(self, now: float, lane: int, fitting: list[bytes], free: bool) -> bool:
         first = self._held[fitting[0]]
-        if not free and any(first.images <= self._rooms[other] for other in self._waiting):
+        if not free and any(self._fits(fitting[0], other) for other in self._waiting):
             return False  # an idle lane takes it, now or when it is due
         images = sum(self._held[id].images for id in fitting)
         return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
@@ -223,15 +318,16 @@ class Scheduler:
         order.
         """
         out: list[Decision] = []
-        images = 0
+        images, room = 0, self._rooms[lane]
         for id in fitting:
-            if out and (self._alone or images + self._held[id].images > min(self._most, self._rooms[lane])):
+            if out and (self._alone or images + self._held[id].images > min(self._most, room)):
                 break
+            self._rooms[lane] -= self._needs(id)
             self._ready.remove(id)
             held = self._held.pop(id)
             images, self._turn = images + held.images, held.turn
-            out.append(Decision(id, Action.RUN))
-        self._rooms[lane] -= images
+            action = Action.RUN if self._talks is None else self._talks.run(id, held.owner, lane)
+            out.append(Decision(id, action))
         self._idle.discard(lane)
         return out
 
@@ -248,7 +344,9 @@ class Scheduler:
             elif now >= held.until:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
-            elif held.complete and self._lacks_material(held, now):
+            elif held.complete and self._talks is not None and (refusal := self._talks.refusal(id, held.owner)):
+                out.append(refusal)
+            elif held.complete and self._lacks_material(id, held, now):
                 out.append(Decision(id, Action.LOW))
         for decision in out:
             held = self._held.pop(decision.id)
@@ -258,14 +356,14 @@ class Scheduler:
         self._forget(now)
         return out
 
-    def _lacks_material(self, held: _Held, now: float) -> bool:
+    def _lacks_material(self, id: bytes, held: _Held, now: float) -> bool:
         """Return whether a request must be dropped because no lane has enough material for it.
 
         This is so if every lane has reported its material after the request had waited `patience` seconds, and no
-        report has enough. held: what is known of the request. now: monotonic time.
+        report has enough. id: of the request. held: what is known of it. now: monotonic time.
         """
         told = held.complete + self._patience <= min(now, min(self._said.values()))
-        return told and held.images > max(self._rooms.values())
+        return told and self._needs(id) > max(self._rooms.values())
 
     def _forget(self, now: float) -> None:
         while self._dropped:
@@ -303,4 +401,17 @@ def error_of(action: Action, detail: int) -> HummingbirdError:
         hint = "the parties' operators deal another store"
         what = "too little material is left for this request"
         return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
+    if action == Action.UNKNOWN:
+        hint = "begin another one, with the text so far as its prompt"
+        what = "there is no such conversation: it has ended, or never begun"
+        return NotFoundError(what, where="conversation", hint=hint)
+    if action == Action.ORDER:
+        hint = "one step after the other; a step that has run answers only to the bytes that it has run with"
+        return PeerError(f"step {detail} of this conversation is the next", where="conversation", hint=hint)
+    if action == Action.STRANGER:
+        hint = "conversations have 96 random bits as their name: draw fresh ones for each"
+        return AccessError("this conversation belongs to another client", where="conversation", hint=hint)
+    if action == Action.CROWDED:
+        what = f"too many conversations are open, of which a client may have {detail}"
+        return OverloadError(what, where="conversation", hint="close those that are over")
     return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")

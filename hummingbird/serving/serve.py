@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
+from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.session import current, is_initialized
@@ -140,8 +141,8 @@ def _say(text: str) -> None:
 
 
 def serve(
-    private: PrivateNet,
-    shape: Sequence[int] | Sequence[Sequence[int]],
+    private: PrivateNet | PrivateDecoder,
+    shape: Sequence[int] | Sequence[Sequence[int]] | None,
     listen: str,
     *,
     table: Tensor | None = None,
@@ -156,8 +157,9 @@ def serve(
     of them gets the signal and the waiting requests are answered. The loss of a party or of the dealer ends it with an
     error; the command `python -m hummingbird serve` instead meets the others again, and has tokens, metrics and logs.
 
-    shape: shape of one image; for a net with several inputs, one for each. listen: the address for clients, HOST:PORT
-        or unix:PATH; clients on other hosts need `tls`.
+    private: of `convert_model`; or of `convert_decoder`, for clients that generate text (`Client.conversation`).
+    shape: shape of one image; for a net with several inputs, one for each; None for a decoder. listen: the address for
+        clients, HOST:PORT or unix:PATH; clients on other hosts need `tls`.
     table: rows (rows, dim) that clients look up privately, at two parties: `private` is then a net of rows and weights,
         and `shape` is `LookedUp.shapes` (hummingbird/lookup.py).
     max_batch: most images of a batch, and of a request if these fit into 32 MiB. max_wait: seconds for which a request

@@ -1,7 +1,8 @@
 """The worker of one lane of a service: it runs party 0's lists in its session with the same lane of all other parties.
 
 A batch is one run of the private net on the shares of all its requests (`Batches`). A fresh share of zero
-(`ZeroShares`) is added to each answer, and only the client can add up all parties' answers.
+(`ZeroShares`) is added to each answer, and only the client can add up all parties' answers. Where text is generated, a
+batch is one step of a conversation, whose rows of keys and values stay in this process (`Steps`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError
 from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.plan import microbatch
+from hummingbird.mpc.plan.decoder import DecoderConversation, PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet, Work
 from hummingbird.mpc.session.session import Session, Supply
 from hummingbird.mpc.session.sharing import Shared
@@ -27,7 +29,7 @@ from hummingbird.prg import SEED_BYTES, Stream, derive
 from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import Dispatcher
-from hummingbird.serving.message import Request, pack_answer
+from hummingbird.serving.message import Request, pack_answer, step_of
 from hummingbird.serving.plan import ServedTable
 from hummingbird.serving.scheduler import Action, Decision
 
@@ -154,6 +156,59 @@ class Batches:
         self._done(batch.ids, batch.counts, batch.padding, out.share.cpu())
 
 
+# Steps of conversations, one after the other --------------------------------------------------------------------------
+
+
+class Steps:
+    """Runs steps of clients' conversations with a private decoder, at one lane of a party, in the order of `add`.
+
+    Every party makes the same calls in the same order. done: called after each step as `Batches` calls it, with this
+    party's share of the logits, int64 (1, words). A conversation is kept until its last step, or until `end`.
+    """
+
+    def __init__(
+        self,
+        private: PrivateDecoder,
+        session: Session,
+        done: Callable[[Sequence[bytes], Sequence[int], int, Tensor], None],
+    ) -> None:
+        self._private, self._session, self._done = private, session, done
+        self._queue: deque[tuple[bytes, Tensor]] = deque()
+        self._talks: dict[bytes, DecoderConversation] = {}
+        private.requests(session.parties, session.rank)  # found now, so that the first client does not wait for it
+
+    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
+        """Add steps to the queue. ids: of their requests. shares: of each step's word vectors, int64 (words, width)."""
+        self._queue.extend(zip(ids, shares, strict=True))
+
+    def run(self) -> None:
+        """Run the queued steps. Raises errors of the run, and AgreementError for a step that is not the next one."""
+        while self._queue:
+            id, words = self._queue.popleft()
+            name, step = step_of(id)
+            talk, x, hidden = self._talks.get(name), Shared(words[None].to(self._session.device)), 0
+            taken = 0 if talk is None else talk.used - self._private.prompt + 1
+            if step != taken:  # what a mask has hidden is never opened again, whatever party 0 says
+                what = f"party 0 orders step {step} of a conversation whose next step is {taken}"
+                raise AgreementError(what, where="serve", hint="all parties must run the same release")
+            if talk is None:
+                talk = self._talks[name] = self._private.conversation(self._session)
+                x, hidden = self._private.padded(x)
+            logits = talk.read(x, hidden)
+            if not talk.left:
+                self.end(name)
+            self._done([id], [1], 0, logits.share[0].cpu())
+
+    def end(self, name: bytes) -> None:
+        """Forget a conversation, with its rows and the rest of its material; nothing happens if there is none."""
+        talk = self._talks.pop(name, None)
+        if talk is not None:
+            talk.close()
+
+    def provide(self) -> None:
+        """Do nothing: the material of a conversation's next step is made while a step runs."""
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 # Fresh shares of zero: N words, one at each party, whose sum is 0 and of which any N - 1 are uniform -----------------
@@ -209,7 +264,11 @@ class Worker:
     """
 
     def __init__(
-        self, private: PrivateNet, service: ServiceDescription, session: Session, rows: ServedTable | None
+        self,
+        private: PrivateNet | PrivateDecoder,
+        service: ServiceDescription,
+        session: Session,
+        rows: ServedTable | None,
     ) -> None:
         self._session, self._service, self._lane = session, service, session.lane
         self.beat = min(_BEAT, session.channel.timeout / 4)
@@ -221,13 +280,18 @@ class Worker:
         # A lane whose material is used up leaves the batches to the others.
         used_up = session.lanes > 1 and self.slots == 0
         session.dealer.admit(private.facts, [] if slot is None or used_up else [slot])
-        if slot is not None and slot[1:] != service.shape:
+        if slot is not None and slot[1:] != service.shape and not service.places:
             what = f"the store was dealt for images of shape {slot[1:]}, the service has {service.shape}"
             raise ConfigError(what, where="--store", hint="deal a store for this shape")
-        if service.rowwise:
-            private.images_per_slice = service.most
         self._zeros = ZeroShares(session.channel)
-        self._batches = Batches(private, session, self._list, self._answer)
+        self._batches: Batches | Steps
+        if isinstance(private, PrivateDecoder):
+            private.set_up(session)
+            self._batches = Steps(private, session, self._answer)
+        else:
+            if service.rowwise:
+                private.images_per_slice = service.most
+            self._batches = Batches(private, session, self._list, self._answer)
         self._dispatcher: Dispatcher
         self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
         self._last = False  # whether party 0's last list has come
@@ -271,7 +335,9 @@ class Worker:
             decisions, last = self._dispatcher.next(self._lane, idle, self._room)
             decisions = [self._dated(decision) for decision in decisions]
             requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
-            if self._store is not None:
+            if self._store is not None and self._service.places:
+                slots = sum(step_of(request.id)[1] == 0 for request in requests)
+            elif self._store is not None:
                 slots = -(-sum(request.images for request in requests) // self._store.slice_shape[0])
             self._promised += slots
             send_list(self._session.channel, decisions, last)  # meanwhile the other computation may make a list, too
@@ -279,6 +345,9 @@ class Worker:
             decisions, last = receive_list(self._session.channel)
             requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
         self._last = self._last or last
+        for id, action, _ in decisions:
+            if action == Action.END and isinstance(self._batches, Steps):
+                self._batches.end(step_of(id)[0])
         if requests:
             self._batches.add([request.id for request in requests], self._inputs(requests))
         self._promised -= slots
@@ -295,7 +364,7 @@ class Worker:
 
     @property
     def _room(self) -> float:
-        """How many images this lane has material for: those of its store's unused slots; infinity with a dealer.
+        """How many images, or conversations, this lane has material for; infinity with a dealer.
 
         Slots for decisions that are just being sent no longer count.
         """

@@ -298,7 +298,7 @@ def test_a_list_crosses_as_it_is_and_no_other_is_taken() -> None:
     for count, rows, what in (
         (-1, [], "party 0 names -1 requests"),
         ((1 << 20) + 1, [], "party 0 names 1048577 requests"),
-        (1, [[0, 0, 9, 0]], "a malformed list: 9 is not a valid Action"),
+        (1, [[0, 0, 11, 0]], "a malformed list: 11 is not a valid Action"),
     ):
         with meter.layer("order", "list", FREE):
             for words in ([count, 0], rows):

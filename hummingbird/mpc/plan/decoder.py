@@ -104,6 +104,14 @@ class PrivateDecoder(nn.Module):
         """Return the shape of the word vectors that step `number` of a conversation reads."""
         return 1, self.prompt if number == 0 else 1, self.width
 
+    def padded(self, x: Shared) -> tuple[Shared, int]:
+        """Return a prompt's word vectors, (1, 1 to C, width), padded in front to C places, and how many are padding.
+
+        The padding repeats the first word, within the net's range; it is hidden.
+        """
+        hidden = self.prompt - x.shape[1]
+        return Shared(torch.cat([x.share[:, :1].expand(-1, hidden, -1), x.share], 1), x.scale), hidden
+
     def costs(self, number: int, parties: int) -> list[PlannedCost]:
         """Return rounds and bits of every layer in a conversation's step `number`: 0 is the prompt, 1 the next word."""
         net: PrivateNet = self.nets[self.plan_of(number)]  # type: ignore[assignment]
