@@ -19,6 +19,7 @@ import yaml
 import scripts.bench.bert
 import scripts.bench.crypten_baseline
 import scripts.bench.garble
+import scripts.bench.gpt2
 import scripts.bench.he
 import scripts.bench.hybrid
 import scripts.bench.kernels
@@ -106,6 +107,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
     "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),
+    "scripts.bench.gpt2": lambda: scripts.bench.gpt2.parser().format_help(),
     "scripts.bench.voice": lambda: scripts.bench.voice.parser().format_help(),
     "scripts.bench.relu": lambda: help_of(scripts.bench.relu.main),
     "scripts.bench.resnet": lambda: help_of(scripts.bench.resnet.main),

@@ -21,6 +21,7 @@ requests share a random bit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -259,6 +260,23 @@ class Request(ABC, Generic[Shares]):
         A tuple and a list of JSON with the same entries count as equal.
         """
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
+
+
+Made = TypeVar("Made", bound=Request[Any])
+
+
+def made(kind: type[Made], *params: Any) -> Made:
+    """Return the request `kind(*params)`: the same object for the same parameters, whose limits are checked once.
+
+    Protocols call it for requests that a net makes again and again. params: by position, integers, texts and tuples.
+    """
+    found: Made = _made(kind, *params)
+    return found
+
+
+@functools.lru_cache(1 << 12, typed=True)
+def _made(kind: type[Any], *params: Any) -> Any:
+    return kind(*params)
 
 
 REGISTERED: dict[str, type[Request[Any]]] = {}  # every class with a kind, in the order of definition

@@ -109,8 +109,8 @@ class Supplies:
         request: must be the one that was reserved at this place, else DealerError. Also raises the thread's error, and
             DealerError if the material does not come in time.
         """
-        expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
-        if str(request) != expected:
+        expected = work.requests[work.taken] if work.taken < len(work.requests) else "nothing more"
+        if request != expected and str(request) != str(expected):  # texts take time, and are equal for tuples and lists
             raise DealerError(
                 f"a request for {request}, but {expected} was reserved at this place",
                 where=self._where,

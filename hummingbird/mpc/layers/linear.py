@@ -205,12 +205,14 @@ class Linear(Layer):
     def _behind(self, error: float) -> int:
         """Return how many bits of fraction the weights need if each of their n inputs may err by `error`.
 
-        A result then errs by error |W|, for the Euclidean norm |W| of its weights. Weights that are rounded by
-        2^-(w + 1) add 2^-(w + 1) sqrt(n) for inputs with a mean square of 1. This is less than half as much for
-        2^-w <= 2^(e - 1) |W| / sqrt(n), where 2^e is the least power of two that is `error` or more.
+        For errors of random signs, a result then errs by error |W|, for the Euclidean norm |W| of its weights. Weights
+        that are rounded by 2^-(w + 1) at most add less than 2^-(w + 1) sqrt(n) for inputs with a mean square of 1. That
+        is less than error |W| for 2^-w = 2^(e - 1) 2^s / sqrt(n), where 2^e and 2^s are the least powers of two that
+        are `error` and |W| or more.
         """
         assert self.steepness is not None
-        return 1 - ring.exponent_of(error) - self.steepness + ((self.weight.shape[0] - 1).bit_length() + 1) // 2
+        root = ((self.weight.shape[0] - 1).bit_length() + 1) // 2
+        return max(_LEAST, 1 - ring.exponent_of(error) - self.steepness + root)
 
     def again(self) -> Linear:
         """Return a copy of this layer for another call of the same weights, which both layers share."""
@@ -266,6 +268,7 @@ class Linear(Layer):
 
 
 _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
+_LEAST = 8  # bits of fraction of weights behind values with a told error
 
 
 def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:

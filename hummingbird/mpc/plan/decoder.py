@@ -213,6 +213,7 @@ class DecoderConversation:
         """Read the prompt, or the next word; return the logits of the place behind it, (1, 1, words).
 
         x: word vectors, scale 2^16: first (1, C, width), with the prompt's words at the end, then (1, 1, width).
+        The logits are for opening: they have all bits of fraction with which they are computed, up to 48.
         first: how many of the prompt's places are padding, the same at all parties.
         Raises InputError, before anything is sent, for another shape, and if no place is left. Cost: `costs`.
         """

@@ -37,7 +37,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost, packed
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, shape
+from hummingbird.mpc.correlations.request import Request, made, number, shape
 from hummingbird.mpc.protocols.lifted_matmul import terms
 from hummingbird.mpc.protocols.lifted_product import Operand, masked, read, remaining, seen
 from hummingbird.mpc.protocols.poly import LookUp, LookUpPrice
@@ -186,7 +186,7 @@ class CachedRows:
         size, value: shape of the other operand, and in how many bits it is opened. bits: the product is mod 2^bits.
         """
         rows = (places, *self.opened.shape[1:])
-        return CachedMatMul(tuple(size), rows, int(turned), self.key, value, self.bits, bits)
+        return made(CachedMatMul, tuple(size), rows, int(turned), self.key, value, self.bits, bits)
 
     def cover(self, session: Session, new: Operand) -> Tensor:
         """Return this party's message that opens new rows behind the next rows of the mask, in packed bits.

@@ -49,7 +49,7 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost, packed
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, shape
+from hummingbird.mpc.correlations.request import Request, made, number, shape
 from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.session.session import Session
 
@@ -264,7 +264,8 @@ def product(session: Session, x: Operand, y: Operand, bits: int, cut: int = 0) -
         above `bits` are arbitrary.
     Cost: `price`.
     """
-    shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut))
+    request = made(LiftedProduct, tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits, cut)
+    shares = session.correlation(request)
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
     mask = remaining(shares.mask, shares.carry, shares.wrapped, left.wraps, x.k)
     return multiplied(shares, left, mask, right, y.k, session.rank == 0, cut)

@@ -35,7 +35,7 @@ from hummingbird.cost import Cost, packed
 from hummingbird.kernels.shares.packing import Words, plain
 from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Draw, Request, layout, number, text
+from hummingbird.mpc.correlations.request import Draw, Request, layout, made, number, text
 from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST_OF_ROWS, PolynomialTable, is_function, pieces
 from hummingbird.mpc.session.session import Session
 
@@ -152,7 +152,8 @@ class LookUp:
         sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
         parts = share.reshape(-1).split(AT_ONCE >> table.w)
         self._counts = [part.numel() for part in parts]
-        self._dealt = [session.correlation(Polynomial(count, table.name, *sizes, bits)) for count in self._counts]
+        requests = (made(Polynomial, count, table.name, *sizes, bits) for count in self._counts)
+        self._dealt = [session.correlation(request) for request in requests]
         pairs, shift = zip(parts, self._dealt, strict=True), scale - table.fraction
         self.words = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in pairs]
 

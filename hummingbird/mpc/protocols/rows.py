@@ -30,7 +30,7 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.cost import Cost, packed
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.request import Request, number, shape
+from hummingbird.mpc.correlations.request import Request, made, number, shape
 from hummingbird.mpc.protocols.interfaces import Operation
 from hummingbird.mpc.protocols.lifted_product import (
     LARGEST_CUT,
@@ -213,7 +213,7 @@ class RowOpening:
 
     def __init__(self, session: Session, x: Tensor, shift: int, widths: RowWidths) -> None:
         self._session, self._widths = session, widths
-        self._shares = shares = session.correlation(LiftedRows(tuple(x.shape), *widths))
+        self._shares = shares = session.correlation(made(LiftedRows, tuple(x.shape), *widths))
         (self._opened,) = opened(session, (Operand(x, shift, widths.value), shares.mask))
         self._mask = remaining(shares.mask, shares.carry, shares.wrapped, self._opened.wraps, widths.value)
 

@@ -89,3 +89,18 @@ def test_a_coarser_matrix_of_32_bits_is_rounded_without_overflow() -> None:
     other = layer.coarser(16)
     assert isinstance(other.weight, PublicWeight) and layer.fraction > other.fraction
     assert torch.equal(other.weight.code, torch.full((6, 5), 2 ** (31 - layer.fraction + other.fraction)))
+
+
+def test_behind_values_with_a_told_error_weights_are_rounded_by_less_than_half_of_what_it_adds() -> None:
+    """Root mean squares over random inputs, of a mean square of 1, and over errors of random signs (`_behind`)."""
+    error, inputs = 0.006, 300
+    weight = torch.randn(inputs, 7, dtype=torch.float64) / 50
+    layer = Linear("matmul", weight, None, {}, None)
+    other = layer.coarser(16, error)
+    assert isinstance(other.weight, PublicWeight) and other.fraction < layer.coarser(16).fraction
+    rounding = other.weight.code.double() * 2.0**-other.fraction - weight
+    x = torch.randn(1000, inputs, dtype=torch.float64)
+    noise = error * (2 * torch.rand(1000, inputs, dtype=torch.float64) - 1).sign()
+    added, before = ((each @ w).square().mean(0).max().sqrt() for each, w in ((x, rounding), (noise, weight)))
+    assert 0 < added < before / 2
+    assert Linear("matmul", 1000 * weight, None, {}, None).coarser(16, 0.5).fraction == 8  # never fewer
