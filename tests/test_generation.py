@@ -119,6 +119,10 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
             with hummingbird.meter() as report, pytest.raises(InputError, match=message):
                 hummingbird.generate(**(right | change))
             assert report.total.rounds == 0
+        private.input_range = 0.5
+        with pytest.raises(InputError, match="within \\+-0.5, got a larger one \\(at table\\)"):
+            hummingbird.generate(**right)
+        private.input_range = None
         found = hummingbird.generate(**right)
         assert found is not None and found.tolist() == plain(net, [1, 2], most)[0]
     finally:

@@ -308,6 +308,11 @@ class ClientConversation:
         return self.service.results
 
     @property
+    def input_range(self) -> float | None:
+        """The largest |x| of word vectors that the net takes; None: the limit that holds in any net, 2^20."""
+        return self.service.limit
+
+    @property
     def used(self) -> int:
         """How many places are used, padding of the prompt included."""
         return self.prompt + self._step - 1 if self._step else 0
