@@ -336,9 +336,8 @@ def convert_decoder(
     causal.check(prompt)
     facts = _facts(steps, config, owner, chosen, protocol, "")
     settings = f"protocol {protocol}, weights {facts['weights']}"
-    private = PrivateDecoder(
-        causal, prompt, builder(protocol, order.windows(config), owner, chosen), protocol, facts, settings
-    )
+    layers = builder(protocol, order.windows(config), owner, chosen)
+    private = PrivateDecoder(causal, prompt, layers, protocol, facts, settings, config.input_range)
     if session is not None:
         private.set_up(session)
     return private

@@ -209,7 +209,7 @@ def _checked_table(private: PrivateDecoder | ClientConversation, table: Any) -> 
         hint = "the party that src names gives the net's table, such as net.words.weight"
         raise InputError(f"expected word vectors {expected}, got {got}", where="table", hint=hint)
     table = table.detach().cpu()
-    inputs.encoded(torch.stack(table.aminmax()), "table")
+    inputs.encoded(torch.stack(table.aminmax()), "table", private.input_range)
     return table
 
 

@@ -51,8 +51,19 @@ def texts(session: Any, net: Any, prompts: list[list[int]], new: int) -> dict[st
     drawn = hummingbird.generate(private, *given, 2, src=SRC, temperature=0.8, top_k=1)
     with pytest.raises(AgreementError, match="new"):
         hummingbird.generate(private, *given, 2 + session.rank, src=SRC)
+    with pytest.raises(AgreementError, match="stop"):
+        hummingbird.generate(private, *given, 2, src=SRC, stop=[None, 3][session.rank])
+    numbers = None if found[-1] is None else found[-1].tolist()
+    last = 0 if numbers is None else numbers[2]  # the owner alone knows the word
+    with hummingbird.meter() as stopped:
+        ended = hummingbird.generate(private, *given, new, src=SRC, stop=last)
+    tell = stopped.rows["stop"]
+    assert tell.bits_sent == tell.bits_predicted == (0 if numbers is None else tell.rounds * 8 * 28)
     off = {row.layer: row.bits_sent - row.bits_predicted for row in report.rows.values() if row.kind}
-    return {"found": found, "drawn": drawn, "rounds": report.total.rounds, "planned": planned, "off": off}
+    return {"found": found, "drawn": drawn, "rounds": report.total.rounds, "planned": planned, "off": off} | {
+        "ended": ended,
+        "told": tell.rounds,
+    }
 
 
 @pytest.mark.usefixtures("forked")
@@ -65,6 +76,9 @@ def test_one_party_gets_the_words_of_plain_torch() -> None:
         expected, gap = plain(net, numbers, new)
         assert gap > 2.0**-6  # otherwise equal words would depend on roundings
         assert got.tolist() == expected
+    count = expected.index(expected[2]) + 1  # up to the first word like the third
+    assert other["ended"] is None and owner["ended"].tolist() == expected[:count]
+    assert other["told"] == owner["told"] == count  # after each word, and no word follows the last one
     assert owner["drawn"].tolist() == expected[:2]  # from one word, the most likely
     for party in (other, owner):
         assert party["rounds"] == 2 + party["planned"] + new and not any(party["off"].values()) and party["off"]
@@ -94,6 +108,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
         ("temperature=nan", {"temperature": float("nan")}),
         ("top_k=51", {"top_k": WORDS + 1}),
         ("torch.Generator", {"generator": 3}),
+        ("stop=50", {"stop": WORDS}),
+        ("stop=\\[\\]", {"stop": []}),
+        ("stop=\\[1, 'a'\\]", {"stop": [1, "a"]}),
     ]
     init_alone()
     try:
@@ -102,6 +119,10 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
             with hummingbird.meter() as report, pytest.raises(InputError, match=message):
                 hummingbird.generate(**(right | change))
             assert report.total.rounds == 0
+        private.input_range = 0.5
+        with pytest.raises(InputError, match="within \\+-0.5, got a larger one \\(at table\\)"):
+            hummingbird.generate(**right)
+        private.input_range = None
         found = hummingbird.generate(**right)
         assert found is not None and found.tolist() == plain(net, [1, 2], most)[0]
     finally:

@@ -4,7 +4,8 @@ A client sends shares of its images to N parties, and adds the shares of the res
 requests, runs those that party 0 chooses as batches of its private net, and answers with shares that reveal nothing but
 their sum.
 
-    client, message, description    a client; it imports neither CrypTen nor a party's modules
+    client, party_group, message, description
+                                    a client; it imports neither CrypTen nor a party's modules
     serve, party                    a party, in one session or in one after another; the methods that clients call
     dispatcher, request_queue       the requests at a party
     scheduler, control              party 0's choice of batches, and the parties' messages about it

@@ -156,20 +156,7 @@ class Client(Generic[Result]):
     def conversation(self) -> ClientConversation:
         """Return a conversation with a service that generates text (`serve --prompt`); it begins with its prompt.
 
-        Use it as a context manager, or `close` it, so that the parties forget it at once.
-
-        >>> import subprocess, sys
-        >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:Gpt 100 16 32 4 1"
-        >>> run += " --input 16x32 --prompt 4 --listen unix:{rank}.talk"
-        >>> parties = subprocess.Popen([sys.executable, *run.split()])
-        >>> with hummingbird.Client(["unix:0.talk", "unix:1.talk"], timeout=120) as client:
-        ...     with client.conversation() as talk:
-        ...         print(talk(torch.rand(3, 32)).shape, talk.used)  # a prompt of three words
-        ...         print(talk(torch.rand(1, 32)).shape, talk.left)
-        torch.Size([100]) 4
-        torch.Size([100]) 11
-        >>> parties.terminate(), parties.wait()
-        (None, 0)
+        Use it as a context manager, or `close` it, so that the parties forget it at once (`ClientConversation`).
         """
         return ClientConversation(self)
 
@@ -265,6 +252,19 @@ class ClientConversation:
     as long as the conversation is not idle for too long. Each step takes one round trip. A step is repeated with the
     same bytes while connections are lost, so that it runs once, and its answer is that of the one run; it is tried anew
     while the service is full. After any other failure, and when the parties have met again, the conversation is over.
+
+    >>> import subprocess, sys
+    >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:Gpt 100 16 32 4 1"
+    >>> run += " --input 16x32 --prompt 4 --listen unix:{rank}.talk"
+    >>> parties = subprocess.Popen([sys.executable, *run.split()])
+    >>> with hummingbird.Client(["unix:0.talk", "unix:1.talk"], timeout=120) as client:
+    ...     with client.conversation() as talk:
+    ...         print(talk(torch.rand(3, 32)).shape, talk.used)  # a prompt of three words
+    ...         print(talk(torch.rand(1, 32)).shape, talk.left)
+    torch.Size([100]) 4
+    torch.Size([100]) 11
+    >>> parties.terminate(), parties.wait()
+    (None, 0)
     """
 
     def __init__(self, client: Client[Any]) -> None:
@@ -306,6 +306,11 @@ class ClientConversation:
     def words(self) -> int:
         """How many words there are: the number of logits."""
         return self.service.results
+
+    @property
+    def input_range(self) -> float | None:
+        """The largest |x| of word vectors that the net takes; None: the limit that holds in any net, 2^20."""
+        return self.service.limit
 
     @property
     def used(self) -> int:

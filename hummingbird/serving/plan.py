@@ -200,7 +200,7 @@ def _of_decoder(
         inputs=(TensorSpec("words", (private.width,)),),
         outputs=(TensorSpec("logits", (private.words,)),),
         form=TENSOR,
-        limit=None,
+        limit=private.input_range,
         scale=SCALE,
         bits=max(map(input_bits, plans)),
         result_scale=scales.pop(),

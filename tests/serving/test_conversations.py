@@ -370,6 +370,8 @@ def test_what_cannot_be_served_is_refused() -> None:
         describe(made, (PLACES, WIDTH), 1, session, "ab" * 16)
     with pytest.raises(InputError, match="the shape of one image is needed"):
         describe(convert.build(torch.nn.Sequential(torch.nn.Linear(4, 2))), None, 1, session, "ab" * 16)
+    made.input_range = 0.5
+    assert describe(made, None, 1, session, "ab" * 16).limit == 0.5  # a client refuses larger values
     made.places = 1 << 16
     with pytest.raises(ConfigError, match="conversations of 65536 places"):
         describe(made, None, 1, session, "ab" * 16)

@@ -43,6 +43,7 @@ class PrivateDecoder(nn.Module):
 
     causal: the net's steps. prompt: C, the places of the first step. build: makes a step's layer (`builders.builder`).
     facts: what all parties must agree on; the plans' digest and the lengths are added.
+    input_range: the largest |x| of word vectors for which the windows were found; None: not known.
     `places` is N, `width` that of a word vector, `words` the number of logits of a place.
 
     >>> class Gpt(torch.nn.Module):
@@ -70,8 +71,10 @@ class PrivateDecoder(nn.Module):
         protocol: str,
         facts: dict[str, str],
         settings: str,
+        input_range: float | None = None,
     ) -> None:
         super().__init__()
+        self.input_range = input_range
         self.places, self.width, self.prompt, self._settings = causal.places, causal.width, prompt, settings
         self.words = causal.words
         lengths = buckets(prompt, causal.places) if prompt < causal.places else []
