@@ -5,7 +5,7 @@
     python -m tests.fuzz.nets --two-party --nets 3000                # other nets, without a dealer
     python -m tests.fuzz.nets --encrypted --nets 1000                # others, on encrypted images in polynomial mode
 
-Net n is the same whenever it is made. Numbers below 3,600 hold one ordered pair of operations each, in chains of 2 to 8
+Net n is the same whenever it is made. Numbers below 4,225 hold one ordered pair of operations each, in chains of 2 to 8
 (tests/fuzz/make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of tests/fuzz/run.py, the bounds those of tests/fuzz/bounds.py. With --two-party the nets are
 those of tests/fuzz/hybrid.py, for two parties without a dealer, with --encrypted those of tests/fuzz/he.py, with
