@@ -190,6 +190,20 @@ def in_range(d: Draw) -> str:
     )
 
 
+def wide(d: Draw) -> str:
+    """A power or a logarithm of positive values in a wide range, which octaves may serve."""
+    d.compares(80)
+    d.need(d.size <= 6)
+    a, c = d.rng.choice((1.0, 2.0, 3.0)), d.rng.choice((1.0, 2.0))  # steeper ones do not keep an error of 2^-12
+    return d.pick(
+        f"torch.log({a} * F.relu({{x}}) + {c})",
+        f"{c} / ({a} * {{x}}.abs() + {c})",
+        f"torch.rsqrt({a} * F.relu({{x}}) + {c})",
+        f"torch.sqrt({a} * {{x}}.abs() + {c})",
+        f"torch.log1p({a} * {{x}}.abs())",
+    )
+
+
 def softmax(d: Draw) -> str:
     d.compares(40)
     dim = d.dim()
@@ -299,6 +313,7 @@ LAYERS: dict[str, Callable[[Draw], str]] = {
     "hardswish": _smooth("Hardswish()", 2, "F.hardswish({x})"),
     "function": function,
     "in_range": in_range,
+    "wide": wide,
     "softmax": softmax,
     "log_softmax": log_softmax,
     "argmax": argmax,

@@ -223,7 +223,8 @@ def recipe(number: int) -> Recipe:
     made.protocol = rng.choice(("masked", "masked", "gmw"))
     if made.protocol == "masked":
         place = random.Random(f"aim {number}").random()
-        made.aim = "throughput" if place < 0.4 else "rounds" if place > 0.8 else "latency"
+        others = "rounds" if place > 0.8 else "link:0.001:1e9" if place > 0.7 else "latency"
+        made.aim = "throughput" if place < 0.4 else others
     made.parties = rng.choice((2, 2, 2, 3))
     made.weights = rng.randrange(made.parties) if rng.random() < 0.35 else "public"
     made.headroom = rng.choice((1, 2, 4)) if rng.random() < 0.1 else None

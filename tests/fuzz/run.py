@@ -184,7 +184,8 @@ def _windows(made: Recipe, known: Truth) -> BitConfig:
             (source,) = (ref.index for ref in step.inputs)
             value, error = known.values[source], float(known.errors[source].max()) + 2.0**-12
             least, most = float(value.min()) - error, float(value.max()) + error
-            rows[step.name] = Rows(least - (most - least) / 16, most + (most - least) / 16)
+            below = (most - least) / 16 if float(value.min()) < 0 else 0.0  # a range that begins at 0 stays there
+            rows[step.name] = Rows(least - below, most + (most - least) / 16)
     if made.headroom is None:
         return BitConfig(rows=rows)
     bits = (int(2 * known.largest_inside) + 16).bit_length()  # 2 largest + 16 < 2^bits

@@ -17,7 +17,7 @@ from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.sharing import Shared
-from tests.fuzz import nets, recurrent, run
+from tests.fuzz import decoders, nets, recurrent, run
 from tests.fuzz.bounds import BOUNDS, MOVES, UNIT, walk
 from tests.fuzz.grammar import KINDS
 from tests.fuzz.make import PAIRS, SPREAD, recipe
@@ -237,3 +237,13 @@ def test_random_recurrent_nets_are_right(numbers: range) -> None:
     found = [recurrent.judge(number) for number in numbers]
     assert {result.verdict for result in found} <= {"right", "out of range"}, found
     assert len(numbers) < 8 or {kind for result in found for kind in result.kinds} == recurrent.KINDS.keys()
+
+
+# Decoders -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [range(1, 2), pytest.param(range(2, 40), marks=pytest.mark.slow)])
+def test_random_decoders_are_right_in_conversation(numbers: range) -> None:
+    found = [decoders.judge(number) for number in numbers]
+    assert {result.verdict for result in found} == {"right"}, found
+    assert len(numbers) < 8 or {kind for result in found for kind in result.kinds} == {*decoders.KINDS}

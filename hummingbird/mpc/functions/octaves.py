@@ -5,6 +5,8 @@ the ratio most / least. 1/x, 1/sqrt(x), sqrt(x), other powers and logarithms nee
 
     f(2^S y) = c^S f(y),   c = f(2) / f(1)         or        f(2^S y) = f(y) + c S,   c = f(2) - f(1)
 
+So do they behind a sum, as in log(x + 1): below, x stands for that sum, and public numbers are compared less the 1.
+
 *Octave.* Let t_j = base 2^j for j = 1 .. J, with base <= least and most <= base 2^(J + 1). One masked opening compares
 x with all of them (thresholds.py). It gives shares of the bits b_j = [x >= t_j], of b_j (x - t_j) and of x, so
 
@@ -34,6 +36,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -61,12 +64,17 @@ _ROUNDED = 16  # units of x by which parties' rounding may move it, beside what 
 class Octaves(NamedTuple):
     """How a layer finds the octave of x, and what it does with f(y).
 
+    text, shift: f as a function of x + `shift` (log(x) for log1p(x) and 1), by which octaves are counted. off: by how
+        much the shift errs, as it is rounded to the unit of x.
     base: the least y, a multiple of the unit of x. last: J, the number of thresholds base 2^j, and of the last octave.
     window: of the comparison with them. sizes: of the table of f(y).
     factor: c by which f grows with an octave; None for a logarithm, which adds `added` instead.
     fraction: Q, bits of fraction of the powers of `factor`.
     """
 
+    text: str
+    shift: float
+    off: float
     base: float
     last: int
     window: BitWindow
@@ -97,15 +105,19 @@ class Octaves(NamedTuple):
         assert self.factor is not None
         return self.fraction + exponent_of(max(1.0, self.factor**self.last)) + 1 + MARGIN
 
-    def error(self, text: str, table: LayerTable, parties: int) -> float:
+    def table(self, integers: int) -> LayerTable | None:
+        """Return the table of f(y), of whose results `integers` integer bits are read; None if there is none."""
+        return table_of(self.text, self.sizes, integers)
+
+    def error(self, table: LayerTable, parties: int) -> float:
         """Return a bound of the error of results for x in the range; see above."""
         far = self.base * (2 + 2.0 ** (self.window.low - SCALE) / self.base)
-        slope = steepest(functions.of(text, functions.spelled("add", "x", table.middle)), far - table.middle)
-        moved = slope * parties / 2 * 2.0 ** (self.window.q - SCALE)
+        slope = steepest(functions.of(self.text, functions.spelled("add", "x", table.middle)), far - table.middle)
+        moved = slope * (parties / 2 * 2.0 ** (self.window.q - SCALE) + self.off)
         if self.factor is None:
             return table.error(parties) + moved + 2.0 ** -(SCALE + 1)
         error = max(self.factor**j * (table.error(parties) + moved * 2.0**-j) for j in (0, self.last))
-        largest = extent(text, self.base, far)[1]
+        largest = extent(self.text, self.base, far)[1]
         return error + largest * 2.0 ** -(self.fraction + 1) + (parties + 1) * 2.0 ** -(SCALE + 1)
 
 
@@ -127,29 +139,43 @@ def _law(text: str, least: float, most: float) -> tuple[float | None, float] | N
 @functools.lru_cache(1024)
 def _found(text: str, least: float, most: float, error: float) -> tuple[Octaves, ...]:
     """List the forms that keep an error for two parties, for windows that leave more or less undecided."""
-    if least <= 0 or not 4 <= most / least <= 2.0**_MOST or (law := _law(text, least, most)) is None:
-        return ()
-    factor, added = law
-    return tuple(
-        form
-        for form in _forms(text, least, most, error, factor, added)
-        if (table := table_of(text, form.sizes, TYPICAL)) is not None
-        and form.error(text, table, _PARTIES) <= error * (1 + 2.0**-6)
-    )
+    for shift in _shifts(text):
+        moved = functions.of(text, functions.spelled("sub", "x", shift)) if shift else text
+        low, high = least + shift, most + shift
+        if low > 0 and 4 <= high / low <= 2.0**_MOST and (law := _law(moved, low, high)) is not None:
+            return tuple(
+                form
+                for form in _forms(moved, shift, low, high, error, *law)
+                if (table := form.table(TYPICAL)) is not None and form.error(table, _PARTIES) <= error * (1 + 2.0**-6)
+            )
+    return ()
 
 
-def _forms(text: str, least: float, most: float, error: float, factor: float | None, added: float) -> Iterator[Octaves]:
+def _shifts(text: str) -> list[float]:
+    """List numbers c for which f may follow its law as a function of x + c: 0, those in f, and b / a for a x + b."""
+    numbers = [float(word) for word in re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", re.sub(r"[a-z]\w*", "", text))]
+    numbers = list(dict.fromkeys(abs(number) for number in numbers if number))[:4]
+    found = [*numbers, *(b / a for a in numbers for b in numbers)]
+    return list(dict.fromkeys([0.0, 1.0, *found, *(-number for number in found)]))
+
+
+def _forms(
+    text: str, shift: float, least: float, most: float, error: float, factor: float | None, added: float
+) -> Iterator[Octaves]:
+    """List forms for x + `shift` in [least, most], most of which keep the error."""
     slope, largest = extent(text, least, min(most, 3 * least))
     grown = 1.0 if factor is None else max(1.0, factor ** math.log2(most / least))
     for finer in (2, 3):
         x_fraction = min(SCALE, max(1, math.ceil(math.log2(max(1.0, grown * slope / error))) + finer))
         q = SCALE - x_fraction
-        base = math.floor(least * 2.0**x_fraction) * 2.0**-x_fraction
-        if not base:
+        near_shift = round(shift * 2.0**x_fraction) * 2.0**-x_fraction
+        off = abs(near_shift - shift)
+        base = math.floor((least - off) * 2.0**x_fraction) * 2.0**-x_fraction
+        if base <= 0:
             continue
         count = math.ceil(math.log2(most / base)) - 1
         fraction = min(SCALE, max(1, math.ceil(math.log2(max(1.0, largest / error))) + 2))
-        left = error - grown * slope * 2.0**-x_fraction - 2.0 ** -(SCALE + 1)
+        left = error - grown * slope * (2.0**-x_fraction + off) - 2.0 ** -(SCALE + 1)
         if factor is not None:
             left -= largest * 2.0 ** -(fraction + 1) + 2.0**-SCALE
         if left < error / 8:
@@ -165,7 +191,7 @@ def _forms(text: str, least: float, most: float, error: float, factor: float | N
                 sizes = of_error(text, near, far, left / grown)
             except ConfigError:
                 continue
-            yield Octaves(base, count, BitWindow(k, m, q), sizes, factor, added, fraction)
+            yield Octaves(text, near_shift, off, base, count, BitWindow(k, m, q), sizes, factor, added, fraction)
 
 
 class FunctionByOctaves(FunctionInRange):
@@ -177,11 +203,8 @@ class FunctionByOctaves(FunctionInRange):
     """
 
     def __init__(self, text: str, exact: Comparison, rows: Rows, form: Octaves) -> None:
-        self._octaves = form
-        super().__init__(text, exact, rows)
-
-    def _choose(self, rows: Rows) -> Sizes:
-        return self._octaves.sizes
+        super(FunctionInRange, self).__init__()  # which has no table of the whole range
+        self.text, self.exact, self.rows, self._octaves = text, exact, rows, form
 
     @property
     def _multiplies(self) -> bool:
@@ -190,7 +213,7 @@ class FunctionByOctaves(FunctionInRange):
     @property
     def _table(self) -> LayerTable:
         integers = self._octaves.sizes.integers if self._multiplies else self.read - SCALE
-        found = table_of(self.text, self._octaves.sizes, integers)
+        found = self._octaves.table(integers)
         assert found is not None, "see `_found`"
         return found
 
@@ -206,7 +229,9 @@ class FunctionByOctaves(FunctionInRange):
         assert self.rows is not None
         expect(n, x, self.text, self.rows)
         count, knots = form.last, form.knots
-        bits, above, z = n.with_comparison(self._comparison(), n.scale).steps(n.precise(x, 2 * SCALE), knots)
+        bits, above, z = n.with_comparison(self._comparison(), n.scale).steps(
+            n.precise(x, 2 * SCALE), [knot - form.shift for knot in knots]
+        )
         down = [-(1 << count - j) for j in range(1, count + 1)]
         y = n.times(z, 1 << count, count) + n.constant(knots[0], count)
         y = n.weighted(above, down, count, y)
@@ -241,11 +266,11 @@ class FunctionByOctaves(FunctionInRange):
         form = self._octaves
         steps = [round(knot * 2.0**SCALE) for knot in form.knots]
         window = form.window.k, form.window.m, form.window.q
-        return (*super().constants(), *steps, *form.rises, *window, form.fraction)
+        return (*super().constants(), round(form.shift * 2.0**SCALE), *steps, *form.rises, *window, form.fraction)
 
     def error(self, parties: int) -> float:
         """Return a bound of the error of results for values in the range."""
-        return self._octaves.error(self.text, self._table, parties)
+        return self._octaves.error(self._table, parties)
 
     def label(self) -> str:
         table = self._table.table.shown

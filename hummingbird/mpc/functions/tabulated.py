@@ -413,7 +413,7 @@ class FunctionInRange(Layer):
         super().__init__()
         self.text, self.exact, self.rows = text, exact, rows
         if rows is not None:
-            self._sizes = self._choose(rows)
+            self._sizes = of_error(text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
             found = table_of(text, self._sizes, 1)
             if found is None:
                 hint = "a smaller range, or a larger error: Rows(least, most, error=2**-8)"
@@ -421,9 +421,6 @@ class FunctionInRange(Layer):
                 span = f"on [{rows.least:g}, {rows.most:g}] with an error of {rows.error or SMALLEST_ERROR:g}"
                 raise ConfigError(f"{what} {span}", hint=hint)
             check_error(text, rows, found)
-
-    def _choose(self, rows: Rows) -> Sizes:
-        return of_error(self.text, rows.least, rows.most, rows.error or SMALLEST_ERROR)
 
     @property
     def _table(self) -> LayerTable:
