@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
     from hummingbird.serving.serve import serve
+    from hummingbird.simulation.errors import find_errors
     from hummingbird.simulation.observe import find_rows
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
@@ -48,6 +49,7 @@ _HOMES = {
     "convert_model": "convert",
     "cryptensor": "crypten.tensors",
     "estimate": "report",
+    "find_errors": "simulation.errors",
     "find_rows": "simulation.observe",
     "generate": "generation",
     "init": "mpc.session.launch",
@@ -76,6 +78,7 @@ __all__ = [
     "convert_model",
     "cryptensor",
     "estimate",
+    "find_errors",
     "find_rows",
     "generate",
     "init",

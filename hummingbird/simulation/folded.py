@@ -147,13 +147,15 @@ class FoldedNet:
         """All steps of the net, by their names."""
         return {step.name: step for step in self._steps}
 
-    def start(self, x: Tensor, *public: Tensor) -> FoldedState:
+    def start(self, x: Tensor, *public: Tensor, rounds: bool = True) -> FoldedState:
         """Return the state of a run before its first step.
 
-        x: a batch of inputs, which is rounded to multiples of 2^-16 as shares are. public: the public inputs.
+        x: a batch of inputs. public: the public inputs. rounds: whether x is rounded to multiples of 2^-16, as shares
+        are.
         """
         placed = [value.to(self.device) for value in public]
-        shared = x.to(self.device, torch.float32).mul(2.0**SCALE).round_().mul_(2.0**-SCALE)
+        x = x.to(self.device, torch.float32)
+        shared = x.mul(2.0**SCALE).round_().mul_(2.0**-SCALE) if rounds else x
         return FoldedState(0, self._interpreter.start(shared, *placed))
 
     def advance(

@@ -233,7 +233,7 @@ def find_rows(
     batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are not finite,
     ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
-    A function of a recurrent layer has one range for all time steps that apply the same weights (`_by_weights`).
+    A function of a recurrent layer has one range for all time steps that apply the same weights (`by_weights`).
 
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)
@@ -246,7 +246,7 @@ def find_rows(
     check_images(images, batch)
     net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
     folded, seen = FoldedNet(net, "masked"), dict[str, _Seen]()
-    more, pooled, shared = 1.0 + headroom, _by_weights(folded.traced), dict[tuple[Any, ...], _Seen]()
+    more, pooled, shared = 1.0 + headroom, by_weights(folded.traced), dict[tuple[Any, ...], _Seen]()
 
     def watched(step: Step) -> Callable[..., Any]:
         key = pooled.get(step.name, (step.name,))
@@ -280,7 +280,7 @@ def find_rows(
     return {name: _rows(step, seen[name], more, error) for name, step in noted}
 
 
-def _by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
+def by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
     """Return a key for the functions of recurrent layers, by name: those with equal keys share the range of values.
 
     They are the same function of results of the same weights, which several steps apply, behind as many other

@@ -1,12 +1,14 @@
 """A voice's embedding in private: 1.6 s of speech through three LSTM or GRU layers, between two parties on this host.
 
     python -m scripts.bench.voice --json voice.json
-    python -m scripts.bench.voice --cells gru --aims throughput --errors 2e-4 5e-4 5e-4
+    python -m scripts.bench.voice --cells gru --aims throughput --within 0.005
 
-160 frames of 40 numbers, three layers of 256 units, a linear layer with ReLU, and a division by the norm: the shape of
-Resemblyzer, whose weights it takes for the LSTM, and synthetic speech, if the packages of docs/trained-elsewhere.md are
-there. Otherwise, and for the GRU, weights and frames are random. Ranges are those that `hummingbird.find_rows` finds on
-other inputs with a margin of a tenth. Each run takes another input, from its shares to the opened embedding, then the
+160 frames of 40 numbers, three layers of 256 units, a linear layer with ReLU, and a division by the norm: the shape
+of Resemblyzer, whose weights it takes for the LSTM, and synthetic speech, if the packages of
+docs/trained-elsewhere.md are there. Otherwise, and for the GRU, weights and frames are random. Frames are multiplied
+by 64, and the first weights divided by it: a quiet frame has powers of 3e-5, and the rounding of inputs to 2^-16
+alone would make the embedding err by 8 %. Ranges and errors of functions are those that `hummingbird.find_rows` and
+`find_errors` find on other inputs. Each run takes another input, from its shares to the opened embedding, then the
 same input times 1.1. The dealer works on the same cores meanwhile. The error is the largest one, relative to the
 embedding's largest number.
 """
@@ -19,8 +21,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ PACKAGES = ("resemblyzer", "espeakng_loader")
 HERTZ, WINDOW, HOP = 16000, 400, 160  # of the spectrogram: samples a second, in a window, and from one to the next
 KINDS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 AIMS = ("rounds", "throughput")
-LOUDER = 1.1
+LOUDER, WITHIN = 1.1, 0.01
+UP = 64.0  # the frames' factor, and the divisor of the first weights
 SHOWN = [
     ("net", "{cell}"),
     ("aim", "{aim}"),
@@ -81,7 +82,7 @@ def trained() -> bool:
 
 
 def net(cell: str) -> Voice:
-    """The net, with the same weights in every process."""
+    """The net, with the same weights in every process, for frames times UP."""
     torch.manual_seed(0)
     made = Voice(cell)
     if cell == "lstm" and trained():
@@ -89,11 +90,16 @@ def net(cell: str) -> Voice:
 
         known = torch.load(folder("resemblyzer") / "pretrained.pt", map_location="cpu", weights_only=True)
         made.load_state_dict({name: x for name, x in known["model_state"].items() if name in made.state_dict()})
-    return made.eval().requires_grad_(False)
+    made.eval().requires_grad_(False).lstm.weight_ih_l0.div_(UP)
+    return made
 
 
-def inputs(first: int, count: int) -> Tensor:
-    """Some of the inputs, (count, FRAMES, BANDS): speech, or random frames."""
+def inputs(first: int, count: int, frames: int) -> Tensor:
+    """Some of the inputs, (count, frames, BANDS): speech, or random frames, times UP."""
+    return UP * _frames(first, count)[:, :frames]
+
+
+def _frames(first: int, count: int) -> Tensor:
     if not trained():
         return torch.rand(first + count, FRAMES, BANDS, generator=torch.Generator().manual_seed(0))[first:]
     from scripts.tools.trained_nets import spoken
@@ -124,27 +130,24 @@ def _mels() -> Tensor:
     return (inside * 2 / (high - low)).float()
 
 
-def write_bits(path: Path, cell: str, errors: Sequence[float]) -> None:
-    """Find the ranges, with an error for the gates and states of each layer, and write them to a file."""
-    kept = {}
-    for name, found in hummingbird.find_rows(net(cell), inputs(0, 24), headroom=0.1).items():
-        kind = name.rpartition(".")[2].partition("_")[0]
-        place = name.rpartition("_")[2]  # functions are numbered layer by layer, and step by step within a layer
-        layer = (int(place) if place.isdigit() else 0) // FRAMES
-        kept[name] = replace(found, error=errors[layer]) if kind in ("sigmoid", "tanh") else found
-    BitConfig().with_rows(kept).save(path)
+def write_bits(path: Path, args: argparse.Namespace) -> None:
+    """Find the ranges and errors of the net's functions for an aim, and write them to a file."""
+    plain, known = net(args.cell), inputs(0, 24, args.frames)
+    rows = hummingbird.find_rows(plain, known)
+    rows = hummingbird.find_errors(plain, known[::3], rows, within=args.within, aim=args.aim)
+    BitConfig().with_rows(rows).save(path)
 
 
 def party(args: argparse.Namespace) -> None:
     """One party: party 0 writes a row for each run."""
     session = hummingbird.init()
-    plain, rows, example = net(args.cell), list[dict[str, Any]](), inputs(0, 1)
+    plain, rows, example = net(args.cell), list[dict[str, Any]](), inputs(0, 1, args.frames)
     started = time.perf_counter()
     private = hummingbird.convert_model(plain, bits=args.bits, example=example, aim=args.aim)
     convert_seconds = time.perf_counter() - started
     for run in range(args.repeats):
         for times in (1.0, LOUDER):
-            x = times * inputs(24 + run, 1)
+            x = times * inputs(24 + run, 1, args.frames)
             shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
             session.channel.exchange_text("ready")
             with hummingbird.meter() as meter:
@@ -176,13 +179,13 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder, places(Link(), 2) as where:
         for cell in args.cells:
-            args.cell, args.bits = cell, Path(folder) / f"{cell}.json"
-            write_bits(args.bits, cell, args.errors)
             for aim in args.aims:
+                args.cell, args.aim, args.bits = cell, aim, Path(folder) / f"{cell}-{aim}.json"
+                write_bits(args.bits, args)
                 words = ["--worker", "party", "--repeats", str(args.repeats), "--cell", cell, "--aim", aim]
-                found = launch(where, MODULE, [*words, "--bits", str(args.bits)])
+                found = launch(where, MODULE, [*words, "--frames", str(args.frames), "--bits", str(args.bits)])
                 weights = "trained" if cell == "lstm" and trained() else "random"
-                facts = {"cell": cell, "weights": weights, "aim": aim, "errors": args.errors}
+                facts = {"cell": cell, "weights": weights, "aim": aim, "within": args.within, "frames": args.frames}
                 rows += [{**facts, **row, **machine()} for row in found]
     return rows
 
@@ -192,9 +195,9 @@ def parser() -> argparse.ArgumentParser:
     made = new_parser(__doc__, MODULE)
     made.add_argument("--cells", nargs="+", choices=KINDS, default=list(KINDS), help="of the layers (default: both)")
     made.add_argument("--aims", nargs="+", choices=AIMS, default=AIMS, help="of the plan (default: both)")
-    text = "of each layer's gates and states (default: 2^-11, and 2^-10 above the first layer)"
-    errors = [2.0**-11, 2.0**-10, 2.0**-10]
-    made.add_argument("--errors", nargs=LAYERS, type=float, default=errors, metavar="E", help=text)
+    text = "of the embedding, for which the functions' errors are chosen (default: 0.01)"
+    made.add_argument("--within", type=float, default=WITHIN, metavar="E", help=text)
+    made.add_argument("--frames", type=int, default=FRAMES, metavar="N", help=f"the first N of {FRAMES} (default: all)")
     made.add_argument("--repeats", type=int, default=3, metavar="N", help="inputs (default 3)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     for hidden in ("--bits", "--result"):
@@ -209,6 +212,8 @@ def run(args: argparse.Namespace) -> None:
     """Measure, and print the table."""
     if args.repeats < 1:
         raise InputError("no runs", where="--repeats", hint="a whole number from 1")
+    if not 2 <= args.frames <= FRAMES:
+        raise InputError(f"{args.frames} frames", where="--frames", hint=f"a whole number from 2 to {FRAMES}")
     torch.set_num_threads(1)
     if args.worker:
         run_party(lambda: party(args))

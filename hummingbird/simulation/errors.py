@@ -1,0 +1,253 @@
+"""How much each function of a net may err so that the net's results err little, for the fewest bytes: `find_errors`.
+
+A table of polynomials errs, and the error decides its bytes. Some errors vanish on their way to the results, others
+grow: in a trained LSTM of three layers an error of the lowest g was 20 times worse than one of the gates beside it.
+
+Functions that share a range, as the time steps of a recurrent layer do, form a group g, which shares an error e_g.
+With the group's real table in place of its functions, and everything else exact, the results err by r_g. Errors of
+groups are nearly independent, and small ones follow e_g, so those of all groups together are about
+
+    r^2 = sum over g of (r_g e_g / probe_g)^2
+
+From the largest errors on, the group that saves most of r^2 for a bit divides its error by 2^(1/2), until r is below
+the goal; then groups go back where r stays below it. At last all tables run together, and while the results err by
+more, the goal of r is lowered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import graph
+from hummingbird.bits import EXACT, BitConfig, Rows
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph.example_shapes import settled
+from hummingbird.graph.steps import Step
+from hummingbird.mpc.functions.function_table import TYPICAL
+from hummingbird.mpc.functions.tabulated import FunctionInRange, Tabulated
+from hummingbird.mpc.layers.layer import Spec
+from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.step_tables import TableChoice
+from hummingbird.ring import SCALE
+from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.folded import FoldedNet
+from hummingbird.simulation.layers import Twin, build, check_protocol
+from hummingbird.simulation.observe import by_weights, check_images
+
+_LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a function may have: 2^-6 to 2^-12
+_PROBE = 6  # the level at which a group's effect is measured, if it has a table: 2^-9
+_PARTIES, _VALUES, _FRACTION = 2, 1 << 14, 36  # of the prices compared: a linear layer's results have 36 bits or so
+_TRIES = 6  # goals of r
+_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest
+
+
+class _Table(NamedTuple):
+    """A group's layer at one level. bits: of parties and dealer, for a value. run: the simulated layer."""
+
+    layer: Tabulated | FunctionInRange
+    rounds: int
+    bits: float
+    run: Twin
+
+
+class _Group:
+    """Functions of a net that share a range. step: one of them. rows: the range. names: of all of them.
+
+    few: whether no table may take more rounds than the coarsest one.
+    """
+
+    def __init__(self, step: Step, rows: Rows, make: Callable[[Step, Rows], _Table | None], few: bool) -> None:
+        self.step, self.rows, self.names, self.few = step, rows, list[str](), few
+        self._make, self._tables = make, dict[int, _Table | None]()
+        self.level, self.effect = 0, 0.0  # of the chosen table; the results' error at an error of 1
+        self.values = 1  # of one of the functions, for one image
+
+    def run(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Compute one of the functions by the table at `probe`, and note how many values it has."""
+        self.values, table = x[0].numel(), self.table(self.probe)
+        assert table is not None, "see `probe`"
+        return table.run(x, *others)
+
+    def table(self, level: int) -> _Table | None:
+        """The table at a level; None if none keeps its error, or if it takes too many rounds."""
+        if level not in self._tables:
+            found = self._make(self.step, replace(self.rows, error=_LEVELS[level])) if level < len(_LEVELS) else None
+            self._tables[level] = found
+        table, coarser = self._tables[level], [self._tables[at] for at in range(level) if at in self._tables]
+        least = next((found.rounds for found in coarser if found), math.inf)
+        return None if table and self.few and table.rounds > least else table
+
+    @property
+    def first(self) -> int:
+        """The coarsest level that has a table. Raises ConfigError if none has."""
+        for level in range(len(_LEVELS)):
+            if self.table(level):
+                return level
+        what = f"no table serves {self.step.op} in {self.rows}"
+        raise ConfigError(what, where=self.step.name, hint="give a smaller range")
+
+    @property
+    def probe(self) -> int:
+        """The level at which the group's effect is measured."""
+        return max(self.first, *(level for level in range(_PROBE + 1) if self.table(level)))
+
+    def gain(self) -> float:
+        """By how much r^2 falls for a bit more, if this group goes one level on; 0 if it cannot."""
+        now, then = self.table(self.level), self.table(self.level + 1)
+        if now is None or then is None:
+            return 0.0
+        less = self.effect**2 * (_LEVELS[self.level] ** 2 - _LEVELS[self.level + 1] ** 2)
+        return less / max(len(self.names) * self.values * (then.bits - now.bits), 2.0**-20)
+
+    def saved(self) -> float:
+        """How many bits one level back saves."""
+        now, before = self.table(self.level), self.table(self.level - 1) if self.level else None
+        return len(self.names) * self.values * (now.bits - before.bits) if now and before else 0.0
+
+    def loss(self) -> float:
+        """By how much r^2 rises one level back."""
+        return self.effect**2 * (_LEVELS[self.level - 1] ** 2 - _LEVELS[self.level] ** 2)
+
+
+def find_errors(
+    net: nn.Module,
+    images: Tensor,
+    rows: Mapping[str, Rows],
+    *,
+    within: float,
+    aim: str = "latency",
+    protocol: str = "masked",
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Rows]:
+    """Choose the error of each smooth function of a net so that the net's results err by at most `within`.
+
+    The results' error is the largest one of an input's results, relative to the largest of these results, on `images`
+    (N, ...). Returns `rows` (`find_rows` finds them) with an `error` for each function; ranges stay, and so do rows of
+    softmaxes and norms. Of all choices it takes nearly the one with the fewest bits; with other aims than "throughput"
+    it takes tables that need more rounds than coarser ones only if the results would err by more than `within`.
+
+    aim, protocol: of `convert_model`. progress: called with (passes over the images, of all) after every pass.
+    Cost: two passes for each group of functions that share a range, in float32; a few images are enough.
+    Raises ConfigError if no tables keep the results within `within`, for rows of other layers than the net's, and for
+    the other arguments; InputError for no images; ModelError for a net that cannot be converted.
+
+    >>> net = torch.nn.Sequential(net, torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    >>> rows = hummingbird.find_rows(net, images)
+    >>> rows = hummingbird.find_errors(net, images, rows, within=0.01)
+    >>> rows["1"].error < 0.01
+    True
+    """
+    if isinstance(within, bool) or not isinstance(within, (int, float)) or not 0 < within < 1:
+        raise ConfigError(f"within={within!r}", where="find_errors", hint="a number between 0 and 1: 0.01 is 1 %")
+    check_images(images, 1)
+    check_protocol(protocol, _PARTIES)
+    chosen = TableChoice.of(aim)
+    net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
+    folded = FoldedNet(net, protocol)
+    builders.check_rows(BitConfig(rows=dict(rows)), folded.traced)
+    groups = _groups(folded.traced, rows, chosen, protocol)
+    if not groups:
+        return dict(rows)
+    done, total = 0, len(groups) + 2 * _TRIES
+
+    def error(instead: Mapping[str, Twin], wanted: Tensor) -> float:
+        nonlocal done
+        got = folded.finish(folded.start(images), instead)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return float(((got - wanted).abs().flatten(1).amax(1) / largest).max())
+
+    with torch.inference_mode():
+        plain = folded.finish(folded.start(images, rounds=False), {})
+        if not bool(plain.isfinite().all()):
+            raise InputError("results that are not finite", where="images", hint="scale the net's weights down")
+        largest = plain.abs().flatten(1).amax(1).clamp(min=2.0**-SCALE)
+        exact = folded.finish(folded.start(images), {})
+        _check_inputs(float(((exact - plain).abs().flatten(1).amax(1) / largest).max()), _CLOSE * within)
+        for group in groups:
+            group.effect = error(dict.fromkeys(group.names, group.run), exact) / _LEVELS[group.probe]
+        for few in dict.fromkeys((chosen.name != "throughput", False)):  # more rounds only if nothing else helps
+            for group in groups:
+                group.few = few
+            goal = _CLOSE * within
+            for _ in range(_TRIES):
+                reached = _choose(groups, goal)
+                tables = [(group, table) for group in groups if (table := group.table(group.level)) is not None]
+                found = error({name: table.run for group, table in tables for name in group.names}, plain)
+                if found <= _CLOSE * within:
+                    errors = {name: _LEVELS[group.level] for group in groups for name in group.names}
+                    return {name: replace(old, error=errors.get(name, old.error)) for name, old in rows.items()}
+                if not reached:
+                    break
+                goal *= min(0.8, _CLOSE * within / found)
+    what = f"the results err by {found:.2g} of the largest, more than {within:g}, with the finest tables of aim {aim!r}"
+    raise ConfigError(what, where="find_errors", hint="allow a larger error, or give smaller ranges")
+
+
+def _check_inputs(error: float, most: float) -> None:
+    """Raise InputError if the results err by more than `most` because the inputs are rounded."""
+    if error <= most:
+        return
+    bits = math.ceil(math.log2(4 * error / most))
+    what = f"inputs are shared as multiples of 2^-{SCALE}, and that alone changes results by {error:.2g} of the largest"
+    hint = f"multiply the inputs by 2^{bits} and divide the weights that multiply them by it, or allow a larger error"
+    raise InputError(what, where="find_errors", hint=hint)
+
+
+def _choose(groups: Sequence[_Group], goal: float) -> bool:
+    """Set the level of each group, so that the results' error by the sum of squares is at most `goal`.
+
+    Returns whether there are such levels; if not, each group has its last one that still helps.
+    """
+
+    def left() -> float:
+        return goal**2 - sum((group.effect * _LEVELS[group.level]) ** 2 for group in groups)
+
+    for group in groups:
+        group.level = group.first
+    while left() < 0:
+        best = max(groups, key=_Group.gain)
+        if not best.gain():
+            return False
+        best.level += 1
+    while True:
+        room = left()
+        coarser = [group for group in groups if group.saved() > 0 and group.loss() <= room]
+        if not coarser:
+            return True
+        max(coarser, key=_Group.saved).level -= 1
+
+
+def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, protocol: str) -> list[_Group]:
+    """Return the groups of functions for which `rows` have a range, in the net's order."""
+    exact, pooled = named(protocol)(EXACT, aim=aim), by_weights(steps)
+    exact.valid = 64
+    compare, groups = Compare(0, clamp=False), dict[tuple[Any, ...], _Group]()
+
+    def make(step: Step, known: Rows) -> _Table | None:
+        layer = builders.ON_ROWS[step.op](step, exact, known)
+        assert isinstance(layer, (Tabulated, FunctionInRange))
+        layer.read = TYPICAL + SCALE
+        try:
+            cost = layer.cost([Spec((_VALUES,), _FRACTION)], _PARTIES)
+        except ConfigError:  # no table of at most 16 kB for a value
+            return None
+        bits = (_PARTIES * cost.bits + aim.dealer * cost.offline_bits) / _VALUES
+        return _Table(layer, cost.rounds, bits, build(layer, step, _FRACTION, _PARTIES, compare))
+
+    for step in steps:
+        if step.name in rows and step.op in ("function", *builders.SMOOTH):
+            known = rows[step.name]
+            key = (*pooled.get(step.name, (step.name,)), known.least, known.most)
+            group = groups.setdefault(key, _Group(step, known, make, aim.name != "throughput"))
+            group.names.append(step.name)
+    return list(groups.values())
