@@ -50,14 +50,20 @@ def bmm(b: StepBuilder, input: Any, mat2: Any) -> Ref:
 
 
 def baddbmm(b: StepBuilder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
-    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, all three values computed by the net.
+    """Convert a call of baddbmm to steps: beta input + alpha batch1 batch2, where `input` may be constant.
 
+    The net computes batch1 and batch2. A constant of zeros and numbers below -2^20 is an attention mask: exported
+    nn.MultiheadAttention adds it so where its weights are needed (`hidden`).
     The steps are added to `b`; returns a reference to the result. The other arguments are as in torch.
     """
     factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
     product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
     if b.number(beta, "beta") == 0:
         return product
+    if isinstance(input, Tensor) and beta == 1:
+        masked = input < -(2.0**20)  # which no value of a net reaches
+        is_mask = bool((masked | (input == 0)).all()) and bool(masked.any())
+        return b.emit("add", product, value=hidden(b, ~masked) if is_mask else b.weight(input, "input"))
     return b.emit("add", _times(b, b.tensor(input), beta, ".input"), product)
 
 

@@ -87,6 +87,29 @@ def test_parts_of_what_is_known_as_a_whole_are_refused_with_a_hint(name: str) ->
         graph.trace(read)
 
 
+class Masked(nn.Module):
+    """Attention whose weights are asked for: the exporter adds its mask by baddbmm."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.attention, self.mask = nn.MultiheadAttention(4, 2, batch_first=True), mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(2 * x, x, x, attn_mask=self.mask)[0]  # type: ignore[no-any-return]
+
+
+def test_masks_beside_weights_that_are_asked_for() -> None:
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    x = torch.randn(2, 3, 4)
+    for mask in (later, torch.zeros(3, 3).masked_fill(later, -torch.inf), torch.randn(3, 3)):
+        net = Masked(mask).eval()
+        read = load_program(program(net, twice(x)))
+        assert (graph.run(graph.trace(read), x) - net(x)).abs().max() < 1e-5
+    nothing = program(Masked(torch.ones(3, 3, dtype=torch.bool)).eval(), twice(x))
+    with pytest.raises(ModelError, match="hides all keys"):
+        graph.trace(load_program(nothing))
+
+
 def compare(number: int) -> bool:
     """Whether random net `number` can be exported and converted; then its program is the same net."""
     net, x = recipe(number).build()
