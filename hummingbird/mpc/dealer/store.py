@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -280,7 +280,7 @@ class StoreDealer:
 
     # In the background ------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Size in bytes of the corrections that go to this party for one slice, or for the largest step of a slot."""
         received = (received_by(self.rank, self.header.parties, requests) for requests in self.header.kinds)

@@ -87,7 +87,7 @@ def reciprocals(most: float, scale: int, bits: int) -> list[tuple[PolynomialTabl
     scale: bits of fraction of the results. bits: how many low bits of the results' shares must be right.
     Returns each table, and the number SPAN in the name of its function, "reciprocal-SPAN".
     """
-    found = []
+    found = list[tuple[PolynomialTable, int]]()
     for span in SPANS:
         middle = reciprocal_at(span)
         reach = max(middle - 1 + 2.0**-8, most - middle)
