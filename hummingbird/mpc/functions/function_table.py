@@ -28,6 +28,9 @@ MOST_BYTES = 16 << 10  # of the largest table of a function's values; later laye
 INTEGERS = 28  # integer bits of a result: enough for 20 bits of weights, then a window of up to 24 bits
 MOST_INTEGERS = 36  # the same where further bits spare a round
 _DEARER = 2  # the most that a table of more than INTEGERS bits may cost, in parts of one of INTEGERS
+_SCALES = (-1, 0, 1, 2, 3)  # bits of fraction of x beyond those that take a quarter of the error
+_FRACTIONS = (-1, 0, 1)  # likewise of the result
+_SENT = 16  # dealt bits that weigh as much as one bit of x that both parties send
 TYPICAL = 22  # integer bits of results that most layers read
 
 
@@ -36,9 +39,10 @@ class Sizes(NamedTuple):
 
     least, most: the interval.
     fraction, scale: bits of fraction of x as an integer, and of results.
-    allowed: bound of the polynomials' error.
+    allowed: bound of the polynomials' error, if x is not multiplied to fill the table.
     integers: integer bits, with the sign, that hold the function's values.
     widest: log2 of the most pieces.
+    rounding: how much of the error the rounding of x takes; less where x is multiplied, and `allowed` is more then.
     """
 
     least: float
@@ -48,6 +52,7 @@ class Sizes(NamedTuple):
     allowed: float
     integers: int
     widest: int
+    rounding: float = 0.0
 
     @property
     def middle(self) -> float:
@@ -102,7 +107,7 @@ class LayerTable(NamedTuple):
     @property
     def dealt(self) -> int:
         """How many bits are dealt for a value."""
-        return _bits(self.table, self.bits)
+        return self.table.dealt(self.bits)
 
     @property
     def filled(self) -> float:
@@ -161,23 +166,26 @@ def of_error(text: str, least: float, most: float, error: float) -> Sizes:
     """Return the numbers of a table whose results err by at most `error` for two parties, on [least, most].
 
     text: the function as an expression.
-    The rounding of x, that of results and coefficients, and the polynomials share the error so that the table has few
-    bits. An x has at most 16 bits of fraction: where the function is so steep that these are too few, it errs by more
+    The rounding of x, that of results and coefficients, and the polynomials share the error so that the table has the
+    fewest bits: finer roundings cost a few bits, and leave more for the polynomials, of which fewer do. An x has at
+    most 16 bits of fraction: where the function is so steep that these are too few, it errs by more
     (`PolynomialTable.error`).
     """
     slope, _ = extent(text, least, most)
     fine = min(SCALE, math.ceil(math.log2(4 / error)))
     close = min(SCALE, max(COARSEST, math.ceil(math.log2(4 * slope / error)) if slope else COARSEST))
     choices = []
-    for scale in (min(SCALE, fine + 1), fine, fine - 1):
-        for fraction in (close, max(COARSEST, close - 1)):
+    for scale in sorted({min(SCALE, fine + more) for more in _SCALES}):
+        for fraction in sorted({max(COARSEST, min(SCALE, close + more)) for more in _FRACTIONS}):
             # A coefficient of a cubic is rounded by a quarter of a unit at most, and there are four.
-            left = error - slope * 2.0**-fraction - 2 * 2.0**-scale
+            rounding = slope * 2.0**-fraction
+            left = error - rounding - 2 * 2.0**-scale
             if left >= error / 8:
-                choices.append(sized(text, least, most, fraction, scale, left, WIDEST_IN_RANGE))
+                made = sized(text, least, most, fraction, scale, left, WIDEST_IN_RANGE)
+                choices.append(made._replace(rounding=rounding))
     found = [(table, sizes) for sizes in choices if (table := table_of(text, sizes, TYPICAL)) is not None]
     return (
-        min(found, key=lambda pair: _bits(pair[0].table, pair[0].bits))[1]
+        min(found, key=lambda pair: pair[0].dealt + _SENT * pair[0].table.k)[1]
         if found
         else sized(text, least, most, close, fine, error / 4, WIDEST_IN_RANGE)
     )
@@ -242,21 +250,21 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True, possible
         return [table for table in made if table.most >= _filled(sizes.reach, fit)]
 
     def best(some: list[tuple[PolynomialTable, _Fit]], integers: int) -> tuple[PolynomialTable, _Fit] | None:
-        sizes_of = {pair: _bits(pair[0], integers + sizes.scale) + 8 * (pair[1].factor > 0) for pair in some}
+        sizes_of = {pair: pair[0].dealt(integers + sizes.scale) + 8 * (pair[1].factor > 0) for pair in some}
         fitting = (pair for pair in sorted(some, key=sizes_of.__getitem__))
         fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
-        return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= sizes.allowed), None)
+        return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= _allowed(sizes, p[1])), None)
 
     fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in {False, fill}})
     every = [(table, fit) for fit in fits for table in tables(fit, 2)]
     found = best(every, max(TYPICAL, sizes.integers)) or best(every, sizes.integers)
-    if found is None or _bits(found[0], sizes.integers + sizes.scale) > 8 * MOST_BYTES:
+    if found is None or found[0].dealt(sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None
     alike = [(table, found[1]) for table in tables(found[1], 2)]
 
     def dealt(bits: int) -> float:
         pair = best(alike, bits)
-        return math.inf if pair is None else _bits(pair[0], bits + sizes.scale)
+        return math.inf if pair is None else pair[0].dealt(bits + sizes.scale)
 
     usual = next(bits for bits in range(INTEGERS, sizes.integers - 1, -1) if dealt(bits) < math.inf)
     most = next(
@@ -268,9 +276,9 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True, possible
     return LayerTable(chosen[0], shift, sizes.reach, bits + sizes.scale, factor=chosen[1].factor)
 
 
-def _bits(table: PolynomialTable, bits: int) -> int:
-    """Return how many bits are dealt for a value, if `bits` bits of the table's results must be right."""
-    return sum(table.widths(bits)) << table.w
+def _allowed(sizes: Sizes, fit: _Fit) -> float:
+    """Return the bound of the polynomials' error; the rounding of x takes less of the error where x is multiplied."""
+    return sizes.allowed + (sizes.rounding * (1 - 2**STEPS / fit.factor) if fit.factor else 0.0)
 
 
 def _filled(reach: float, fit: _Fit) -> float:

@@ -13,6 +13,7 @@ magnitude.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,6 +176,10 @@ class PolynomialTable:
         """
         return [bits + GUARD + power * self.m for power in range(self.degree + 1)]
 
+    def dealt(self, bits: int) -> int:
+        """Return how many bits are dealt for a value if `bits` low bits of the result's shares must be right."""
+        return sum(self.widths(bits)) << self.w
+
     def error(self, parties: int, reach: float | None = None) -> float:
         """Return a bound of the error of the table's results for |x| <= reach, if `parties` parties hold shares.
 
@@ -294,13 +299,15 @@ def choose(
         least).
     widest: the most bits of x that choose a piece.
     gain, stretch: factors of the function's value and of its argument, as integers in units of 1 / GAIN.
-    k: how many bits x has as an integer; None: the fewest that hold `most` with the most pieces (`least_k`).
+    k: how many bits x has as an integer; None: as many as hold `most`. These are those of `least_k` with the most
+        pieces, or one more: `most` may be so near to a power of two that few pieces need a wider interval.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
-    k = least_k(most, fraction, widest) if k is None else k
-    sizes = ((w, degree) for w in range(2, widest + 1) for degree in DEGREES)
-    tables = (PolynomialTable(name, k, fraction, w, degree, scale, gain, stretch) for w, degree in sizes)
-    bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}
-    good = (table for table in sorted(bits, key=lambda table: sum(bits[table]) << table.w) if bits[table][-1] <= 64)
+    ks = range(least_k(most, fraction, widest), least_k(most, fraction, 2) + 1) if k is None else (k,)
+    sizes = itertools.product(ks, range(2, widest + 1), DEGREES)
+    tables = (PolynomialTable(name, k, fraction, w, degree, scale, gain, stretch) for k, w, degree in sizes)
+    bits = integers + scale
+    good = [table for table in tables if table.most >= most and table.widths(bits)[-1] <= 64]
+    good.sort(key=lambda table: table.dealt(bits))
     return next((table for table in good if fit_error(table, most, least) <= allowed), None)

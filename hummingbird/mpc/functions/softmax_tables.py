@@ -33,6 +33,8 @@ REACH = 3  # magnitudes below 2^REACH need no clamp
 READ = 20  # how many low bits of shares with 16 bits of fraction a look-up reads
 _MOST = 7.49  # largest |x + EXP_AT|: covers LOW to HIGH + 2^(CLAMP - 16)
 _FRACTION, _SUM_FRACTION = 12, 13
+_BITS = READ - SCALE + _FRACTION  # of x + EXP_AT as an integer
+_INTERVALS = 2  # of 1/x that are compared
 _GUARD, _SUM_GUARD = 12, 13  # bits of fraction of results beyond the log2 of n, and of the sum
 _SIZE = 2  # e^x < 2^_SIZE
 
@@ -69,27 +71,29 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
     size = math.ceil(math.log2(most))
     scale, fine = max(SCALE, _GUARD + (length - 1).bit_length()), max(SCALE, _SUM_GUARD + size)
     lifted = max(SCALE + _SIZE, fine + 1) + MARGIN
-    found = reciprocal(most, fine, lifted)
-    if found is None:
+    found = reciprocals(most, fine, lifted)
+    if not found:
         return None
-    inverse, span = found
+    inverse, span = found[0]
     bits = scale + max(lifted - SCALE, span, opened * (size + MARGIN))
-    exp = choose("exp", _MOST, _FRACTION, bits - scale, scale, 0.6 * 2.0**-10, 1 / length)
+    exp = choose("exp", _MOST, _FRACTION, bits - scale, scale, 0.6 * 2.0**-10, 1 / length, k=_BITS)
     return None if exp is None else Tables(exp, bits, inverse, reciprocal_at(span), lifted)
 
 
-def reciprocal(most: float, scale: int, bits: int) -> tuple[PolynomialTable, int] | None:
-    """Find the table of 1/x for x from 1 - 2^-8 to `most`; None if no table fits.
+def reciprocals(most: float, scale: int, bits: int) -> list[tuple[PolynomialTable, int]]:
+    """Find the tables of 1/x for x from 1 - 2^-8 to `most` with the two smallest intervals; fewer, or none, may fit.
 
+    The larger interval may need fewer pieces, since their number is a power of two; but then more bits of x are read.
     scale: bits of fraction of the results. bits: how many low bits of the results' shares must be right.
-    Returns the table, and the number SPAN in the name of its function, "reciprocal-SPAN".
+    Returns each table, and the number SPAN in the name of its function, "reciprocal-SPAN".
     """
+    found = list[tuple[PolynomialTable, int]]()
     for span in SPANS:
         middle = reciprocal_at(span)
         reach = max(middle - 1 + 2.0**-8, most - middle)
-        if reach < 2.0 ** (span - 1):
-            name = f"reciprocal-{span}"
-            table = choose(name, reach, _SUM_FRACTION, bits - scale, scale, 2.0**-10, 0.0, WIDEST_OF_ROWS)
-            if table is not None and table.k == span + _SUM_FRACTION:
-                return table, span
-    return None
+        if reach < 2.0 ** (span - 1) and len(found) < _INTERVALS:
+            sizes = bits - scale, scale, 2.0**-10, 0.0, WIDEST_OF_ROWS
+            table = choose(f"reciprocal-{span}", reach, _SUM_FRACTION, *sizes, k=span + _SUM_FRACTION)
+            if table is not None:
+                found.append((table, span))
+    return found

@@ -41,7 +41,17 @@ from hummingbird.mpc.functions import splines
 from hummingbird.mpc.functions.polynomials import GAIN, ROOT_AT, WIDEST_OF_ROWS, PolynomialTable, choose
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.layer import MARGIN
-from hummingbird.mpc.layers.norms import FAINT, SUM, TOP, Norm, centered, check_length, cut_mantissa, mantissa
+from hummingbird.mpc.layers.norms import (
+    FAINT,
+    SUM,
+    TABLE_BITS,
+    TOP,
+    Norm,
+    centered,
+    check_length,
+    cut_mantissa,
+    mantissa,
+)
 from hummingbird.mpc.layers.norms_in_range import (
     BELOW,
     NormSizes,
@@ -76,8 +86,8 @@ def normal(divisor: int) -> tuple[float, int]:
 @functools.lru_cache(256)
 def looked_up(gain: int) -> PolynomialTable:
     """Return the table of g sqrt(u) for u in [0, 1], for g = `gain` / GAIN; pieces err by 2^-15 from u = 1/4 on."""
-    found = choose("square-root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _PIECES, 0.5, gain=gain)
-    assert found is not None and found.k == 19, "as the table of inverse roots in norms.py"
+    found = choose("square-root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _PIECES, 0.5, gain=gain, k=TABLE_BITS)
+    assert found is not None, "as the table of inverse roots in norms.py"
     return found
 
 
@@ -152,8 +162,8 @@ def root_sizes(length: int, center: bool, rows: Rows, divisor: int) -> RootSizes
     gain, scale = round(2.0 ** (ratio - exponent) * GAIN), root_fraction(rows) + exponent
     name, least, fraction = f"square-root-{found.root}", 2.0 ** (-found.root / 2), found.root + BELOW
     integers, allowed = root_bits(rows) - scale, 3 * 2.0**-16
-    table = choose(name, found.reach, fraction, integers, scale, allowed, least, WIDEST_OF_ROWS, gain)
-    assert table is not None and table.k == table.fraction, "as the table of inverse roots in norms_in_range.py"
+    table = choose(name, found.reach, fraction, integers, scale, allowed, least, WIDEST_OF_ROWS, gain, k=fraction)
+    assert table is not None, "as the table of inverse roots in norms_in_range.py"
     return RootSizes(found, table, exponent)
 
 

@@ -71,6 +71,7 @@ LONGEST = 1 << 20  # values in a row
 FRACTION = 30  # a result has 16 + FRACTION bits of fraction
 _TOLERANCE = 2.0**-14  # relative error of the spline or table
 _BITS = SCALE + 3 + MARGIN  # bits of the table's results
+TABLE_BITS = 19  # of u as an integer: so much of a number of scale 62 is right in the ring
 _ROOT = 14  # a row's factor, below 2^11, has 16 + _ROOT bits of fraction
 
 
@@ -115,8 +116,8 @@ def looked_up() -> PolynomialTable:
 
     For smaller u its results are smaller than u^(-1/2), and below 2^3.
     """
-    found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
-    assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
+    found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0, k=TABLE_BITS)
+    assert found is not None
     return found
 
 

@@ -172,8 +172,8 @@ def norm_sizes(length: int, center: bool, rows: Rows, divisor: int, finer: int =
     opened = (math.ceil(_ABOVE * 2.0 ** (found.root / 2) * gain) + _UNITS).bit_length() + MARGIN  # GAIN is 2^16 as well
     name, allowed = f"root-{found.root}", 3 * 2.0**-16
     fraction = found.root + BELOW
-    table = choose(name, found.reach, fraction, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
-    assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
+    table = choose(name, found.reach, fraction, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain, k=fraction)
+    assert table is not None, "see WIDEST: u fills the table"
     cut = exponent - finer  # z v has 16 + E bits of fraction
     assert 0 <= cut <= min(found.value, opened) and found.value + opened <= 61, "see `range_serves`"
     return NormSizes(*found[:5], table, found.root, opened, cut)

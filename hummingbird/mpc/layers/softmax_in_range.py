@@ -47,7 +47,7 @@ from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph.ops.attention import shown_places
 from hummingbird.mpc.functions.polynomials import GAIN, POWER_TO, PolynomialTable, choose, reciprocal_at
-from hummingbird.mpc.functions.softmax_tables import reciprocal
+from hummingbird.mpc.functions.softmax_tables import reciprocals
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing, CostTensor, Shares
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Spec
@@ -176,6 +176,7 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
     """Compute the numbers of bits and the tables of a softmax over rows of `length` values (`SoftmaxSizes`).
 
     rows: the rows' range.
+    The tables are those with the fewest bits for a row.
     Returns None if a table does not fit.
     """
     spread = (length - 1).bit_length()
@@ -189,17 +190,20 @@ def sizes(length: int, rows: Rows) -> SoftmaxSizes | None:
     scale = FRACTION + turn
     largest = math.exp(_ends(rows)[1] * (1 + 2.0**-16) + _SLACK) * unit * (1 + 2.0**-9)
     opened = fine(rows) + 1 + MARGIN  # v is at most slightly above 1
-    found = reciprocal(most_sum(rows) * (1 + 2.0**-8), fine(rows), opened)
-    if found is None:
-        return None
-    inverse, span = found
     value = math.ceil(largest * 2.0**scale).bit_length() + 1 + MARGIN
-    bits = max(value, span + FRACTION + spread)
     reach = (most - least) / 2 + _SLACK
-    table = choose("power", reach, FRACTION, bits - scale, scale, _PIECES, unit, gain=gain, stretch=stretch)
-    if table is None:
-        return None
-    return SoftmaxSizes(spread, turn, middle, table, inverse, reciprocal_at(span), bits, value, opened)
+    widest = None if length == LONGEST else sizes(LONGEST, rows)  # no row needs more bits of its values than this one
+    found = []
+    for inverse, span in reciprocals(most_sum(rows) * (1 + 2.0**-8), fine(rows), opened):
+        bits = max(value, span + FRACTION + spread)
+        wanted = "power", reach, FRACTION, bits - scale, scale, _PIECES, unit
+        table = choose(*wanted, gain=gain, stretch=stretch)
+        if table is not None and widest is not None and table.k > widest.exp.k:
+            table = choose(*wanted, gain=gain, stretch=stretch, k=widest.exp.k)
+        if table is not None:
+            made = SoftmaxSizes(spread, turn, middle, table, inverse, reciprocal_at(span), bits, value, opened)
+            found.append((length * table.dealt(bits) + inverse.dealt(opened), made))
+    return min(found, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def numbers(length: int, rows: Rows) -> SoftmaxSizes:

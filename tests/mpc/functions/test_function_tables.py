@@ -172,6 +172,17 @@ def test_a_narrow_range_and_a_larger_error_cost_less() -> None:
     assert dealt(Rows(-3, 2, error=2**-6)) < dealt(Rows(-3, 2, error=2**-9)) < dealt(Rows(-3, 2))
 
 
+@pytest.mark.parametrize(("text", "error"), [("gelu(x)", 0.008), ("sigmoid(x)", 0.004), ("exp(x)", 0.01)])
+def test_a_wider_range_never_takes_fewer_bits(text: str, error: float) -> None:
+    """Roundings of x and of results are as fine as the fewest bits in all want, in every range."""
+    before = 0
+    for step in range(8):
+        end = 2.7 * 1.08**step
+        found = table_of(text, of_error(text, -end / 2, end, error), 22)
+        assert found is not None and before <= found.dealt and found.error(2) <= error
+        before = found.dealt
+
+
 def test_how_many_bits_a_value_has_does_not_depend_on_its_reader() -> None:
     """Otherwise layers before would be planned for other bits than the look-up reads."""
     for text in ("gelu(x)", "exp(x)", "softplus(x,1.0,20.0)"):

@@ -137,8 +137,8 @@ def test_throughput_clamps_where_that_takes_fewer_bytes() -> None:
 
 def test_a_simulation_takes_what_is_half_beyond_the_range_and_warns_of_more() -> None:
     net = nn.Sequential(nn.Tanh())
-    twin = hummingbird.simulate(net, BitConfig(rows={"0": Rows(-100, 100, error=2**-10)}))
-    x = torch.tensor([[-149.0, -4.0, 0.5, 149.0]])
+    twin = hummingbird.simulate(net, BitConfig(rows={"0": Rows(-200, 200, error=2**-10)}))
+    x = torch.tensor([[-299.0, -4.0, 0.5, 299.0]])
     assert float((twin(x) - net(x)).abs().max()) <= 2.0**-10
-    with pytest.warns(UserWarning, match=r"tanh\(x\) is 300"):
-        twin(torch.full((1, 4), 300.0))
+    with pytest.warns(UserWarning, match=r"tanh\(x\) is 600"):
+        twin(torch.full((1, 4), 600.0))

@@ -116,6 +116,30 @@ def test_rows_beyond_the_range_are_announced() -> None:
         hummingbird.simulate(net(), told(Rows(-3.0, 3.0, 1.25)))(spread)
 
 
+@pytest.mark.parametrize("most", [None, 1.2, 3.0])
+@pytest.mark.parametrize("length", [97, 128])
+def test_a_narrower_range_takes_no_more_bits_than_a_wider_one(length: int, most: float | None) -> None:
+    """Ranges just below a power of two, too: there 2^4 cubics take one bit more of each value than 2^8 lines would."""
+    before = 0
+    for step in range(40):
+        end = 0.25 * 1.09**step
+        found = softmax_in_range.sizes(length, Rows(-end, end / 2, most))
+        assert found is not None
+        dealt = length * found.exp.dealt(found.bits) + found.reciprocal.dealt(found.factor)
+        assert dealt >= before, end
+        before = dealt
+
+
+@pytest.mark.parametrize("end", [0.9, 1.7, 1.9, 1.98, 3.9])
+def test_no_row_opens_more_bits_than_the_longest_for_which_the_planner_reserves_them(end: float) -> None:
+    rows = Rows(-end, end)
+    longest = softmax_in_range.sizes(LONGEST, rows)
+    assert longest is not None
+    for length in (1, 3, 65, 97, 128, 300, 500):
+        found = softmax_in_range.sizes(length, rows)
+        assert found is not None and found.exp.k <= longest.exp.k
+
+
 def test_a_range_without_a_sum_has_the_largest_that_it_allows() -> None:
     """Rows of the two ends alone; no row of the range has a larger mean of exponentials."""
     rows = Rows(-1.5, 3.0)
