@@ -32,7 +32,7 @@ NAMES = [
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),
     *("saved net", "saved net, signed", "saved weights"),
     *("asked party 0", "asked party 1", "asked party 0 with keys", "asked party 1 with keys"),
-    *("answer to ask", "service's description"),
+    *("asked for a word", "answer to ask", "service's description"),
     *("roll", "address", "TLS cert", "TLS key", "TLS ca"),
 ]
 

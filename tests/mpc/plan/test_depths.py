@@ -17,7 +17,7 @@ from hummingbird import convert
 from hummingbird.bits import BitWindow
 from hummingbird.channel import meter
 from hummingbird.cost import FREE
-from hummingbird.errors import PeerError
+from hummingbird.errors import ConfigError, ModelError, PeerError
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders, depths, prices
@@ -234,15 +234,22 @@ def test_more_steps_than_run_at_once_wait_for_a_place(monkeypatch: pytest.Monkey
         assert float((sum(outs) / 2**16 - net(x)).abs().max()) < 0.05  # type: ignore[operator]
 
 
-def compare_random_net(monkeypatch: pytest.MonkeyPatch, number: int) -> int:
-    """Run a random net of the fuzz with branches and without; return how many rounds the branches saved."""
+def compare_random_net(monkeypatch: pytest.MonkeyPatch, number: int) -> int | None:
+    """Run a random net of the fuzz with branches and without; return how many rounds the branches saved.
+
+    None: the net is refused, as functions without tails are, whose ranges are not given here.
+    """
     made = fuzz.recipe(number)
     net, x = made.build()
 
     def private() -> PrivateNet:
         return convert.build(net, None, "public", made.protocol, example=x, aim=made.aim)
 
-    outs, requests, m = run(private(), x, made.parties)
+    try:
+        first = private()
+    except (ConfigError, ModelError):
+        return None
+    outs, requests, m = run(first, x, made.parties)
     for row in m.rows.values():
         assert (row.rounds, row.bits_sent) == (row.rounds_predicted, row.bits_predicted), (number, row.layer)
     assert requests[0] == [str(request) for request in dry_run(private(), x.shape, made.parties).batch]
@@ -256,10 +263,11 @@ def compare_random_net(monkeypatch: pytest.MonkeyPatch, number: int) -> int:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("numbers", [[85], pytest.param(range(5, 129, fuzz.BRANCHED), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [[5], pytest.param(range(5, 129, fuzz.BRANCHED), marks=pytest.mark.slow)])
 def test_random_nets_with_branches(monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]) -> None:
-    saved = [compare_random_net(monkeypatch, number) for number in numbers if "branch" in fuzz.recipe(number).kinds]
-    assert min(saved) >= 0 < max(saved)
+    branched = [number for number in numbers if "branch" in fuzz.recipe(number).kinds]
+    saved = [rounds for number in branched if (rounds := compare_random_net(monkeypatch, number)) is not None]
+    assert min(saved) >= 0 < max(saved) and len(saved) > len(branched) / 2
 
 
 def test_a_residual_net_runs_on_one_thread_in_the_order_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
