@@ -31,13 +31,11 @@ from hummingbird.mpc.plan.builders import (
     bare,
     builder,
     call_of_weights,
-    check_ranges,
-    check_rows,
     compares,
-    narrow,
 )
 from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
+from hummingbird.mpc.plan.ranges import check_ranges, check_rows, narrow, uneven
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
@@ -266,7 +264,8 @@ def _prepared(
     check_rows(config, steps)
     check_ranges(config, steps)
     told = owner is None or (sessions.is_initialized() and owner.known)
-    for sentence in [*(columns.coarse(steps) if told else ()), *narrow(config, steps, protocol)]:
+    coarse = columns.coarse(steps) if told else ()
+    for sentence in [*coarse, *narrow(config, steps, protocol), *uneven(config, steps)]:
         warnings.warn(sentence, stacklevel=4)
     if told:
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)

@@ -34,13 +34,14 @@ from hummingbird.mpc.functions.tabulated import FunctionInRange, Tabulated
 from hummingbird.mpc.layers.layer import Spec
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM
+from hummingbird.mpc.plan.ranges import by_weights, check_rows
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin, build, check_protocol
-from hummingbird.simulation.observe import by_weights, check_images
+from hummingbird.simulation.observe import check_images
 
 _LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a function may have: 2^-6 to 2^-12
 _PROBE = 6  # the level at which a group's effect is measured, if it has a table: 2^-9
@@ -152,7 +153,7 @@ def find_errors(
     chosen = TableChoice.of(aim)
     net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
     folded = FoldedNet(net, protocol)
-    builders.check_rows(BitConfig(rows=dict(rows)), folded.traced)
+    check_rows(BitConfig(rows=dict(rows)), folded.traced)
     groups = _groups(folded.traced, rows, chosen, protocol)
     if not groups:
         return dict(rows)

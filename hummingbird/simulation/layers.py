@@ -30,6 +30,7 @@ from hummingbird.mpc.layers.norms import Norm
 from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax
 from hummingbird.mpc.plan import builders
+from hummingbird.mpc.plan.ranges import check_rows
 from hummingbird.mpc.plan.rewritten import Rewritten
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.plan.steps import PlanStep
@@ -248,7 +249,7 @@ class Windows:
         aim: for fewest rounds or fewest bytes, where a table can be cut in two ways. Raises ConfigError, naming the
         layer, for windows that do not fit.
         """
-        builders.check_rows(config, self.steps)
+        check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
             old = self._built[name]

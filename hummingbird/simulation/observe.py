@@ -9,7 +9,6 @@ polynomials, its argument.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
@@ -24,11 +23,10 @@ from hummingbird.graph import OPS, Step
 from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.ops.attention import shown_places
 from hummingbird.graph.ops.norms import rows as rows_of
-from hummingbird.graph.steps import refs
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax_in_range import pivots
-from hummingbird.mpc.plan import builders
-from hummingbird.mpc.plan.builders import CUSTOM, ranged
+from hummingbird.mpc.plan.builders import CUSTOM, ON_SQUARES, compares, ranged
+from hummingbird.mpc.plan.ranges import by_weights
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
@@ -257,7 +255,7 @@ def find_rows(
                 raise InputError("rows of values that are not finite", where=step.name, hint="scale the weights down")
             if x.numel() and step.op == "softmax":
                 found.rows(step, x, others, more)
-            elif x.numel() and step.op not in builders.ON_SQUARES:
+            elif x.numel() and step.op not in ON_SQUARES:
                 found.note(x.double())
             elif x.numel():
                 for value in (x, *others):
@@ -276,33 +274,8 @@ def find_rows(
             done += len(part)
             if progress is not None:
                 progress(done, len(images))
-    noted = [(name, step) for name, step in kinds if step.op not in builders.ON_SQUARES or seen[name].most > -math.inf]
+    noted = [(name, step) for name, step in kinds if step.op not in ON_SQUARES or seen[name].most > -math.inf]
     return {name: _rows(step, seen[name], more, error) for name, step in noted}
-
-
-def by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
-    """Return a key for the functions of recurrent layers, by name: those with equal keys share the range of values.
-
-    They are the same function of results of the same weights, which several steps apply, behind as many other
-    functions: the time steps of one layer. (An LSTM's tanh(g) reads weights' results, its tanh(c) a function of them.)
-    A value that one time step has not reached, another one may reach with other inputs.
-    """
-    applied = Counter(id(step.attrs["weight"]) for step in steps if step.op == "linear")
-    found, sources = dict[str, tuple[Any, ...]](), list[frozenset[int]]()
-    behind: list[int] = []  # functions between a step's value and the weights before it
-    for step in steps:
-        if step.op == "linear":
-            weight = id(step.attrs["weight"])
-            sources.append(frozenset({weight} if applied[weight] > 1 else ()))
-            behind.append(0)
-            continue
-        reads = [ref.index for ref in refs(step.inputs)]
-        sources.append(frozenset[int]().union(*(sources[number] for number in reads)))
-        behind.append(max((behind[number] for number in reads), default=0))
-        if sources[-1] and ranged(step) and step.op not in (*builders.ON_SQUARES, "softmax"):
-            found[step.name] = step.op, step.attrs.get("expression", ""), behind[-1], sources[-1]
-            behind[-1] += 1
-    return found
 
 
 def _under_root(step: Step, x: Tensor) -> Tensor:
@@ -320,7 +293,7 @@ def _under_root(step: Step, x: Tensor) -> Tensor:
 def _rows(step: Step, found: _Seen, more: float, error: float | None) -> Rows:
     if step.op == "softmax":
         return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
-    if step.op in builders.ON_SQUARES:
+    if step.op in ON_SQUARES:
         return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))
     if found.least > found.most:  # no values
         return Rows(-_LEAST, _LEAST, error=error)
@@ -335,8 +308,8 @@ def _rows(step: Step, found: _Seen, more: float, error: float | None) -> Rows:
 def ranges(net: nn.Module, images: Tensor) -> dict[str, Rows]:
     """Find the ranges that a net's functions without tails need before anything can run; {} if it has none.
 
-    The functions are those of `builders.check_ranges`, such as log and 1/x. net, images: as for `find_rows`.
+    The functions are those of `ranges.check_ranges`, such as log and 1/x. net, images: as for `find_rows`.
     """
     steps = FoldedNet(net, "masked").steps
-    needed = {name for name, step in steps.items() if step.op == "function" and not builders.compares(step)}
+    needed = {name for name, step in steps.items() if step.op == "function" and not compares(step)}
     return {name: rows for name, rows in find_rows(net, images).items() if name in needed} if needed else {}

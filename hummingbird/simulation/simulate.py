@@ -37,6 +37,7 @@ from hummingbird.graph.programs import from_object
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.plan.ranges import check_ranges
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.session.session import Session, ZeroSharing
@@ -365,7 +366,7 @@ class FastSimulator(nn.Module):
         config.check_use(prints, self._protocol, self._parties)
         if self._windows is None:
             self._windows = Windows(steps(), self._protocol)
-        builders.check_ranges(config, self._windows.steps)
+        check_ranges(config, self._windows.steps)
         self._layers = self._twins(self._windows.plan(config))
         self.inputs = InputRange(config.input_range)
 

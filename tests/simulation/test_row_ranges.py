@@ -79,19 +79,36 @@ def test_a_net_without_such_layers_has_no_rows() -> None:
     assert hummingbird.find_rows(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)) == {}
 
 
+class Stacked(nn.Module):
+    """Two LSTM layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0]
+        return out
+
+
 def test_time_steps_of_a_recurrent_layer_share_their_ranges() -> None:
     """The sigmoids, tanh(g) and tanh(c) have one range each for all steps but the first, which reads no state."""
-
-    class Stacked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.LSTM(3, 4, 2, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.layer(x)[0]
-            return out
-
     torch.manual_seed(1)
     rows = hummingbird.find_rows(Stacked().eval(), torch.randn(4, 5, 3))
     assert len(rows) == 2 * 3 * 5
     assert len({str(found) for found in rows.values()}) == 2 * 3 * 2
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(5, False), (6, True), (4, True)])
+def test_ranges_found_with_inputs_of_another_length_are_announced(steps: int, warned: bool) -> None:
+    torch.manual_seed(1)
+    net, x = Stacked().eval(), torch.randn(4, 5, 3)
+    kept = dict(list(hummingbird.find_rows(net, x).items())[: 6 * steps])
+    if steps < 5:  # ranges of too many steps name functions that are not there
+        with pytest.raises(ConfigError, match="no softmax, norm or function"):
+            hummingbird.convert_model(net, BitConfig(rows=hummingbird.find_rows(net, x)), example=x[:, :steps])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hummingbird.convert_model(net, BitConfig(rows=kept), example=torch.randn(1, steps, 3))
+    said = [str(each.message) for each in caught if "results of the same weights" in str(each.message)]
+    assert bool(said) == warned and all("inputs of this length" in sentence for sentence in said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow, Rows
 from hummingbird.cost import FREE
-from hummingbird.errors import ConfigError
 from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.ops import functions
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions import smooth, splines
 from hummingbird.mpc.functions.octaves import function_in_range
-from hummingbird.mpc.functions.tabulated import RANGE_HINT, Tabulated
+from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers import activations, softmax_in_range
 from hummingbird.mpc.layers import activations as act
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
@@ -252,37 +251,17 @@ def _on_squares(kind: type[Norm]) -> Callable[[Step, Comparison, Rows | None], L
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
-    if rows is None or comparison.drops or not comparison.looks_up or not _in_range(step, rows):
+    if rows is None or comparison.drops or not comparison.looks_up or not in_range(step, rows):
         return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
     return SoftmaxInRange(step.attrs["dim"], comparison, rows, causal, hidden)
 
 
-def _in_range(step: Step, rows: Rows) -> bool:
+def in_range(step: Step, rows: Rows) -> bool:
     """Whether look-ups serve a softmax whose rows lie in this range."""
     masked = step.attrs.get("causal", False) or step.attrs.get("hidden") is not None or len(step.inputs) > 1
     if masked and rows.sum is None:
         return False  # the mean of masked rows' e^x has no other bound
     return softmax_in_range.serves(rows)
-
-
-def narrow(config: BitConfig, steps: Sequence[Step], protocol: str) -> list[str]:
-    """Warn of softmaxes that compare values in a window smaller than their rows' range; return a text for each.
-
-    steps: all steps of the net. A softmax with a range compares if the range is too wide for look-ups, or if the
-    protocol has none.
-    """
-    said = []
-    for step in steps:
-        rows, window = config.rows_of(step.name), config.window(step.name)
-        if step.op != "softmax" or rows is None or not window.k or (named(protocol).looks_up and _in_range(step, rows)):
-            continue
-        spread, reach = rows.most - rows.least, 2.0 ** (window.k - SCALE - 1)
-        if spread > reach:
-            said.append(
-                f"{step.name}: values of a row may differ by {spread:.3g} (rows), and window {window} compares "
-                f"differences below {reach:g}: larger ones give wrong results. Use a window with a larger k, or none"
-            )
-    return said
 
 
 def _sum(step: Step, comparison: Comparison, owner: WeightOwner | None) -> Layer:
@@ -402,26 +381,6 @@ ON_SQUARES = ("norm", "moment", "normalize", "cosine")  # of them, those that ta
 def ranged(step: Step) -> bool:
     """Return whether `BitConfig.rows` may name this step: a softmax, a function, or a root of squares."""
     return step.op in ON_ROWS and step.attrs.get("root", True)
-
-
-def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if `config.rows` names a layer that has no rows, or has the wrong range for one.
-
-    steps: all steps of the net.
-    """
-    kinds = {step.name: "norm" if step.op in ON_SQUARES else step.op for step in steps if ranged(step)}
-    config.check_rows({name: kind if kind in ("softmax", "norm") else "function" for name, kind in kinds.items()})
-
-
-def check_ranges(config: BitConfig, steps: Sequence[Step]) -> None:
-    """Raise ConfigError if a function without tails, such as log, has no range in `config.rows`.
-
-    steps: all steps of the net.
-    """
-    for step in steps:
-        if step.op == "function" and not compares(step) and config.rows_of(step.name) is None:
-            what = f"the range of the values of {step.attrs['expression']} is not known"
-            raise ConfigError(what, where=step.name, hint=RANGE_HINT)
 
 
 def _any_rows(op: str) -> Build:

@@ -249,13 +249,13 @@ def test_random_compositions_are_right_or_refused(seed: int) -> None:
         assert error <= 2.0**-10 * steps * max(8.0, sensitivity**2), text
 
 
-@pytest.mark.parametrize(("error", "integers"), [(0.006, 32), (2.0**-10, 29)])
-def test_results_have_more_right_bits_where_that_costs_up_to_twice_as_much(error: float, integers: int) -> None:
+@pytest.mark.parametrize(("error", "integers"), [(0.006, 36), (2.0**-10, 31)])
+def test_results_have_more_right_bits_where_that_costs_up_to_three_times_as_much(error: float, integers: int) -> None:
     sizes = of_error("gelu(x)", -3.3, 3.3, error)
     usual, wide = (table_of("gelu(x)", sizes, 64, possible=most) for most in (INTEGERS, MOST_INTEGERS))
     assert usual is not None and wide is not None
     assert (usual.bits - usual.table.scale, wide.bits - wide.table.scale) == (INTEGERS, integers)
-    assert usual.dealt < wide.dealt <= 2 * usual.dealt
+    assert usual.dealt < wide.dealt <= 3 * usual.dealt
     assert wide.error(2) <= error * (1 + 2.0**-6)
     # What is not read costs nothing.
     assert table_of("gelu(x)", sizes, 10, possible=MOST_INTEGERS) == table_of("gelu(x)", sizes, 10)
