@@ -10,8 +10,8 @@ groups are nearly independent, and small ones follow e_g, so those of all groups
     r^2 = sum over g of (r_g e_g / probe_g)^2
 
 From the largest errors on, the group that saves most of r^2 for a bit divides its error by 2^(1/2), until r is below
-the goal; then groups go back where r stays below it. At last all tables run together, and while the results err by
-more, the goal of r is lowered.
+the goal; then groups go back where r stays below it. At last all tables run together, a few times: if the results err
+by more than they may, the goal of r is lowered, and if they err by much less, it is raised.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a functi
 _PROBE = 6  # the level at which a group's effect is measured, if it has a table: 2^-9
 _PARTIES, _VALUES, _FRACTION = 2, 1 << 14, 36  # of the prices compared: a linear layer's results have 36 bits or so
 _TRIES = 6  # goals of r
-_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest
+_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest; also: near
 
 
 class _Table(NamedTuple):
@@ -179,17 +179,25 @@ def find_errors(
         for few in dict.fromkeys((chosen.name != "throughput", False)):  # more rounds only if nothing else helps
             for group in groups:
                 group.few = few
-            goal = _CLOSE * within
+            goal = most = _CLOSE * within
+            kept, good, bad = dict[str, float](), 0.0, math.inf  # the errors for the largest goal that was good
             for _ in range(_TRIES):
                 reached = _choose(groups, goal)
                 tables = [(group, table) for group in groups if (table := group.table(group.level)) is not None]
                 found = error({name: table.run for group, table in tables for name in group.names}, plain)
-                if found <= _CLOSE * within:
-                    errors = {name: _LEVELS[group.level] for group in groups for name in group.names}
-                    return {name: replace(old, error=errors.get(name, old.error)) for name, old in rows.items()}
-                if not reached:
+                if found <= most:
+                    kept = {name: _LEVELS[group.level] for group in groups for name in group.names}
+                    good = goal
+                    if found > _CLOSE * most:
+                        break
+                    goal = min(goal * most / max(found, most / 8), math.sqrt(goal * bad))
+                elif reached or good:
+                    bad = goal
+                    goal = math.sqrt(good * goal) if good else goal * min(0.8, most / found)
+                else:
                     break
-                goal *= min(0.8, _CLOSE * within / found)
+            if kept:
+                return {name: replace(old, error=kept.get(name, old.error)) for name, old in rows.items()}
     what = f"the results err by {found:.2g} of the largest, more than {within:g}, with the finest tables of aim {aim!r}"
     raise ConfigError(what, where="find_errors", hint="allow a larger error, or give smaller ranges")
 
