@@ -47,7 +47,8 @@ _LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a functi
 _PROBE = 6  # the level at which a group's effect is measured, if it has a table: 2^-9
 _PARTIES, _VALUES, _FRACTION = 2, 1 << 14, 36  # of the prices compared: a linear layer's results have 36 bits or so
 _TRIES = 6  # goals of r
-_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest; also: near
+_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest
+_NEAR = 0.7  # results that err by at least this part of what they may are as good as those of any other goal
 
 
 class _Table(NamedTuple):
@@ -188,7 +189,7 @@ def find_errors(
                 if found <= most:
                     kept = {name: _LEVELS[group.level] for group in groups for name in group.names}
                     good = goal
-                    if found > _CLOSE * most:
+                    if found >= _NEAR * most:
                         break
                     goal = min(goal * most / max(found, most / 8), math.sqrt(goal * bad))
                 elif reached or good:
