@@ -25,9 +25,10 @@ a unit; if a table covers a window that leaves 1/4 or more undecided, by two uni
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -135,7 +136,6 @@ class Tabulated(Comparing):
         left, right = functions.tails(text, rises)
         assert left is not None and right is not None, "other functions are `FunctionInRange`"
         self.left, self.right = left, right
-        self._forms: dict[tuple[object, ...], _Form] = {}
 
     @property
     def _whole(self) -> bool:
@@ -196,10 +196,10 @@ class Tabulated(Comparing):
         That says also whether the input is clamped before. The planner must have set `comparison.valid`.
         """
         known = self.comparison
-        key = scale, known.valid, known.window, known.aim
-        if key not in self._forms:  # the form does not depend on what later layers read
-            self._forms[key] = self._form(scale)
-        found = self._finished(self._forms[key], self.read - SCALE)
+        how = self.rows, self.rises, self.integers
+        # The form does not depend on what later layers read, so that all time steps of a recurrent layer have one.
+        form = _form_of(type(known), (known.window, known.valid, known.aim), self.text, how, scale)
+        found = self._finished(form, self.read - SCALE)
         assert found is not None, "see `_form`"
         return found
 
@@ -487,6 +487,14 @@ class FunctionInRange(Layer):
         if self.rows is None:
             return f"{self.text} of values whose range is not known"
         return f"{self.text} in {self.rows}, {self._table.table.shown}, error {self._table.error(2):.1e}"
+
+
+@functools.lru_cache(1024)
+def _form_of(kind: type[Comparison], known: tuple[Any, ...], text: str, how: tuple[Any, ...], scale: int) -> _Form:
+    """Return the form of a function's layer: the arguments, named where it is called, are all that it depends on."""
+    layer = Tabulated(text, kind(known[0], valid=known[1], aim=known[2]), *how[:2])
+    layer.integers = how[2]
+    return layer._form(scale)
 
 
 RANGE_HINT = "give it: bits.with_rows(hummingbird.find_rows(net, inputs)), or Rows(least, most) by the step's name"
