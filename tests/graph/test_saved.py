@@ -22,8 +22,9 @@ from tests.support.operations import cases
 # Divisions, products with constant matrices, choices, norms, attention: steps of another form.
 ROUNDED = {"scale", "scale_tensor", "matmul", "where"}
 ROUNDED |= {"statistic", "norm_last", "norm_channels", "attention", "encoder", "product", "apart", "in_range", "raw"}
+ROUNDED |= {"function", "wide"}
 # Where rows are nearly constant, these magnify what float32 rounds.
-NORMS = {"statistic", "norm_last", "norm_channels", "encoder"}
+NORMS = {"statistic", "norm_last", "norm_channels", "encoder", "raw"}
 
 
 CHUNKS = {"seen", "rows_at", "cached_matmul"}  # steps of a causal net's chunks, which follow from the saved net
