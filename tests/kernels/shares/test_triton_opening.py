@@ -117,7 +117,7 @@ for width in map(int, sys.argv[1].split(",")):
 
 
 def test_triton_computes_the_same() -> None:
-    """Every kernel with operands in one form, in the smallest window; 13 words of 6 bits pass the end of a word of 64."""
+    """Every kernel with operands in one form, in the smallest window; 13 words of 6 bits end beyond a word of 64."""
     assert interpret(PROGRAM, "cpu", "13", "1").endswith("same\n")
 
 
