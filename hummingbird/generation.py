@@ -47,8 +47,8 @@ def generate(
         from 1 to `private.prompt`, of any length within it at the same cost.
     new: how many words follow at most. The prompt takes `private.prompt` places, and each new word but the last one.
     temperature: 0 takes the most likely word; else words are drawn from softmax(logits / temperature).
-    top_k: draw among so many most likely words; None: among all. generator: where the draws come from, on the CPU;
-        None: torch's own.
+    top_k: the number of most likely words to draw from; None: all words. generator: the source of the draws, on the
+        CPU; None: torch's own.
     stop: a word's number, or several: the text ends with the first of these words. Without, it has `new` words.
     Each call is one conversation. In a session it takes 2 rounds, the steps' rounds (`private.costs`), 1 more for each
     new word and, with `stop`, 1 more for each word but the last of `new`.

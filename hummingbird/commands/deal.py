@@ -56,7 +56,7 @@ _EPILOG = """example:
       --store kept
 
   for conversations of `serve --prompt`, 100 of them:
-  python -m hummingbird deal --model models.gpt:gpt_small --weights checkpoints/wikitext2-gpt.pt --input 1x256x192 \
+  python -m hummingbird deal --model models.gpt:gpt_small --weights checkpoints/wikitext2-gpt.pt --input 1x256x192 \\
       --prompt 64 --images 100 --out talks
 """
 

@@ -51,7 +51,7 @@ _EPILOG = """example, with my_net.py in the current folder, and a client beside 
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --out logits.npy
 
   text, for conversations of 256 words of width 192, of which 64 are for the prompt (docs/serving.md):
-  python -m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:gpt_small \
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:gpt_small \\
       --weights checkpoints/wikitext2-gpt.pt --input 256x192 --prompt 64 --listen 127.0.0.1:910{rank}
 """
 

@@ -20,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from hummingbird.errors import InputError
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.session.session import Session
 from hummingbird.prg import cipher_of
 from models.bert import Bert, bert_base
 from scripts.bench.contest import Sample
@@ -118,6 +120,37 @@ def most_memory(found: list[int]) -> Iterator[None]:
         found.append(most)
 
 
+def timed(session: Session, compute: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """Run a computation of two parties that begin at once; return its result, and the figures of a row.
+
+    Processor seconds and memory are those of the party that used more of them. Raises HummingbirdError if bits or
+    rounds differ from their price (`Sample.of`).
+    """
+    session.channel.exchange_text("ready")
+    memory = list[int]()
+    with most_memory(memory), hummingbird.meter() as meter:
+        started, cpu = time.perf_counter(), time.process_time()
+        result = compute()
+        seconds, used = time.perf_counter() - started, time.process_time() - cpu
+    sample = Sample.of(seconds, meter)
+    (other,) = session.channel.exchange_text(json.dumps([used, memory[0]])).values()
+    return result, {
+        "seconds": seconds,
+        "cpu_seconds": max(used, json.loads(other)[0]),
+        "wire_seconds": sample.wire_seconds,
+        "offline_seconds": sample.offline_seconds,
+        "online_megabytes": sample.online_bits / 8e6,
+        "offline_megabytes": sample.offline_bits / 8e6,
+        "rounds": sample.rounds,
+        "own_gigabytes": max(memory[0], json.loads(other)[1]) / 1e9,
+    }
+
+
+def error_percent(got: Tensor, expected: Tensor) -> float:
+    """The largest error, in percent of the largest expected number."""
+    return 100 * float((got - expected).abs().max() / expected.abs().max())
+
+
 def party(args: argparse.Namespace) -> None:
     """One party: party 0 writes a row for each run."""
     session = hummingbird.init(store=args.store)
@@ -128,30 +161,10 @@ def party(args: argparse.Namespace) -> None:
     del plain
     for run in range(args.repeats + 1):
         shared = hummingbird.cryptensor(inputs(1 + run) if session.rank == 0 else None, src=0)
-        session.channel.exchange_text("ready")
-        memory = list[int]()
-        with most_memory(memory), hummingbird.meter() as meter:
-            started, cpu = time.perf_counter(), time.process_time()
-            result = private(shared)
-            seconds, used = time.perf_counter() - started, time.process_time() - cpu
-        opened, sample = result.get_plain_text(), Sample.of(seconds, meter)
-        (other,) = session.channel.exchange_text(json.dumps([used, memory[0]])).values()
+        result, row = timed(session, partial(private, shared))
+        opened = result.get_plain_text()
         if session.rank == 0:
-            error = float((opened - expected[run]).abs().max() / expected[run].abs().max())
-            rows.append(
-                {
-                    "run": run,
-                    "seconds": seconds,
-                    "cpu_seconds": max(used, json.loads(other)[0]),
-                    "wire_seconds": sample.wire_seconds,
-                    "offline_seconds": sample.offline_seconds,
-                    "online_megabytes": sample.online_bits / 8e6,
-                    "offline_megabytes": sample.offline_bits / 8e6,
-                    "rounds": sample.rounds,
-                    "own_gigabytes": max(memory[0], json.loads(other)[1]) / 1e9,
-                    "error_percent": 100 * error,
-                }
-            )
+            rows.append({"run": run, **row, "error_percent": error_percent(opened, expected[run])})
     hummingbird.uninit()
     if args.result is not None and session.rank == 0:
         args.result.write_text(json.dumps(rows))

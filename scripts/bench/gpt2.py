@@ -17,8 +17,8 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.session.conversation import Conversation
+from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import cipher_of
 from models.gpt import Gpt, gpt2
-from scripts.bench.bert import most_memory
-from scripts.bench.contest import Sample
+from scripts.bench.bert import error_percent, timed
 from scripts.bench.link import Link, places
 from scripts.bench.party import launch, rows_of
 from scripts.program import columns, main_of, new_parser, write_rows
@@ -98,6 +98,13 @@ def write_store(args: argparse.Namespace) -> None:
     deal(args.store, setup=[], steps=what, shape=shape, slots=1, parties=2, facts=facts, cipher=cipher_of("cpu"))
 
 
+def step(talk: Conversation, plan: Any, x: Shared, word: int) -> Shared:
+    """Run the step that reads a word's vector, with this plan; return the shared logits."""
+    with talk.step() as session:
+        result: Shared = plan.steps(session, x, [torch.tensor([0, word])])
+    return result
+
+
 def party(args: argparse.Namespace) -> None:
     """One party: party 0 writes a row for each word."""
     session = hummingbird.init(store=args.store)
@@ -110,31 +117,11 @@ def party(args: argparse.Namespace) -> None:
     talk = Conversation(session, decoder.facts, steps(decoder, args.repeats + 1, rank=session.rank))
     for word in range(length):
         shared = tensors.shared(hummingbird.cryptensor(x[:, word : word + 1] if session.rank == 0 else None, src=0))
-        session.channel.exchange_text("ready")
-        memory, run = list[int](), decoder.nets[-1 if word else 0]
-        with most_memory(memory), hummingbird.meter() as meter:
-            started, cpu = time.perf_counter(), time.process_time()
-            with talk.step() as step:
-                result = run.steps(step, shared, [torch.tensor([0, word])])  # type: ignore[operator]
-            seconds, used = time.perf_counter() - started, time.process_time() - cpu
-        opened, sample = tensors.tensor(result).get_plain_text(), Sample.of(seconds, meter)
-        (other,) = session.channel.exchange_text(json.dumps([used, memory[0]])).values()
+        plan = decoder.nets[-1 if word else 0]
+        result, row = timed(session, partial(step, talk, plan, shared, word))
+        opened = tensors.tensor(result).get_plain_text()
         if session.rank == 0:
-            error = float((opened - expected[:, word]).abs().max() / expected[:, word].abs().max())
-            rows.append(
-                {
-                    "word": word,
-                    "seconds": seconds,
-                    "cpu_seconds": max(used, json.loads(other)[0]),
-                    "wire_seconds": sample.wire_seconds,
-                    "offline_seconds": sample.offline_seconds,
-                    "online_megabytes": sample.online_bits / 8e6,
-                    "offline_megabytes": sample.offline_bits / 8e6,
-                    "rounds": sample.rounds,
-                    "own_gigabytes": max(memory[0], json.loads(other)[1]) / 1e9,
-                    "error_percent": 100 * error,
-                }
-            )
+            rows.append({"word": word, **row, "error_percent": error_percent(opened, expected[:, word])})
     talk.close()
     hummingbird.uninit()
     if args.result is not None and session.rank == 0:

@@ -33,7 +33,7 @@ KILLS = int(os.environ.get("HUMMINGBIRD_KILLS", "12"))
 
 
 def dealt(folder: Path, conversations: int, *options: str) -> Path:
-    """A store of so many conversations of the service's net."""
+    """Deal a store with material for some conversations with the service's net; return its folder."""
     store = folder / "store"
     deal = [*MODEL, "--input", f"1x{PLACES}x{WIDTH}", "--prompt", str(PROMPT), "--images", str(conversations)]
     command = [sys.executable, "-m", "hummingbird", "deal", *deal, "--out", str(store), *options]

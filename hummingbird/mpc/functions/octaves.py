@@ -101,7 +101,7 @@ class Octaves(NamedTuple):
 
     @property
     def opened(self) -> int:
-        """In how many bits a factor is opened for the product."""
+        """The number of bits of a factor c^S that the product opens."""
         assert self.factor is not None
         return self.fraction + exponent_of(max(1.0, self.factor**self.last)) + 1 + MARGIN
 
@@ -162,7 +162,7 @@ def _shifts(text: str) -> list[float]:
 def _forms(
     text: str, shift: float, least: float, most: float, error: float, factor: float | None, added: float
 ) -> Iterator[Octaves]:
-    """List forms for x + `shift` in [least, most], most of which keep the error."""
+    """List candidate forms for x + `shift` in [least, most]; the caller checks that they keep the error."""
     slope, largest = extent(text, least, min(most, 3 * least))
     grown = 1.0 if factor is None else max(1.0, factor ** math.log2(most / least))
     for finer in (2, 3):

@@ -67,9 +67,7 @@ def uneven(config: BitConfig, steps: Sequence[Step]) -> list[str]:
         one, other = config.rows_of(first.setdefault(key, name)), config.rows_of(name)
         if one is other or (one and other and (one.least, one.most) == (other.least, other.most)):
             continue
-        what = (
-            f"{first[key]} and {name} apply one function to results of the same weights, with ranges {one} and {other}"
-        )
+        what = f"{first[key]} and {name} apply one function to results of the same weights, in ranges {one} and {other}"
         hint = "values beyond a range give wrong results. Find the ranges with inputs of this length: find_rows(net, x)"
         said.setdefault(key, f"{what}: {hint}")
     return list(said.values())

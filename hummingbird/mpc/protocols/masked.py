@@ -384,10 +384,8 @@ class Masked(Comparison):
 
     def steps(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor, Tensor]:
         q, flat = self.window.q, share.reshape(-1)
-        near, tables = (
-            [knot >> q for knot in knots],
-            self._tables_of_steps(flat.numel(), scale, session.parties, len(knots)),
-        )
+        near = [knot >> q for knot in knots]
+        tables = self._tables_of_steps(flat.numel(), scale, session.parties, len(knots))
         how = scale - SCALE + q, self.k(scale) - q, self.window.low - q, self.ring - q, tables
         done = [thresholds.steps(session, part, near, *how) for part in flat.split(most_at_once(len(knots)))]
         bits, y, z = (torch.cat(parts, -1) for parts in zip(*done, strict=True))

@@ -223,7 +223,7 @@ class TableChoice:
         return fewest_rounds(w, knots)
 
     def in_one_round(self, bits: int) -> bool:
-        """Return whether ReLUs take one round (lines.py), if the lines of one of them have so many bits.
+        """Return whether a ReLU may take one round (lines.py). bits: how many bits its lines have.
 
         By "link" they may take one: it depends on the number of values (`Comparison.fastest`).
         """

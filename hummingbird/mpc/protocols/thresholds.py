@@ -151,8 +151,8 @@ def relus(
     tables: how many step tables, of at most 8 bits each, serve the window; None: as many as take fewest rounds.
     Cost: `relus_price`: k + 2J bits and 2 rounds for one table.
     """
-    _, y, z = steps(session, share, knots, shift, k, m, ring, tables)
-    return y, z
+    material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
+    return _lifted(session, material, places, public, k)
 
 
 def steps(
@@ -171,15 +171,22 @@ def steps(
     sent or dealt. All J bits of a value are decided by one random number: they fall from 1 to 0 as t grows.
     """
     material, places, public = _compared(session, share, knots, shift, k, m, ring, tables, False)
-    own, first = (plain(material.mask), plain(material.carry)), int(session.rank == 0)
+    hidden, first = zip(public, plain(material.choice), strict=True), int(session.rank == 0)
+    bits = [_chosen(kernels.from_bits(row[0], share.numel()), first, r_b.long()) for row, r_b in hidden]
+    return torch.stack(bits), *_lifted(session, material, places, public, k)
+
+
+def _lifted(
+    session: Session, material: ThresholdShares, places: Sequence[Tensor], public: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Return shares of relu(z - t) for every knot t, and of z less the first; the rest is what `_compared` returned."""
+    own = plain(material.mask), plain(material.carry)
     each = zip(places, public, *(plain(w) for w in (material.choice, material.wrap, material.product)), strict=True)
     lifted = [
         kernels.lift(place, bits, *own, choice, wrap, product, k, session.rank == 0)
         for place, bits, choice, wrap, product in each
     ]
-    hidden = zip(public, plain(material.choice), strict=True)
-    bits = [_chosen(kernels.from_bits(row[0], share.numel()), first, r_b.long()) for row, r_b in hidden]
-    return torch.stack(bits), torch.stack([y for y, _ in lifted]), lifted[0][1]
+    return torch.stack([y for y, _ in lifted]), lifted[0][1]
 
 
 def squares(
