@@ -71,11 +71,10 @@ def add_parser(commands: Any) -> None:
     text += "a net that begins with private lookups (docs/lookup.md) needs none"
     group.add_argument("--input", nargs="+", type=shape, metavar="CxHxW", help=text)
     add_prompt_argument(group, "--input is PLACESxWIDTH, of a conversation's word vectors")
-    text = "most conversations that are open at a time, of which a client may have a quarter "
-    most, idle = QueueLimits.conversations, QueueLimits.idle
-    group.add_argument("--conversations", type=count, default=most, metavar="N", help=text + "(default: %(default)s)")
-    text = "end a conversation after so many seconds without a word (default: %(default)s)"
-    group.add_argument("--idle", type=positive, default=idle, metavar="SECONDS", help=text)
+    text = "with --prompt: how many conversations may be open at a time, a quarter of them for one client "
+    group.add_argument("--conversations", type=count, metavar="N", help=f"{text}(default: {QueueLimits.conversations})")
+    text = f"with --prompt: seconds without a word after which a conversation ends (default: {QueueLimits.idle:g})"
+    group.add_argument("--idle", type=positive, metavar="SECONDS", help=text)
     text = "most images in a batch, and in a request, which holds at most 32 MiB; batches more than half full are "
     text += "interleaved "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
@@ -90,6 +89,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Run one party of a service: listen, meet the others, convert the net, and answer clients until SIGTERM."""
+    talks = {name: value for name in ("conversations", "idle") if (value := getattr(args, name)) is not None}
+    if talks and args.prompt is None:
+        hint = "add --prompt C for a net that generates text, or leave this option out"
+        raise InputError(
+            "only a service that generates text has conversations", where=f"--{next(iter(talks))}", hint=hint
+        )
     place = environment(args.lanes)
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
@@ -103,8 +108,7 @@ def run(args: argparse.Namespace) -> None:
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)
     most = config.limits
-    limits = QueueLimits(most.requests, most.per_client, named=most.named)
-    limits = replace(limits, conversations=args.conversations, idle=args.idle)
+    limits = replace(QueueLimits(most.requests, most.per_client, named=most.named), **talks)
     loops: list[ReconnectLoop] = []
 
     def parts(program: ServiceProgram) -> ServiceParts:
@@ -136,7 +140,8 @@ def run(args: argparse.Namespace) -> None:
     if place.rank == 0:
         done = loops[0].counts
         padded = f", {done.padding} images of padding" if done.padding else ""
-        print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
+        images = "images" if args.prompt is None else "steps of conversations"
+        print(f"served {done.images} {images} in {done.batches} batches{padded}", flush=True)
 
 
 def _private(args: argparse.Namespace, rank: int, image: list[Tensor]) -> tuple[Any, Any, Tensor | None]:

@@ -99,7 +99,7 @@ class Service:
 def served(ended: Sequence[Finished]) -> tuple[int, int]:
     """Images and batches that party 0 says it has served, at an orderly end."""
     assert all(party.code == 0 for party in ended), [party.err for party in ended]
-    found = re.search(r"served (\d+) images in (\d+) batches", ended[0].out)
+    found = re.search(r"served (\d+) [a-z ]+ in (\d+) batches", ended[0].out)
     assert found, ended[0].out
     return int(found[1]), int(found[2])
 
