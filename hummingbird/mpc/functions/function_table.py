@@ -16,7 +16,7 @@ from torch import Tensor
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
-from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fit_error, least_k, steepest
+from hummingbird.mpc.functions.polynomials import DEGREES, GAIN, WIDEST, PolynomialTable, fits, least_k, steepest
 from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.layer import held
 from hummingbird.mpc.protocols.interfaces import Comparison
@@ -253,10 +253,10 @@ def table_of(text: str, sizes: Sizes, integers: int, fill: bool = True, possible
         sizes_of = {pair: pair[0].dealt(integers + sizes.scale) + 8 * (pair[1].factor > 0) for pair in some}
         fitting = (pair for pair in sorted(some, key=sizes_of.__getitem__))
         fitting = (pair for pair in fitting if pair[0].widths(integers + sizes.scale)[-1] <= 64)
-        return next((p for p in fitting if fit_error(p[0], _filled(sizes.reach, p[1])) <= _allowed(sizes, p[1])), None)
+        return next((p for p in fitting if fits(p[0], _filled(sizes.reach, p[1]), _allowed(sizes, p[1]))), None)
 
-    fits = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in {False, fill}})
-    every = [(table, fit) for fit in fits for table in tables(fit, 2)]
+    forms = sorted({_fit(sizes, w, filled) for w in range(2, sizes.widest + 1) for filled in {False, fill}})
+    every = [(table, fit) for fit in forms for table in tables(fit, 2)]
     found = best(every, max(TYPICAL, sizes.integers)) or best(every, sizes.integers)
     if found is None or found[0].dealt(sizes.integers + sizes.scale) > 8 * MOST_BYTES:
         return None

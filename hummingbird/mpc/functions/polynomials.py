@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -202,6 +202,14 @@ def pieces(table: PolynomialTable) -> Tensor:
     that stands for x and m the table's `m`; so t is 0 at the piece's middle. Coefficients are in units of 2^-(scale +
     GUARD). A piece on which an expression has a pole, is too large or does not exist is 0; `fit_error` counts it.
     """
+    found, finite = _solved(table)
+    found = found * 2.0 ** (table.scale + GUARD)
+    exists = finite & ((found.abs() < 2.0**_LARGEST).all(1) | (table.name in FUNCTIONS))
+    return torch.where(exists[:, None], found, 0).round().long()
+
+
+def _solved(table: PolynomialTable) -> tuple[Tensor, Tensor]:
+    """Return the unrounded coefficients of `pieces`, (2^w, degree + 1), and which rows have finite values, (2^w,)."""
     count = table.degree + 1
     t = torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count))
     number = torch.arange(1 << table.w)
@@ -209,9 +217,7 @@ def pieces(table: PolynomialTable) -> Tensor:
     x = (signed[:, None] + t) * 2.0 ** (table.m - table.fraction)
     values = table.of(x)
     powers = torch.linalg.vander(t, N=count)
-    found = torch.linalg.solve(powers, values.T.nan_to_num()).T * 2.0 ** (table.scale + GUARD)
-    exists = values.isfinite().all(1) & ((found.abs() < 2.0**_LARGEST).all(1) | (table.name in FUNCTIONS))
-    return torch.where(exists[:, None], found, 0).round().long()
+    return torch.linalg.solve(powers, values.T.nan_to_num()).T, values.isfinite().all(1)
 
 
 @functools.cache
@@ -223,10 +229,33 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
     least: None for a bound of the error itself; otherwise the error is divided by max(|f(x)|, least), for the table's
         function f.
     """
+    return _error(table, pieces(table).double() * 2.0 ** -(table.scale + GUARD), most, least) * (1 + 2.0**-7)
+
+
+def fits(table: PolynomialTable, most: float, allowed: float) -> bool:
+    """Return whether `fit_error(table, most)` is at most `allowed`.
+
+    Tables of other scales and fractions have polynomials of the same functions, but for roundings. If these err by too
+    much unrounded, which is known from the first of such tables, nothing else is computed.
+    """
+    alike = replace(table, k=table.w, fraction=table.fraction - table.m, scale=0)
+    rounded = (table.degree + 1) * 2.0 ** -(table.scale + GUARD + 1)
+    least = _unrounded_error(alike, most) * (1 - 2.0**-20) - rounded  # a millionth for this computation's own roundings
+    return least * (1 + 2.0**-7) <= allowed and fit_error(table, most) <= allowed
+
+
+@functools.cache
+def _unrounded_error(table: PolynomialTable, most: float) -> float:
+    """Return the largest error of the table's polynomials for |x| <= most, with unrounded coefficients."""
+    return _error(table, _solved(table)[0], most, None)
+
+
+def _error(table: PolynomialTable, rows: Tensor, most: float, least: float | None) -> float:
+    """Return the largest error for |x| <= most of polynomials with coefficients `rows`, in the order of `pieces`."""
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
     x = (torch.arange(-half, half)[:, None] + t) * 2.0 ** (table.m - table.fraction)
-    rows = pieces(table).roll(half, 0).double() * 2.0 ** -(table.scale + GUARD)
+    rows = rows.roll(half, 0)
     value = rows[:, -1:].expand_as(x)
     for power in reversed(range(table.degree)):
         value = value * t + rows[:, power, None]
@@ -234,7 +263,7 @@ def fit_error(table: PolynomialTable, most: float, least: float | None = None) -
     error = (value - wanted).abs()
     if least is not None:
         error = error / wanted.abs().clamp(min=least)
-    return float(error[x.abs() <= most].nan_to_num(nan=math.inf).max()) * (1 + 2.0**-7)
+    return float(error[x.abs() <= most].nan_to_num(nan=math.inf).max())
 
 
 def evaluate(table: PolynomialTable, x: Tensor) -> Tensor:
