@@ -254,9 +254,10 @@ def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, p
         bits = (_PARTIES * cost.bits + aim.dealer * cost.offline_bits) / _VALUES
         return _Table(layer, cost.rounds, bits, build(layer, step, _FRACTION, _PARTIES, compare))
 
+    told = BitConfig(rows=dict(rows))
     for step in steps:
-        if step.name in rows and step.op in ("function", *builders.SMOOTH):
-            known = rows[step.name]
+        known = told.rows_of(step.name)
+        if known is not None and step.op in ("function", *builders.SMOOTH):
             key = (*pooled.get(step.name, (step.name,)), known.least, known.most)
             group = groups.setdefault(key, _Group(step, known, make, aim.name != "throughput"))
             group.names.append(step.name)

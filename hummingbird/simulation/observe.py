@@ -231,7 +231,8 @@ def find_rows(
     batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are not finite,
     ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
-    A function of a recurrent layer has one range for all time steps that apply the same weights (`by_weights`).
+    A function of a recurrent layer has one range for all time steps (`by_weights`), by the name of the first one, so
+    that it holds for inputs of any length.
 
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)
@@ -275,7 +276,9 @@ def find_rows(
             if progress is not None:
                 progress(done, len(images))
     noted = [(name, step) for name, step in kinds if step.op not in ON_SQUARES or seen[name].most > -math.inf]
-    return {name: _rows(step, seen[name], more, error) for name, step in noted}
+    # A call name#1 of which nothing else is known than of `name` needs no rows of its own (`BitConfig.rows_of`).
+    own = [(name, step) for name, step in noted if seen.get(name.partition("#")[0]) is not seen[name] or "#" not in name]
+    return {name: _rows(step, seen[name], more, error) for name, step in own}
 
 
 def _under_root(step: Step, x: Tensor) -> Tensor:
