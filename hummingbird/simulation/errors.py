@@ -31,7 +31,7 @@ from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import Step
 from hummingbird.mpc.functions.function_table import TYPICAL
 from hummingbird.mpc.functions.tabulated import FunctionInRange, Tabulated
-from hummingbird.mpc.layers.layer import Spec
+from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.plan.ranges import by_weights, check_rows
@@ -40,7 +40,7 @@ from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet
-from hummingbird.simulation.layers import Twin, build, check_protocol
+from hummingbird.simulation.layers import Twin, Windows, build, check_protocol
 from hummingbird.simulation.observe import check_images
 
 _LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a function may have: 2^-6 to 2^-12
@@ -66,9 +66,10 @@ class _Group:
     few: whether no table may take more rounds than the coarsest one.
     """
 
-    def __init__(self, step: Step, rows: Rows, make: Callable[[Step, Rows], _Table | None], few: bool) -> None:
+    def __init__(self, step: Step, rows: Rows, make: Callable[[Step, Rows, int], _Table | None], few: bool) -> None:
         self.step, self.rows, self.names, self.few = step, rows, list[str](), few
         self._make, self._tables = make, dict[int, _Table | None]()
+        self._read = TYPICAL + SCALE
         self.level, self.effect = 0, 0.0  # of the chosen table; the results' error at an error of 1
         self.values = 1  # of one of the functions, for one image
 
@@ -78,11 +79,16 @@ class _Group:
         assert table is not None, "see `probe`"
         return table.run(x, *others)
 
+    def reads(self, read: int) -> None:
+        """Let the tables be those whose results are read in `read` bits, as a plan of the net says."""
+        self._read = read
+        self._tables.clear()
+
     def table(self, level: int) -> _Table | None:
         """The table at a level; None if none keeps its error, or if it takes too many rounds."""
         if level not in self._tables:
-            found = self._make(self.step, replace(self.rows, error=_LEVELS[level])) if level < len(_LEVELS) else None
-            self._tables[level] = found
+            known = replace(self.rows, error=_LEVELS[level]) if level < len(_LEVELS) else None
+            self._tables[level] = known and self._make(self.step, known, self._read)
         table, coarser = self._tables[level], [self._tables[at] for at in range(level) if at in self._tables]
         least = next((found.rounds for found in coarser if found), math.inf)
         return None if table and self.few and table.rounds > least else table
@@ -153,11 +159,12 @@ def find_errors(
     check_protocol(protocol, _PARTIES)
     chosen = TableChoice.of(aim)
     net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
-    folded = FoldedNet(net, protocol)
+    folded = FoldedNet(net, protocol, rows=rows)
     check_rows(BitConfig(rows=dict(rows)), folded.traced)
     groups = _groups(folded.traced, rows, chosen, protocol)
     if not groups:
         return dict(rows)
+    _plan(groups, folded.traced, rows, chosen, protocol)
     done, total = 0, len(groups) + 2 * _TRIES
 
     def error(instead: Mapping[str, Twin], wanted: Tensor) -> float:
@@ -237,16 +244,27 @@ def _choose(groups: Sequence[_Group], goal: float) -> bool:
         max(coarser, key=_Group.saved).level -= 1
 
 
+def _plan(
+    groups: Sequence[_Group], steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, protocol: str
+) -> None:
+    """Let the groups' tables be those of a plan of the net: how many bits of results are read decides their form."""
+    probed = {name: replace(group.rows, error=_LEVELS[group.probe]) for group in groups for name in group.names}
+    known = {**rows, **{name: probed[name] for name in rows if name in probed}}
+    plan = {step.name: step.layer for step in Windows(steps, protocol, rows).plan(BitConfig(rows=known), aim)}
+    for group in groups:
+        group.reads(max(layer.read for name in group.names if isinstance(layer := plan[name], Layer)))
+
+
 def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, protocol: str) -> list[_Group]:
     """Return the groups of functions for which `rows` have a range, in the net's order."""
     exact, pooled = named(protocol)(EXACT, aim=aim), by_weights(steps)
     exact.valid = 64
     compare, groups = Compare(0, clamp=False), dict[tuple[Any, ...], _Group]()
 
-    def make(step: Step, known: Rows) -> _Table | None:
+    def make(step: Step, known: Rows, read: int) -> _Table | None:
         layer = builders.ON_ROWS[step.op](step, exact, known)
         assert isinstance(layer, (Tabulated, FunctionInRange))
-        layer.read = TYPICAL + SCALE
+        layer.read = read
         try:
             cost = layer.cost([Spec((_VALUES,), _FRACTION)], _PARTIES)
         except ConfigError:  # no table of at most 16 kB for a value

@@ -12,7 +12,7 @@ that is 0, the terms of the state are left out.
 g has a table of its own: its values and the error that it may have often differ from those of f, i and o.
 
 The input of an upper layer is a stack of the lower layer's states. For private inference its product with weights is
-made for each time step by itself (`by_time`, graph/rewrite.py).
+made for each time step by itself (`by_time`, graph/time_steps.py).
 
 A first state of 0 bounds all later states: |c| <= t after t steps of an LSTM, and |h| <= 1 in a GRU. The planner, which
 sees one step at a time, would count a bit more for every step, until no bound is left and every step needs openings of
@@ -196,8 +196,7 @@ class _Calls:
         return tuple(self._tracer.proxy(new[x.node]) for x in self.result)
 
 
-# One time step: (layer, the end of its weights' names, what the input adds, what the state adds, state, bound of the new
-# state) -> new state --------------------------------------------------------------------------------------------------
+# One time step: (layer, end of the weights' names, what input and state add, state, bound of the new one) -> new state
 
 
 def _plus(a: Any, b: Any) -> Any:
@@ -244,10 +243,10 @@ def arranged_lstm(weight: Any) -> Any:
 
 
 def _gru(layer: Any, names: str, a: Any, b: Any, state: State, most: float | None) -> State:
-    *rz, n = a.chunk(3, 1)
-    *old_rz, old = (None, None, None) if b is None else b.chunk(3, -1)
-    gates = torch.sigmoid(torch.cat([_plus(x, y) for x, y in zip(rz, old_rz, strict=True)], 1))
-    r, z = labelled(gates, "gates" + names).chunk(2, 1)
+    sizes = [a.shape[1] // 3 * 2, a.shape[1] // 3]
+    rz, n = a.split(sizes, 1)
+    old_rz, old = (None, None) if b is None else b.split(sizes, -1)
+    r, z = labelled(torch.sigmoid(_plus(rz, old_rz)), "gates" + names).chunk(2, 1)
     n = torch.tanh(_plus(n, None if old is None else r * old))
     return (gated(z, labelled(n, "n" + names), state, most),)
 
