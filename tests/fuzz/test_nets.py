@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
 from hummingbird.mpc.plan.net import PrivateNet
@@ -85,12 +85,17 @@ def test_errors_of_inputs_stay_below_what_the_walk_says(sign: int) -> None:
         net, x = made.build()
         if "argmax" in made.kinds:  # jumps
             continue
-        known = truth(net, x, made.parties)
+        try:
+            known = truth(net, x, made.parties)
+        except ModelError:  # refused
+            continue
         moved, _ = walk(known.steps, x.double() + sign * UNIT / 2, made.parties)
         for step, before, after, bound in zip(known.steps, known.values, moved, known.errors, strict=True):
             if isinstance(before, Tensor):
                 rounding = 1e-12 * (1 + before.abs().max())  # of float64
-                assert bool(((after - before).abs() <= bound + rounding).all()), f"net {number}, {step}"
+                # Where a logarithm's argument may reach 0 there is no bound, and `judge` takes no error for right.
+                within = ((after - before).abs() <= bound + rounding) | bound.isnan()
+                assert bool(within.all()), f"net {number}, {step}"
 
 
 # The verdicts ---------------------------------------------------------------------------------------------------------
@@ -126,7 +131,10 @@ def test_a_scale_off_by_one_bit_is_found() -> None:
     for number in range(120):
         made = recipe(number)
         net, x = made.build()
-        known = truth(net, x, made.parties)
+        try:
+            known = truth(net, x, made.parties)
+        except ModelError:  # refused
+            continue
         places = [index for index, step in enumerate(known.steps) if step.op in LAYERS]
         if not places or made.headroom is not None or judge(number).verdict != "right":
             continue
