@@ -86,7 +86,7 @@ class Simulated(Reals):
         return Simulated(comparison, scale, self.parties, self.decide)
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most))
+        return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most), self.decide.random)
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         return x.to(torch.float32 if fraction <= SCALE else torch.float64)
