@@ -139,10 +139,7 @@ class Tabulated(Comparing):
 
     @property
     def _whole(self) -> bool:
-        """Whether the protocol needs the look-up's shares right in all bits, as "gmw" does.
-
-        A layer that clamps makes them right in all bits with every protocol.
-        """
+        """Whether the protocol needs the look-up's shares right in all bits, as "gmw" does."""
         return not self.comparison.looks_up
 
     @property
@@ -337,6 +334,9 @@ class Tabulated(Comparing):
         if self.left.slope:
             inside = inside + self.left.slope * (z - above[0])
         return inside.to(x.dtype)
+
+    def farthest(self, scale: int) -> float:
+        return max(map(abs, (self.look_up(scale).clamp or (0.0, 0.0))[:2]))
 
     def reads(self, later: int | None) -> int | None:
         if self.comparison.drops:
