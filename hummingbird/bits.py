@@ -101,8 +101,10 @@ class Rows:
     at most `sum` (None: the maximum that the range allows). For a norm, or another root of a row's squares: the number
     under the root, such as variance + eps, is 0 or in [least, most], 0 < least; no `sum`. For a function of one value,
     such as GELU or log, the value is in [least, most], and its result may err by `error` (None: as the window's m says,
-    or 2^-12 if the function has no window). Raises ConfigError for numbers that are not finite, least >= most, a sum
-    below 1, and an error below 2^-12.
+    or 2^-12 if the function has no window). For a function of a recurrent layer, `state` bounds the magnitude of what
+    the state adds to the value: then what the input adds is clamped to [least + state, most - state], for all time
+    steps at once. Raises ConfigError for numbers that are not finite, least >= most, a sum below 1, an error below
+    2^-12, and a state from which nothing is left for the input.
 
     >>> from hummingbird.bits import Rows
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
@@ -115,6 +117,7 @@ class Rows:
     most: float = record_field(_NUMBER)
     sum: float | None = record_field(_NUMBER, left_out=True, default=None)
     error: float | None = record_field(_NUMBER, left_out=True, default=None)
+    state: float | None = record_field(_NUMBER, left_out=True, default=None)
 
     def __post_init__(self) -> None:
         for name, value in (item for item in vars(self).items() if item[1] is not None or item[0] in ("least", "most")):
@@ -128,6 +131,9 @@ class Rows:
             raise ConfigError(what, hint="the mean of exp(x - mean) is 1 or more for all rows")
         if self.error is not None and self.error < 2.0**-12:
             raise ConfigError(f"an error of {self.error:g}", hint="2**-12 or more: values have 16 bits of fraction")
+        if self.state is not None and not 0 <= 2 * self.state < self.most - self.least:
+            what = f"rows between {self.least:g} and {self.most:g} of which a state adds up to {self.state:g}"
+            raise ConfigError(what, hint="0 or more, and less than half of most - least")
 
     def __str__(self) -> str:
         more = "".join(f" {name}={part:.6g}" for name, part in [*vars(self).items()][2:] if part is not None)
@@ -276,14 +282,11 @@ class BitConfig:
             raise ConfigError(what, hint=f"softmaxes, norms and functions of this net: {', '.join(kinds) or 'none'}")
         for name, rows in self.rows.items():
             fits, hint = {
-                "softmax": (
-                    rows.least < 0 < rows.most,
-                    "values less their mean: least < 0 < most, without error",
-                ),
+                "softmax": (rows.least < 0 < rows.most, "values less their mean: least < 0 < most, without error"),
                 "norm": (rows.least > 0 and rows.sum is None, "variances: 0 < least < most, without sum and error"),
                 "function": (rows.sum is None, "the range of its values, without sum"),
             }[short[name]]
-            if not fits or (rows.error is not None and short[name] != "function"):
+            if not fits or ((rows.error, rows.state) != (None, None) and short[name] != "function"):
                 raise ConfigError(f"rows {rows} of a {short[name]}", where=name, hint=hint)
 
     def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:

@@ -226,7 +226,7 @@ def build(
     """
     steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
     chosen = TableChoice.of(aim)
-    order = Rewritten.of(steps, protocol, None if owner is None else config)
+    order = Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = _facts(steps, config, owner, chosen, protocol, digest(plan))
     settings = f"protocol {protocol}, weights {facts['weights']}"
@@ -330,7 +330,7 @@ def convert_decoder(
         aim = "throughput" if session is not None and session.streamed else "latency"
     parties = session.parties if session else None
     steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
-    chosen, order = TableChoice.of(aim), Rewritten.of(steps, protocol, None if owner is None else config)
+    chosen, order = TableChoice.of(aim), Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
     causal = CausalNet.of(order.steps, places, width)
     causal.check(prompt)
     facts = _facts(steps, config, owner, chosen, protocol, "")

@@ -26,9 +26,10 @@ Steps:
 """
 
 from hummingbird.graph.interpreter import OPS, Interpreter, run, run_all
-from hummingbird.graph.rewrite import by_time, centered, pools_first
+from hummingbird.graph.rewrite import centered, pools_first
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, fingerprint
+from hummingbird.graph.time_steps import by_time, clamped, input_terms
 from hummingbird.graph.trace import problems, trace, unfolded
 from hummingbird.graph.unwrap import unwrapped
 
@@ -40,7 +41,9 @@ __all__ = [
     "Step",
     "by_time",
     "centered",
+    "clamped",
     "fingerprint",
+    "input_terms",
     "pools_first",
     "problems",
     "run",

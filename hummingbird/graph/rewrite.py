@@ -1,8 +1,7 @@
-"""Rewrites of a net's steps that keep its results: folded scales, centred weights, layers by time, poolings first.
+"""Rewrites of a net's steps that keep its results: folded scales, centred weights, poolings first.
 
     fold           scales and shifts (batch norms, a layer norm's affine part) become part of neighbouring weights
     centered       the weights before a norm take the mean of its input away
-    by_time        a linear layer on all time steps of a recurrent layer becomes one for each time step
     pools_first    a ReLU in front of a max pooling moves behind it
 
 Arithmetic on weights is float64, one correctly rounded IEEE 754 operation at a time: every machine gets the same
@@ -272,83 +271,6 @@ def _centered(x: Tensor, dim: int) -> Tensor:
     if not x.is_meta and x.numel() and float(out.abs().max()) < _NOTHING * float(x.abs().max()):
         out = torch.zeros_like(out)
     return out.movedim(-1, dim).to(x.dtype).contiguous()
-
-
-# Stacked recurrent layers, step by step in time -----------------------------------------------------------------------
-#
-# A recurrent layer multiplies its input by weights for all time steps at once. If the input is the states of another
-# recurrent layer, this product waits for the last one of them. Taken for each time step by itself, it waits for one
-# state only: step t of the upper layer and step t + 1 of the lower one do not depend on each other, and open their
-# values in the same rounds. So L layers over T time steps are T + L - 1 steps deep, not T L.
-
-
-def by_time(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps with a linear layer on a stack of recurrent states divided into one for each state.
-
-    The new steps have the linear layer's name and the number of the time step: "lstm.linear_161.0".
-    """
-    steps, known = list(steps), ranks(steps)
-    readers: list[list[int]] = [[] for _ in steps]
-    for number, step in enumerate(steps):
-        for ref in refs(step.inputs):
-            readers[ref.index].append(number)
-    forward: dict[int, int] = {}
-    for number, unbind in enumerate(steps):
-        if unbind.op != "unbind" or (linear := steps[source := unbind.inputs[0].index]).op != "linear":
-            continue
-        taken = all(steps[at].op == "getitem" and type(steps[at].attrs["index"]) is int for at in readers[number])
-        stack = _stack(steps, linear.inputs[0].index, unbind.attrs["dim"])
-        if stack is None or known[stack] != 3 or readers[source] != [number] or not taken:
-            continue
-        states = [ref.index for ref in refs(steps[stack].inputs)]
-        if not _in_sequence(steps, states):
-            continue
-        first: dict[int, int] = {}
-        for at in readers[number]:
-            time = steps[at].attrs["index"] % len(states)
-            steps[at] = Step(f"{linear.name}.{time}", "linear", (Ref(states[time]),), linear.attrs)
-            forward[at] = first.setdefault(time, at)
-    return compact(steps, forward) if forward else steps
-
-
-def _stack(steps: Sequence[Step], number: int, dim: int) -> int | None:
-    """Return the number of the "stack" along dimension `dim`, 0 or 1, whose result is step `number`'s; else None.
-
-    Between both the two first dimensions may be exchanged, and one of size 1 be put in and taken out again, as between
-    two recurrent layers of an ONNX file.
-    """
-    while (step := steps[number]).op != "stack":
-        before = steps[step.inputs[0].index] if step.inputs and isinstance(step.inputs[0], Ref) else step
-        if (step.op, *step.attrs.items()) in _EXCHANGES:
-            dim = 1 - dim
-        elif step.op == "squeeze" and before.op == "unsqueeze" and before.attrs == step.attrs:
-            step = before
-        else:
-            return None
-        number = step.inputs[0].index
-    return number if step.attrs["dim"] == dim and dim in (0, 1) else None
-
-
-_EXCHANGES = [
-    ("transpose", ("dim0", 0), ("dim1", 1)),
-    ("transpose", ("dim0", 1), ("dim1", 0)),
-    ("permute", ("dims", (1, 0, 2))),
-]
-
-
-def _in_sequence(steps: Sequence[Step], states: Sequence[int]) -> bool:
-    """Whether the value of one of the steps `states` depends on that of another one."""
-    last, least, others = max(states), min(states), set(states)
-    others.discard(last)
-    left, seen = [last], set[int]()
-    while left:
-        for ref in refs(steps[left.pop()].inputs):
-            if ref.index in others:
-                return True
-            if ref.index > least and ref.index not in seen:
-                seen.add(ref.index)
-                left.append(ref.index)
-    return False
 
 
 # Max pooling before ReLU ---------------------------------------------------------------------------------------------

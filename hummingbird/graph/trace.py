@@ -259,16 +259,15 @@ class TraceState:
         return self.builder.emit("unknown", kind=UNKNOWN)
 
     def _name(self, node: fx.Node) -> str:
-        if node.op == "call_module":
-            target = str(node.target)
-            self.calls[target] += 1
-            return target if self.calls[target] == 1 else f"{target}#{self.calls[target] - 1}"
-        scope, root = self.captured.scopes.get(node, ""), self.captured.root
-        if isinstance(root, ProgramNet) and scope in root.program_layers and node.op.startswith("call"):
-            self.calls[scope] += 1
-            return scope if self.calls[scope] == 1 else f"{scope}#{self.calls[scope] - 1}"
-        name = str(node.target) if node.op in ("placeholder", "output") else node.name
-        name = f"{scope}.{name}" if scope else name
+        scope, root, module = self.captured.scopes.get(node, ""), self.captured.root, node.op == "call_module"
+        label = node.meta.get("label")  # of a function that every time step applies
+        name = str(node.target) if module or node.op in ("placeholder", "output") else label or node.name
+        name = f"{scope}.{name}" if scope and not module else name
+        known = isinstance(root, ProgramNet) and scope in root.program_layers and node.op.startswith("call")
+        if module or label or known:
+            name = scope if known and not label else name
+            self.calls[name] += 1
+            return name if self.calls[name] == 1 else f"{name}#{self.calls[name] - 1}"
         while name in self.taken:
             name += "_"
         self.taken.add(name)

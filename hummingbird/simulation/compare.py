@@ -31,6 +31,7 @@ class Compare:
         self.seed, self.clamp = seed, clamp
         self.training = False
         self.drawn = 0  # keys so far
+        self.random: torch.Generator | None = None  # of tables' roundings; None: they round to the nearest
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compare:
         return self  # shared with the layers of a copied simulation; every forward() sets its mode

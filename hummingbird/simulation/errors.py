@@ -5,13 +5,14 @@ grow: in a trained LSTM of three layers an error of the lowest g was 20 times wo
 
 Functions that share a range, as the time steps of a recurrent layer do, form a group g, which shares an error e_g.
 With the group's real table in place of its functions, and everything else exact, the results err by r_g. Errors of
-groups are nearly independent, and small ones follow e_g, so those of all groups together are about
+groups are nearly independent, so all groups together err by about the root of the sum of r_g^2. Small errors r_g follow
+e_g as long as the polynomials' degree is the same: parabolas err by more at 0 than cubics of the same largest error,
+and the time steps of a quiet input add that up. So r_g is measured for a table that is chosen. While tables are
+compared, it is estimated by e_g from a table of the same degree.
 
-    r^2 = sum over g of (r_g e_g / probe_g)^2
-
-From the largest errors on, the group that saves most of r^2 for a bit divides its error by 2^(1/2), until r is below
-the goal; then groups go back where r stays below it. At last all tables run together, a few times: if the results err
-by more than they may, the goal of r is lowered, and if they err by much less, it is raised.
+From the largest errors on, the group whose finer table saves most of r^2 for a bit gets it, until r is below the goal;
+then groups go back where r stays below it. At last all tables run together, a few times: if the results err by more
+than they may, the goal of r is lowered, and if they err by much less, it is raised.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hummingbird.graph.example_shapes import settled
 from hummingbird.graph.steps import Step
 from hummingbird.mpc.functions.function_table import TYPICAL
 from hummingbird.mpc.functions.tabulated import FunctionInRange, Tabulated
-from hummingbird.mpc.layers.layer import Spec
+from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.plan.ranges import by_weights, check_rows
@@ -40,14 +41,15 @@ from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet
-from hummingbird.simulation.layers import Twin, build, check_protocol
+from hummingbird.simulation.layers import Twin, Windows, build, check_protocol
 from hummingbird.simulation.observe import check_images
 
 _LEVELS = [2.0 ** (-half / 2) for half in range(12, 25)]  # errors that a function may have: 2^-6 to 2^-12
 _PROBE = 6  # the level at which a group's effect is measured, if it has a table: 2^-9
 _PARTIES, _VALUES, _FRACTION = 2, 1 << 14, 36  # of the prices compared: a linear layer's results have 36 bits or so
 _TRIES = 6  # goals of r
-_CLOSE = 0.7  # shares round at random, and err more than this module's tables, which round to the nearest
+_SETTLED = 3  # times that groups are measured for a goal, and chosen again
+_CLOSE = 0.8  # other inputs err by a little more
 _NEAR = 0.7  # results that err by at least this part of what they may are as good as those of any other goal
 
 
@@ -57,66 +59,91 @@ class _Table(NamedTuple):
     layer: Tabulated | FunctionInRange
     rounds: int
     bits: float
+    degree: int
     run: Twin
 
 
 class _Group:
     """Functions of a net that share a range. step: one of them. rows: the range. names: of all of them.
 
-    few: whether no table may take more rounds than the coarsest one.
+    few: whether no table may take more rounds than the coarsest one. measure: takes a group and a table, and returns
+    the error of the net's results with this table for the group's functions.
     """
 
-    def __init__(self, step: Step, rows: Rows, make: Callable[[Step, Rows], _Table | None], few: bool) -> None:
+    def __init__(self, step: Step, rows: Rows, make: Callable[[Step, Rows, int], _Table | None], few: bool) -> None:
         self.step, self.rows, self.names, self.few = step, rows, list[str](), few
         self._make, self._tables = make, dict[int, _Table | None]()
-        self.level, self.effect = 0, 0.0  # of the chosen table; the results' error at an error of 1
+        self._read = TYPICAL + SCALE
+        self._measured = dict[int, float]()  # the results' errors, by level
+        self.measure: Callable[[_Group, _Table], float] = lambda group, table: 0.0
+        self.level = 0  # of the chosen table
         self.values = 1  # of one of the functions, for one image
 
-    def run(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Compute one of the functions by the table at `probe`, and note how many values it has."""
-        self.values, table = x[0].numel(), self.table(self.probe)
-        assert table is not None, "see `probe`"
-        return table.run(x, *others)
+    def reads(self, read: int) -> None:
+        """Let the tables be those whose results are read in `read` bits, as a plan of the net says."""
+        self._read = read
+        self._tables.clear()
 
     def table(self, level: int) -> _Table | None:
         """The table at a level; None if none keeps its error, or if it takes too many rounds."""
         if level not in self._tables:
-            found = self._make(self.step, replace(self.rows, error=_LEVELS[level])) if level < len(_LEVELS) else None
-            self._tables[level] = found
+            known = replace(self.rows, error=_LEVELS[level])
+            self._tables[level] = self._make(self.step, known, self._read)
         table, coarser = self._tables[level], [self._tables[at] for at in range(level) if at in self._tables]
         least = next((found.rounds for found in coarser if found), math.inf)
         return None if table and self.few and table.rounds > least else table
 
     @property
-    def first(self) -> int:
-        """The coarsest level that has a table. Raises ConfigError if none has."""
-        for level in range(len(_LEVELS)):
-            if self.table(level):
-                return level
-        what = f"no table serves {self.step.op} in {self.rows}"
-        raise ConfigError(what, where=self.step.name, hint="give a smaller range")
+    def levels(self) -> list[int]:
+        """The levels that have tables. Raises ConfigError if none has."""
+        found = [level for level in range(len(_LEVELS)) if self.table(level)]
+        if not found:
+            what = f"no table serves {self.step.op} in {self.rows}"
+            raise ConfigError(what, where=self.step.name, hint="give a smaller range")
+        return found
 
     @property
     def probe(self) -> int:
-        """The level at which the group's effect is measured."""
-        return max(self.first, *(level for level in range(_PROBE + 1) if self.table(level)))
+        """A level in the middle, if it has a table."""
+        return max([self.levels[0], *(level for level in self.levels if level <= _PROBE)])
 
-    def gain(self) -> float:
-        """By how much r^2 falls for a bit more, if this group goes one level on; 0 if it cannot."""
-        now, then = self.table(self.level), self.table(self.level + 1)
-        if now is None or then is None:
-            return 0.0
-        less = self.effect**2 * (_LEVELS[self.level] ** 2 - _LEVELS[self.level + 1] ** 2)
-        return less / max(len(self.names) * self.values * (then.bits - now.bits), 2.0**-20)
+    def error(self, level: int) -> float:
+        """The error of the net's results with a level's table for the group's functions, measured or estimated."""
+        table = self.table(level)
+        assert table is not None, "a level that has a table"
+        known = [at for at in self._measured if (other := self.table(at)) and other.degree == table.degree]
+        if not known:
+            self.settle(level)
+            return self._measured[level]
+        near = min(known, key=lambda at: abs(at - level))
+        return self._measured[near] * _LEVELS[level] / _LEVELS[near]
 
-    def saved(self) -> float:
-        """How many bits one level back saves."""
-        now, before = self.table(self.level), self.table(self.level - 1) if self.level else None
-        return len(self.names) * self.values * (now.bits - before.bits) if now and before else 0.0
+    def settle(self, level: int) -> bool:
+        """Measure the error at a level, unless it has been; return whether it had not."""
+        table = self.table(level)
+        assert table is not None, "a level that has a table"
+        new = level not in self._measured
+        if new:
+            self._measured[level] = self.measure(self, table)
+        return new
 
-    def loss(self) -> float:
-        """By how much r^2 rises one level back."""
-        return self.effect**2 * (_LEVELS[self.level - 1] ** 2 - _LEVELS[self.level] ** 2)
+    def bits(self, level: int) -> float:
+        """How many bits the tables of all functions of the group have, for an image."""
+        table = self.table(level)
+        return math.inf if table is None else len(self.names) * self.values * table.bits
+
+    def finer(self) -> tuple[float, int]:
+        """By how much r^2 falls for a bit more, at best, and the level with which it does; (0, the level) for none."""
+        now, bits = self.error(self.level) ** 2, self.bits(self.level)
+        better = [(now - self.error(level) ** 2, level) for level in self.levels if level > self.level]
+        gains = [(less / max(self.bits(level) - bits, 2.0**-20), level) for less, level in better if less > 0]
+        return max(gains, default=(0.0, self.level))
+
+    def coarser(self, room: float) -> tuple[float, int]:
+        """How many bits a table saves that raises r^2 by `room` at most, at best, and its level."""
+        most = self.error(self.level) ** 2 + room
+        fitting = [level for level in self.levels if self.error(level) ** 2 <= most]
+        return max((self.bits(self.level) - self.bits(level), level) for level in fitting)
 
 
 def find_errors(
@@ -137,7 +164,8 @@ def find_errors(
     it takes tables that need more rounds than coarser ones only if the results would err by more than `within`.
 
     aim, protocol: of `convert_model`. progress: called with (passes over the images, of all) after every pass.
-    Cost: two passes for each group of functions that share a range, in float32; a few images are enough.
+    Cost: a plan of the net, and some five passes for each group of functions that share a range, in float32; a few
+    images are enough.
     Raises ConfigError if no tables keep the results within `within`, for rows of other layers than the net's, and for
     the other arguments; InputError for no images; ModelError for a net that cannot be converted.
 
@@ -153,12 +181,23 @@ def find_errors(
     check_protocol(protocol, _PARTIES)
     chosen = TableChoice.of(aim)
     net = settled(graph.unwrapped(net), images[:1], any_batch=False, custom=tuple(CUSTOM))
-    folded = FoldedNet(net, protocol)
+    folded = FoldedNet(net, protocol, rows=rows)
     check_rows(BitConfig(rows=dict(rows)), folded.traced)
     groups = _groups(folded.traced, rows, chosen, protocol)
     if not groups:
         return dict(rows)
-    done, total = 0, len(groups) + 2 * _TRIES
+    _plan(groups, folded.traced, rows, chosen, protocol)
+    done, total = 0, 2 * _TRIES
+
+    def measure(group: _Group, table: _Table) -> float:
+        nonlocal total
+        total += 1
+
+        def run(x: Tensor, *others: Tensor) -> Tensor:
+            group.values = x[0].numel()
+            return table.run(x, *others)
+
+        return error(dict.fromkeys(group.names, run), exact)
 
     def error(instead: Mapping[str, Twin], wanted: Tensor) -> float:
         nonlocal done
@@ -176,7 +215,8 @@ def find_errors(
         exact = folded.finish(folded.start(images), {})
         _check_inputs(float(((exact - plain).abs().flatten(1).amax(1) / largest).max()), _CLOSE * within)
         for group in groups:
-            group.effect = error(dict.fromkeys(group.names, group.run), exact) / _LEVELS[group.probe]
+            group.measure = measure
+            group.settle(group.probe)
         for few in dict.fromkeys((chosen.name != "throughput", False)):  # more rounds only if nothing else helps
             for group in groups:
                 group.few = few
@@ -184,14 +224,19 @@ def find_errors(
             kept, good, bad = dict[str, float](), 0.0, math.inf  # the errors for the largest goal that was good
             for _ in range(_TRIES):
                 reached = _choose(groups, goal)
+                for _ in range(_SETTLED):
+                    if not any([group.settle(group.level) for group in groups]):
+                        break
+                    reached = _choose(groups, goal)
                 tables = [(group, table) for group in groups if (table := group.table(group.level)) is not None]
                 found = error({name: table.run for group, table in tables for name in group.names}, plain)
                 if found <= most:
                     kept = {name: _LEVELS[group.level] for group in groups for name in group.names}
                     good = goal
-                    if found >= _NEAR * most:
+                    if found >= _NEAR * most and reached:
                         break
-                    goal = min(goal * most / max(found, most / 8), math.sqrt(goal * bad))
+                    more = goal * most / max(found, most / 8) if reached else math.inf
+                    goal = min(more, math.sqrt(goal * bad))
                 elif reached or good:
                     bad = goal
                     goal = math.sqrt(good * goal) if good else goal * min(0.8, most / found)
@@ -220,21 +265,32 @@ def _choose(groups: Sequence[_Group], goal: float) -> bool:
     """
 
     def left() -> float:
-        return goal**2 - sum((group.effect * _LEVELS[group.level]) ** 2 for group in groups)
+        return goal**2 - sum(group.error(group.level) ** 2 for group in groups)
 
     for group in groups:
-        group.level = group.first
+        group.level = group.levels[0]
     while left() < 0:
-        best = max(groups, key=_Group.gain)
-        if not best.gain():
+        (gain, level), best = max(((group.finer(), group) for group in groups), key=lambda pair: pair[0][0])
+        if not gain:
             return False
-        best.level += 1
+        best.level = level
     while True:
         room = left()
-        coarser = [group for group in groups if group.saved() > 0 and group.loss() <= room]
-        if not coarser:
+        (saved, level), best = max(((group.coarser(room), group) for group in groups), key=lambda pair: pair[0][0])
+        if saved <= 0:
             return True
-        max(coarser, key=_Group.saved).level -= 1
+        best.level = level
+
+
+def _plan(
+    groups: Sequence[_Group], steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, protocol: str
+) -> None:
+    """Let the groups' tables be those of a plan of the net: how many bits of results are read decides their form."""
+    probed = {name: replace(group.rows, error=_LEVELS[group.probe]) for group in groups for name in group.names}
+    known = {**rows, **{name: probed[name] for name in rows if name in probed}}
+    plan = {step.name: step.layer for step in Windows(steps, protocol, rows).plan(BitConfig(rows=known), aim)}
+    for group in groups:
+        group.reads(max(layer.read for name in group.names if isinstance(layer := plan[name], Layer)))
 
 
 def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, protocol: str) -> list[_Group]:
@@ -242,21 +298,24 @@ def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, p
     exact, pooled = named(protocol)(EXACT, aim=aim), by_weights(steps)
     exact.valid = 64
     compare, groups = Compare(0, clamp=False), dict[tuple[Any, ...], _Group]()
+    compare.random = torch.Generator().manual_seed(0)
 
-    def make(step: Step, known: Rows) -> _Table | None:
+    def make(step: Step, known: Rows, read: int) -> _Table | None:
         layer = builders.ON_ROWS[step.op](step, exact, known)
         assert isinstance(layer, (Tabulated, FunctionInRange))
-        layer.read = TYPICAL + SCALE
+        layer.read = read
         try:
             cost = layer.cost([Spec((_VALUES,), _FRACTION)], _PARTIES)
         except ConfigError:  # no table of at most 16 kB for a value
             return None
         bits = (_PARTIES * cost.bits + aim.dealer * cost.offline_bits) / _VALUES
-        return _Table(layer, cost.rounds, bits, build(layer, step, _FRACTION, _PARTIES, compare))
+        degree = (layer.look_up(_FRACTION) if isinstance(layer, Tabulated) else layer.table).table.degree
+        return _Table(layer, cost.rounds, bits, degree, build(layer, step, _FRACTION, _PARTIES, compare))
 
+    told = BitConfig(rows=dict(rows))
     for step in steps:
-        if step.name in rows and step.op in ("function", *builders.SMOOTH):
-            known = rows[step.name]
+        known = told.rows_of(step.name)
+        if known is not None and step.op in ("function", *builders.SMOOTH):
             key = (*pooled.get(step.name, (step.name,)), known.least, known.most)
             group = groups.setdefault(key, _Group(step, known, make, aim.name != "throughput"))
             group.names.append(step.name)

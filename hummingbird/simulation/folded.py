@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import EXACT
+from hummingbird.bits import EXACT, Rows
 from hummingbird.graph import OPS, Interpreter, Step, calls
 from hummingbird.mpc.layers.averaging import AdaptiveAvgPool, AvgPool, Mean, Resize
 from hummingbird.mpc.layers.constants import Scale
@@ -23,7 +23,7 @@ from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.columns import WEIGHTS
-from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rewritten import NO_ROWS, Rewritten
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.ring import SCALE
@@ -121,18 +121,24 @@ class FoldedNet:
 
     Simulations and searches of windows use it. The steps are in the order in which a protocol's parties compute them.
     `traced`: the net's steps as `graph.trace` returns them. scales: name of a step -> fraction bits of its weights, if
-    windows reduce them (`weight_scales`). Raises ModelError for a net that cannot be converted.
+    windows reduce them (`weight_scales`). rows: those of the configuration (`BitConfig.rows`). Raises ModelError for a
+    net that cannot be converted.
     """
 
     def __init__(
-        self, net: nn.Module, protocol: str, example: Any = None, scales: Mapping[str, int] = ALL_BITS
+        self,
+        net: nn.Module,
+        protocol: str,
+        example: Any = None,
+        scales: Mapping[str, int] = ALL_BITS,
+        rows: Mapping[str, Rows] = NO_ROWS,
     ) -> None:
         self.device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
         self.traced = traced(net, example)
         self._after = {step.name: corrected for step in self.traced if (corrected := after(step)) is not None}
         self._steps = [
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
-            for step in (rounded_step(step, scales) for step in Rewritten.of(self.traced, protocol).steps)
+            for step in (rounded_step(step, scales) for step in Rewritten.of(self.traced, protocol, rows=rows).steps)
         ]
         self._interpreter = Interpreter(self._steps)
         self._places = {step.name: number for number, step in enumerate(self._steps)}

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import convert
-from hummingbird.bits import EXACT, BitConfig
+from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph import OPS
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc.functions import polynomials
 from hummingbird.mpc.functions.polynomials import PolynomialTable
-from hummingbird.mpc.functions.tabulated import FunctionInRange
+from hummingbird.mpc.functions.tabulated import FunctionInRange, Tabulated
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import Layer
@@ -31,7 +31,7 @@ from hummingbird.mpc.layers.selecting import AdaptiveMaxPool, Greater, MaxPool
 from hummingbird.mpc.layers.softmax import Argmax
 from hummingbird.mpc.plan import builders
 from hummingbird.mpc.plan.ranges import check_rows
-from hummingbird.mpc.plan.rewritten import Rewritten
+from hummingbird.mpc.plan.rewritten import NO_ROWS, Rewritten
 from hummingbird.mpc.plan.rounding_plan import Built, Planner
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.interfaces import Comparison
@@ -86,7 +86,7 @@ class Simulated(Reals):
         return Simulated(comparison, scale, self.parties, self.decide)
 
     def polynomial(self, x: Tensor, table: PolynomialTable, bits: int, whole: bool = False) -> Tensor:
-        return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most))
+        return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most), self.decide.random)
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         return x.to(torch.float32 if fraction <= SCALE else torch.float64)
@@ -152,7 +152,7 @@ def on_live(
     ReLUs in front of it that the private form computes behind it.
     The two nets differ in values: the private form's weights take means away before norms, which in the plain net are
     still there. They differ in order, too: a ReLU that was exchanged with max poolings is computed behind the last of
-    these poolings.
+    these poolings. And they differ in clamps: of what a recurrent layer's input adds to the argument of a function.
     """
     found = dict(twins)
     last = {relu: pool for pool in (step.name for step in plan) for relu in passed.get(pool, ())}
@@ -164,6 +164,8 @@ def on_live(
     for step in plan:
         if isinstance(step.layer, Norm) and step.layer.attrs.get("centered"):
             found[step.name] = _less_mean(twins[step.name])
+        if isinstance(step.layer, Tabulated) and step.layer.rows is not None and step.layer.rows.state is not None:
+            found[step.name] = _within(step.layer.rows, twins[step.name])
     return found
 
 
@@ -182,6 +184,11 @@ def _one_by_one(functions: Sequence[Twin]) -> Twin:
 
 def _less_mean(twin: Twin) -> Twin:
     return lambda x, *_: twin(x - x.mean(-1, keepdim=True))
+
+
+def _within(rows: Rows, twin: Twin) -> Twin:
+    """Clamp the argument of a function whose tails are constant, where its layer's input is clamped in private."""
+    return lambda x, *_: twin(x.clamp(rows.least, rows.most))
 
 
 def _in_units(layer: Argmax | Greater, n: RingUnits) -> Twin:
@@ -224,12 +231,12 @@ class Windows:
     """Makes plans of one net with changing windows, without weights, in milliseconds.
 
     steps: the net's, as `graph.trace` returns them. The attribute `steps` has them in the order in which parties
-    compute them, `names` the names of the comparing layers in this order.
+    compute them, `names` the names of the comparing layers in this order. rows: those of the configurations.
     """
 
-    def __init__(self, steps: Sequence[Step], protocol: str) -> None:
+    def __init__(self, steps: Sequence[Step], protocol: str, rows: Mapping[str, Rows] = NO_ROWS) -> None:
         self.protocol = protocol
-        self.order = Rewritten.of(steps, protocol)
+        self.order = Rewritten.of(steps, protocol, rows=rows)
         self.steps = [builders.bare(step) for step in self.order.steps]
         make = builders.builder(protocol, BitConfig(EXACT), None)
         self._built: dict[str, Built] = {}
@@ -260,6 +267,12 @@ class Windows:
         make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys()
         built |= {step.name: make(step) for step in self.steps if step.op in anew}
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
+
+
+def states(plan: Sequence[PlanStep]) -> dict[str, Rows]:
+    """Return the rows that say what a recurrent layer's state adds (`Rows.state`), by the first time step's name."""
+    layers = ((step.name.partition("#")[0], step.layer) for step in plan if isinstance(step.layer, Tabulated))
+    return {name: layer.rows for name, layer in layers if layer.rows is not None and layer.rows.state is not None}
 
 
 def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison]]:

@@ -9,7 +9,8 @@ polynomials, its argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -21,12 +22,14 @@ from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.example_shapes import settled
+from hummingbird.graph.ops import functions
 from hummingbird.graph.ops.attention import shown_places
 from hummingbird.graph.ops.norms import rows as rows_of
 from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers.softmax_in_range import pivots
 from hummingbird.mpc.plan.builders import CUSTOM, ON_SQUARES, compares, ranged
 from hummingbird.mpc.plan.ranges import by_weights
+from hummingbird.mpc.plan.rewritten import UNDECIDED
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
@@ -84,8 +87,9 @@ def magnitudes(
     """
     check_protocol(protocol, parties)
     check_images(images, batch)
-    folded, config = FoldedNet(net, protocol), BitConfig.of(bits)
-    windows = Windows(folded.traced, protocol)
+    config = BitConfig.of(bits)
+    folded = FoldedNet(net, protocol, rows=config.rows)
+    windows = Windows(folded.traced, protocol, config.rows)
     config.check_names(windows.names)
     config.check_use(lambda: [graph.fingerprint(folded.traced)], protocol, parties)
     compare = _Watched(seed)
@@ -178,6 +182,8 @@ def _spread(x: Tensor) -> Tensor:
 # have: its range stays on this side.
 
 HEADROOM = 0.25
+_NARROWER = 3 / 4  # of a range: tables of ranges that differ by less may be equal
+_LARGEST_CLAMPED = 2.0**12  # of a clamped input, half of what the clamp's window holds
 _LEAST = 2.0**-10  # least width of a softmax's range on either side, for rows of equal values
 
 
@@ -231,7 +237,9 @@ def find_rows(
     batch. Cost: one pass over the inputs, in float32. Raises InputError for no inputs and values that are not finite,
     ModelError for a net that cannot be converted, ConfigError for the other arguments.
 
-    A function of a recurrent layer has one range for all time steps that apply the same weights (`by_weights`).
+    A function of a recurrent layer has one range for all time steps (`by_weights`), by the name of the first one, so
+    that it holds for inputs of any length. If what the input adds to its argument lies far beyond the numbers between
+    which the function bends, the range has a `state`: then the input's part is clamped, once for all time steps.
 
     >>> net = torch.nn.Sequential(net, torch.nn.Softmax(1))
     >>> rows = hummingbird.find_rows(net, images)
@@ -266,7 +274,8 @@ def find_rows(
         return run
 
     kinds = [(name, step) for name, step in folded.steps.items() if ranged(step)]
-    instead = {name: watched(step) for name, step in kinds}
+    sums = _Sums(list(folded.steps.values()), {name: pooled.get(name, (name,)) for name, _ in kinds})
+    instead = sums.watched() | {name: watched(step) for name, step in kinds}
     done = 0
     with torch.inference_mode():
         for part in images.split(batch):
@@ -275,7 +284,64 @@ def find_rows(
             if progress is not None:
                 progress(done, len(images))
     noted = [(name, step) for name, step in kinds if step.op not in ON_SQUARES or seen[name].most > -math.inf]
-    return {name: _rows(step, seen[name], more, error) for name, step in noted}
+    # A call name#1 of which nothing else is known than of `name` needs no rows of its own (`BitConfig.rows_of`).
+    noted = [(name, step) for name, step in noted if "#" not in name or seen.get(_first(name)) is not seen[name]]
+    return {name: sums.clamped(step, _rows(step, seen[name], more, error), more) for name, step in noted}
+
+
+def _first(name: str) -> str:
+    return name.partition("#")[0]
+
+
+class _Sums:
+    """Sees the two terms of the arguments of a recurrent layer's functions: the input's, and the state's (`InputTerm`).
+
+    steps: the net's. keys: of functions, by name; those with equal keys share what is seen.
+    """
+
+    def __init__(self, steps: Sequence[Step], keys: Mapping[str, tuple[Any, ...]]) -> None:
+        self._terms = {name: term for name, term in graph.input_terms(steps).items() if name in keys}
+        self._steps, self._keys = steps, keys
+        self._inputs, self._states = defaultdict[Any, _Seen](_Seen), defaultdict[Any, _Seen](_Seen)
+
+    def watched(self) -> dict[str, Callable[..., Any]]:
+        """Return functions that replace the steps that add the terms up, by name."""
+        functions: dict[int, list[str]] = {}
+        for name, term in self._terms.items():
+            if term.total is not None:
+                functions.setdefault(term.total, []).append(name)
+        return {self._steps[total].name: self._watched(self._steps[total], names) for total, names in functions.items()}
+
+    def _watched(self, step: Step, names: Sequence[str]) -> Callable[..., Any]:
+        def run(*terms: Tensor) -> Any:
+            for name in names:
+                term, key = self._terms[name], self._keys[name]
+                part = slice(term.first, term.last)
+                constant = step.attrs.get("value")
+                other = terms[1 - term.own] if len(terms) == 2 else torch.as_tensor(constant).expand_as(terms[0])
+                self._inputs[key].note(terms[term.own][:, part].double())
+                self._states[key].note(other[:, part].double())
+            return OPS[step.op](step.attrs, *terms)
+
+        return run
+
+    def clamped(self, step: Step, rows: Rows, more: float) -> Rows:
+        """Return rows with a state, if these are so much narrower that a table is smaller; else the rows themselves.
+
+        step: the function. rows: of its argument. more: 1 + the headroom.
+        """
+        key = self._keys.get(step.name)
+        if key not in self._inputs or step.op not in ("sigmoid", "tanh"):
+            return rows
+        left, right = functions.tails(f"{step.op}(x)")
+        assert left is not None and right is not None
+        own, seen = _rows(step, self._inputs[key], more, None), self._states[key]
+        state = max(abs(seen.least), abs(seen.most)) * more + _LEAST
+        low, high = max(own.least, left.at - state), min(own.most, right.at + state)
+        narrow = high + 2 * state + UNDECIDED - low <= _NARROWER * (rows.most - rows.least)
+        if not narrow or max(-own.least, own.most) > _LARGEST_CLAMPED:
+            return rows
+        return Rows(low - state, high + state + UNDECIDED, error=rows.error, state=state)
 
 
 def _under_root(step: Step, x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutSimulator
 from hummingbird.simulation.folded import FoldedNet, weight_scales
-from hummingbird.simulation.layers import Twin, Windows, check_protocol, comparisons, on_live, twins
+from hummingbird.simulation.layers import Twin, Windows, check_protocol, comparisons, on_live, states, twins
 
 # Private inference of all parties in one process: their own code on their own shares, from given seeds.
 #
@@ -337,10 +337,10 @@ class FastSimulator(nn.Module):
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
         """Make simulated layers for all comparing layers and norms of a plan; return them by name.
 
-        Two more things are stored: the number of fraction bits of the plan's weights, and the same layers in a form
-        that fits the plain net's own modules (`on_live`).
+        Three more things are stored: the number of fraction bits of the plan's weights, the rows by which inputs of
+        recurrent layers are clamped, and the same layers in a form that fits the plain net's own modules (`on_live`).
         """
-        self._scales = weight_scales(plan)
+        self._scales, self._rows = weight_scales(plan), states(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         found = twins(plan, steps, self._parties, self._compare)
@@ -364,8 +364,8 @@ class FastSimulator(nn.Module):
         steps = partial(graph.trace, self.net, custom=custom, example=self._example)
         prints = lambda: fingerprints(self.net, steps(), self._example, custom=custom)  # noqa: E731
         config.check_use(prints, self._protocol, self._parties)
-        if self._windows is None:
-            self._windows = Windows(steps(), self._protocol)
+        if self._windows is None or not self._windows.order.fits(config):
+            self._windows = Windows(steps(), self._protocol, config.rows)
         check_ranges(config, self._windows.steps)
         self._layers = self._twins(self._windows.plan(config))
         self.inputs = InputRange(config.input_range)
@@ -411,9 +411,9 @@ class FastSimulator(nn.Module):
         It is made once, and again after a change of a weight.
         """
         tensors = (*self.net.parameters(), *self.net.buffers())
-        state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]
+        state = [self._scales, self._rows, *((id(t), t._version, t.device) for t in tensors)]
         if self._folded is None or state != self._folded_of:
-            self._folded = FoldedNet(self.net, self._protocol, self._example, self._scales)
+            self._folded = FoldedNet(self.net, self._protocol, self._example, self._scales, self._rows)
             self._folded_of = state
         return self._folded
 

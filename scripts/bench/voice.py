@@ -9,8 +9,8 @@ docs/trained-elsewhere.md are there. Otherwise, and for the GRU, weights and fra
 by 64, and the first weights divided by it: a quiet frame has powers of 3e-5, and the rounding of inputs to 2^-16
 alone would make the embedding err by 8 %. Ranges and errors of functions are those that `hummingbird.find_rows` and
 `find_errors` find on other inputs. Each run takes another input, from its shares to the opened embedding, then the
-same input times 1.1. The dealer works on the same cores meanwhile. The error is the largest one, relative to the
-embedding's largest number.
+same input times 1.1, and at last one of a tenth more frames, with the ranges found for fewer. The dealer works on the
+same cores meanwhile. The error is the largest one, relative to the embedding's largest number.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ PACKAGES = ("resemblyzer", "espeakng_loader")
 HERTZ, WINDOW, HOP = 16000, 400, 160  # of the spectrogram: samples a second, in a window, and from one to the next
 KINDS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 AIMS = ("rounds", "throughput")
-LOUDER, WITHIN = 1.1, 0.01
+LOUDER, LONGER, WITHIN = 1.1, 1.1, 0.01
+LONGEST = round(LONGER * FRAMES)
 UP = 64.0  # the frames' factor, and the divisor of the first weights
 SHOWN = [
     ("net", "{cell}"),
     ("aim", "{aim}"),
     ("run", "{run}"),
+    ("frames", "{frames}"),
     ("input", "x {times:g}"),
     ("s to convert", "{convert_seconds:.1f}"),
     ("s", "{seconds:.2f}"),
@@ -95,18 +97,19 @@ def net(cell: str) -> Voice:
 
 
 def inputs(first: int, count: int, frames: int) -> Tensor:
-    """Some of the inputs, (count, frames, BANDS): speech, or random frames, times UP."""
-    return UP * _frames(first, count)[:, :frames]
+    """Some of the inputs, (count, frames, BANDS): speech, or random frames, times UP. frames: up to LONGEST."""
+    found = _frames(first, count)
+    return UP * (found[:, -FRAMES:][:, :frames] if frames <= FRAMES else found[:, -frames:])
 
 
 def _frames(first: int, count: int) -> Tensor:
     if not trained():
-        return torch.rand(first + count, FRAMES, BANDS, generator=torch.Generator().manual_seed(0))[first:]
+        return torch.rand(first + count, LONGEST, BANDS, generator=torch.Generator().manual_seed(0))[first:]
     from scripts.tools.trained_nets import spoken
 
     waves = spoken()
     chosen = waves[(7 * torch.arange(first, first + count)) % len(waves)] / 2**15
-    return spectrogram(chosen)[:, -FRAMES:]
+    return spectrogram(chosen)[:, -LONGEST:]
 
 
 def spectrogram(waves: Tensor) -> Tensor:
@@ -140,14 +143,15 @@ def write_bits(path: Path, args: argparse.Namespace) -> None:
 
 def party(args: argparse.Namespace) -> None:
     """One party: party 0 writes a row for each run."""
-    session = hummingbird.init()
-    plain, rows, example = net(args.cell), list[dict[str, Any]](), inputs(0, 1, args.frames)
-    started = time.perf_counter()
-    private = hummingbird.convert_model(plain, bits=args.bits, example=example, aim=args.aim)
-    convert_seconds = time.perf_counter() - started
-    for run in range(args.repeats):
-        for times in (1.0, LOUDER):
-            x = times * inputs(24 + run, 1, args.frames)
+    session, rows = hummingbird.init(), list[dict[str, Any]]()
+    for frames in (args.frames, round(LONGER * args.frames)):
+        plain, example = net(args.cell), inputs(0, 1, frames)
+        started = time.perf_counter()
+        private = hummingbird.convert_model(plain, bits=args.bits, example=example, aim=args.aim)
+        convert_seconds = time.perf_counter() - started
+        runs = [(run, times) for run in range(args.repeats) for times in (1.0, LOUDER)]
+        for run, times in runs if frames == args.frames else [(0, 1.0)]:
+            x = times * inputs(24 + run, 1, frames)
             shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
             session.channel.exchange_text("ready")
             with hummingbird.meter() as meter:
@@ -158,6 +162,7 @@ def party(args: argparse.Namespace) -> None:
             rows.append(
                 {
                     "run": run,
+                    "frames": frames,
                     "times": times,
                     "convert_seconds": convert_seconds,
                     "seconds": seconds,
@@ -185,7 +190,7 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
                 words = ["--worker", "party", "--repeats", str(args.repeats), "--cell", cell, "--aim", aim]
                 found = launch(where, MODULE, [*words, "--frames", str(args.frames), "--bits", str(args.bits)])
                 weights = "trained" if cell == "lstm" and trained() else "random"
-                facts = {"cell": cell, "weights": weights, "aim": aim, "within": args.within, "frames": args.frames}
+                facts = {"cell": cell, "weights": weights, "aim": aim, "within": args.within}
                 rows += [{**facts, **row, **machine()} for row in found]
     return rows
 

@@ -293,7 +293,7 @@ def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
     steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
     config = _windows(made, known)
     try:
-        order = Rewritten.of(steps, made.protocol, None if owner is None else config)
+        order = Rewritten.of(steps, made.protocol, None if owner is None else config, config.rows)
         owned = None if owner is None else WeightOwner(owner)
         build = builders.builder(made.protocol, order.windows(config), owned, TableChoice.of(made.aim))
         plan = Planner(build, made.protocol).plan(order.steps)

@@ -8,6 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,30 +70,51 @@ def bytes_of(known: ServiceDescription, images: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_the_lines_run(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
     np.save(tmp_path / "images.npy", torch.rand(5, 1, 8, 8).numpy())
-    (script,), (serve, ask) = blocks(PAGE, "python"), blocks(PAGE, "sh")[0].splitlines()
+    serve, ask = blocks(PAGE, "sh")[0].splitlines()
+    with serving(serve, tmp_path) as moved:
+        known = described(planned("digits"), "digits", 2)
+        up, down = bytes_of(known, 5)
+        told = run([sys.executable, *shlex.split(moved(ask))[1:]], tmp_path)
+        assert f"{up / 5e3:.2f} kB up and {down / 5e3:.2f} kB down per image" in told
+        assert np.load(tmp_path / "logits.npy").shape == (5, 10)
+        (tmp_path / "client.py").write_text(moved(blocks(PAGE, "python")[0]))
+        assert f"torch.Size([5, 10]) {known.bits} bits" in run([sys.executable, "client.py"], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_lines_of_a_conversation_run(tmp_path: Path) -> None:
+    (serve,), script = blocks(PAGE, "sh")[1].splitlines(), blocks(PAGE, "python")[1]
+    with serving(serve, tmp_path) as moved:
+        (tmp_path / "client.py").write_text("import torch\nimport hummingbird\n" + moved(script))
+        assert len(run([sys.executable, "client.py"], tmp_path).split()) >= 5, "twenty pieces are some words"
+
+
+@contextmanager
+def serving(command: str, folder: Path) -> Iterator[Callable[[str], str]]:
+    """Run a command of the page that serves, in a folder, until it answers, and end it in order.
+
+    Yields a function that puts the parties' addresses in place of those of another text of the page.
+    """
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    serve = serve.replace("127.0.0.1:910{rank}", " ".join(addresses))
-    for rank, address in enumerate(addresses):
-        script, ask = (text.replace(f"127.0.0.1:910{rank}", address) for text in (script, ask))
-    (tmp_path / "client.py").write_text(script)
+
+    def moved(text: str) -> str:
+        for rank, address in enumerate(addresses):
+            text = text.replace(f"127.0.0.1:910{rank}", address)
+        return text
+
+    (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     launcher = python.Popen(
-        [sys.executable, *shlex.split(serve)[1:]],
-        cwd=tmp_path,
+        [sys.executable, *shlex.split(command.replace("127.0.0.1:910{rank}", " ".join(addresses)))[1:]],
+        cwd=folder,
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
         until(lambda: answered(addresses), "the service")
-        known = described(planned("digits"), "digits", 2)
-        up, down = bytes_of(known, 5)
-        told = run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
-        assert f"{up / 5e3:.2f} kB up and {down / 5e3:.2f} kB down per image" in told
-        assert np.load(tmp_path / "logits.npy").shape == (5, 10)
-        assert f"torch.Size([5, 10]) {known.bits} bits" in run([sys.executable, "client.py"], tmp_path)
+        yield moved
     finally:
         launcher.send_signal(signal.SIGTERM)
         out, errors = launcher.communicate(timeout=HANG)

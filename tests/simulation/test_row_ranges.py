@@ -79,36 +79,66 @@ def test_a_net_without_such_layers_has_no_rows() -> None:
     assert hummingbird.find_rows(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)) == {}
 
 
-class Stacked(nn.Module):
-    """Two LSTM layers."""
+class Recurrent(nn.Module):
+    """The states of a recurrent layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer = nn.LSTM(3, 4, 2, batch_first=True)
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)[0]
         return out
 
 
-def test_time_steps_of_a_recurrent_layer_share_their_ranges() -> None:
-    """The sigmoids, tanh(g) and tanh(c) have one range each for all steps but the first, which reads no state."""
-    torch.manual_seed(1)
-    rows = hummingbird.find_rows(Stacked().eval(), torch.randn(4, 5, 3))
-    assert len(rows) == 2 * 3 * 5
-    assert len({str(found) for found in rows.values()}) == 2 * 3 * 2
+class ByHand(nn.Module):
+    """A recurrent layer that is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.state = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.own(x[:, 0]))
+        for time in range(1, x.shape[1]):
+            h = torch.tanh(self.own(x[:, time]) + self.state(h))
+        return h
 
 
-@pytest.mark.parametrize(("steps", "warned"), [(5, False), (6, True), (4, True)])
-def test_ranges_found_with_inputs_of_another_length_are_announced(steps: int, warned: bool) -> None:
-    torch.manual_seed(1)
-    net, x = Stacked().eval(), torch.randn(4, 5, 3)
-    kept = dict(list(hummingbird.find_rows(net, x).items())[: 6 * steps])
-    if steps < 5:  # ranges of too many steps name functions that are not there
-        with pytest.raises(ConfigError, match="no softmax, norm or function"):
-            hummingbird.convert_model(net, BitConfig(rows=hummingbird.find_rows(net, x)), example=x[:, :steps])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        hummingbird.convert_model(net, BitConfig(rows=kept), example=torch.randn(1, steps, 3))
-    said = [str(each.message) for each in caught if "results of the same weights" in str(each.message)]
-    assert bool(said) == warned and all("inputs of this length" in sentence for sentence in said)
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (nn.LSTM(3, 4, 2, batch_first=True), "gates_l0 g_l0 c_l0 gates_l1 g_l1 c_l1"),
+        (nn.GRU(3, 4, bidirectional=True, batch_first=True), "gates_l0 n_l0 gates_l0_reverse n_l0_reverse"),
+        (nn.RNN(3, 4, batch_first=True), "h_l0"),
+    ],
+    ids=["lstm", "gru", "rnn"],
+)
+def test_ranges_of_a_recurrent_layer_hold_for_inputs_of_any_length(layer: nn.Module, names: str) -> None:
+    net, x = Recurrent(layer).eval(), torch.randn(4, 5, 3)
+    rows = hummingbird.find_rows(net, x)
+    assert list(rows) == [f"layer.{name}" for name in names.split()]
+    for length in (1, 4, 9):
+        inputs = torch.cat([x, x.flip(1)], 1)[:, :length]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            config = BitConfig(rows=rows)
+            private = hummingbird.simulate(net, config, mode="exact", seed=0, example=inputs)
+            with torch.no_grad():
+                assert float((private(inputs) - net(inputs)).abs().max()) < 0.01
+
+
+def test_ranges_of_a_layer_that_is_written_out_are_for_one_length() -> None:
+    """Its functions are numbered, so that the last one of a longer input has no range; this is announced."""
+    net, x = ByHand().eval(), torch.randn(4, 5, 3)
+    rows = hummingbird.find_rows(net, x)
+    assert list(rows) == ["tanh", *(f"tanh_{number}" for number in range(1, 5))]
+    assert len({str(found) for found in rows.values()}) == 2, "those that read a state share their range"
+    with pytest.raises(ConfigError, match="no softmax, norm or function"):
+        hummingbird.convert_model(net, BitConfig(rows=rows), example=x[:, :4])
+    for length, warned in ((5, False), (6, True)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hummingbird.convert_model(net, BitConfig(rows=rows), example=torch.randn(1, length, 3))
+        said = [str(each.message) for each in caught if "results of the same weights" in str(each.message)]
+        assert bool(said) == warned and all("inputs of this length" in sentence for sentence in said)

@@ -12,7 +12,7 @@ that is 0, the terms of the state are left out.
 g has a table of its own: its values and the error that it may have often differ from those of f, i and o.
 
 The input of an upper layer is a stack of the lower layer's states. For private inference its product with weights is
-made for each time step by itself (`by_time`, graph/rewrite.py).
+made for each time step by itself (`by_time`, graph/time_steps.py).
 
 A first state of 0 bounds all later states: |c| <= t after t steps of an LSTM, and |h| <= 1 in a GRU. The planner, which
 sees one step at a time, would count a bit more for every step, until no bound is left and every step needs openings of
@@ -94,7 +94,7 @@ def _cell(layer: nn.RNNCellBase, input: Any, hx: Any) -> Any:
     w, v = arranged(layer.weight_ih), arranged(layer.weight_hh)
     b, c = (arranged(layer.bias_ih), arranged(layer.bias_hh)) if layer.bias else (None, None)
     a = F.linear(input, w, b)
-    found = step(layer, a, F.linear(state[0], v, c) if state else c, state, most_after(1, grows, state))
+    found = step(layer, "", a, F.linear(state[0], v, c) if state else c, state, most_after(1, grows, state))
     return found if lstm else found[0]
 
 
@@ -126,7 +126,7 @@ def _sequence(
     most, first = most_after(len(parts), grows, state), state
 
     def run(a: Any, *state: Any) -> State:
-        state = step(layer, a, F.linear(state[0], v, c) if state else c, state, most)
+        state = step(layer, names, a, F.linear(state[0], v, c) if state else c, state, most)
         return state if project is None else (F.linear(state[0], project), *state[1:])
 
     def run_inside(a: Any, mask: Any, *state: Any) -> State:
@@ -196,27 +196,37 @@ class _Calls:
         return tuple(self._tracer.proxy(new[x.node]) for x in self.result)
 
 
-# One time step: (layer, what the input adds, what the state adds, state, bound of the new state) -> new state ---------
+# One time step: (layer, end of the weights' names, what input and state add, state, bound of the new one) -> new state
 
 
 def _plus(a: Any, b: Any) -> Any:
     return a if b is None else a + b
 
 
-def _rnn(layer: nn.RNNBase, a: Any, b: Any, state: State, most: float | None) -> State:
-    return ((torch.tanh if layer.nonlinearity == "tanh" else torch.relu)(_plus(a, b)),)
+def labelled(x: Any, label: str) -> Any:
+    """Return x, a function's result in every time step; the steps are "label", "label#1" and so on, within the layer.
+
+    So what is known of "label", such as its range, holds for all time steps, of any number (`BitConfig.rows_of`).
+    """
+    if isinstance(x, fx.Proxy):
+        x.node.meta["label"] = label
+    return x
 
 
-def lstm_step(layer: Any, a: Any, b: Any, state: State, most: float | None) -> State:
+def _rnn(layer: nn.RNNBase, names: str, a: Any, b: Any, state: State, most: float | None) -> State:
+    return (labelled((torch.tanh if layer.nonlinearity == "tanh" else torch.relu)(_plus(a, b)), "h" + names),)
+
+
+def lstm_step(layer: Any, names: str, a: Any, b: Any, state: State, most: float | None) -> State:
     gates, g = _plus(a, b).split([a.shape[1] // 4 * 3, a.shape[1] // 4], 1)
-    f, i, o = torch.sigmoid(gates).chunk(3, 1)
-    g = torch.tanh(g)
+    f, i, o = labelled(torch.sigmoid(gates), "gates" + names).chunk(3, 1)
+    g = labelled(torch.tanh(g), "g" + names)
     if state:
         kept, new = (torch.cat([f, i], 1) * torch.cat([state[1], g], 1)).chunk(2, 1)
         c = sum_within(kept, new, most)
     else:
         c = _noted(i * g, most)
-    return o * torch.tanh(c), c
+    return o * labelled(torch.tanh(c), "c" + names), c
 
 
 def arranged_lstm(weight: Any) -> Any:
@@ -232,11 +242,13 @@ def arranged_lstm(weight: Any) -> Any:
     return known["arranged"]
 
 
-def _gru(layer: Any, a: Any, b: Any, state: State, most: float | None) -> State:
-    *rz, n = a.chunk(3, 1)
-    *old_rz, old = (None, None, None) if b is None else b.chunk(3, -1)
-    r, z = torch.sigmoid(torch.cat([_plus(x, y) for x, y in zip(rz, old_rz, strict=True)], 1)).chunk(2, 1)
-    return (gated(z, torch.tanh(_plus(n, None if old is None else r * old)), state, most),)
+def _gru(layer: Any, names: str, a: Any, b: Any, state: State, most: float | None) -> State:
+    sizes = [a.shape[1] // 3 * 2, a.shape[1] // 3]
+    rz, n = a.split(sizes, 1)
+    old_rz, old = (None, None) if b is None else b.split(sizes, -1)
+    r, z = labelled(torch.sigmoid(_plus(rz, old_rz)), "gates" + names).chunk(2, 1)
+    n = torch.tanh(_plus(n, None if old is None else r * old))
+    return (gated(z, labelled(n, "n" + names), state, most),)
 
 
 def gated(z: Any, n: Any, state: State, most: float | None) -> Any:

@@ -139,10 +139,7 @@ class Tabulated(Comparing):
 
     @property
     def _whole(self) -> bool:
-        """Whether the protocol needs the look-up's shares right in all bits, as "gmw" does.
-
-        A layer that clamps makes them right in all bits with every protocol.
-        """
+        """Whether the protocol needs the look-up's shares right in all bits, as "gmw" does."""
         return not self.comparison.looks_up
 
     @property
@@ -338,6 +335,9 @@ class Tabulated(Comparing):
             inside = inside + self.left.slope * (z - above[0])
         return inside.to(x.dtype)
 
+    def farthest(self, scale: int) -> float:
+        return max(map(abs, (self.look_up(scale).clamp or (0.0, 0.0))[:2]))
+
     def reads(self, later: int | None) -> int | None:
         if self.comparison.drops:
             return super().reads(later)
@@ -423,7 +423,7 @@ class FunctionInRange(Layer):
             check_error(text, rows, found)
 
     @property
-    def _table(self) -> LayerTable:
+    def table(self) -> LayerTable:
         if self.rows is None:
             raise ConfigError(f"the range of the values of {self.text} is not known", hint=RANGE_HINT)
         found = table_of(self.text, self._sizes, self.read - SCALE)
@@ -439,7 +439,7 @@ class FunctionInRange(Layer):
 
         n: the kind of numbers: real numbers, shares or prices.
         """
-        found = self._table
+        found = self.table
         assert self.rows is not None
         expect(n, x, self.text, self.rows)
         m, y = found.argument(n, x, self.exact)
@@ -460,20 +460,20 @@ class FunctionInRange(Layer):
         return inputs[0].numel if self.rows is None else max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
 
     def reads(self, later: int | None) -> int | None:
-        return None if self.rows is None else self._table.read - self._table.table.fraction
+        return None if self.rows is None else self.table.read - self.table.table.fraction
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64 if self.rows is None else self._table.read + scales[0] - self._table.table.fraction
+        return 64 if self.rows is None else self.table.read + scales[0] - self.table.table.fraction
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         if self.rows is None or self._whole:
             return 64
         if valid[0] < self.needs(scales, 64):
             return 0  # no bit is right: the planner tries another form
-        return self._table.bits - self._table.table.scale + SCALE
+        return self.table.bits - self.table.table.scale + SCALE
 
     def grain(self) -> int:
-        return 0 if self.rows is None else SCALE - self._table.table.scale
+        return 0 if self.rows is None else SCALE - self.table.table.scale
 
     def bound(self, bounds: Sequence[int]) -> int:
         if self.rows is None:
@@ -481,12 +481,12 @@ class FunctionInRange(Layer):
         return max(1, exponent_of(extent(self.text, self.rows.least, self.rows.most)[1]))
 
     def constants(self) -> tuple[int, ...]:
-        return () if self.rows is None else self._table.numbers
+        return () if self.rows is None else self.table.numbers
 
     def label(self) -> str:
         if self.rows is None:
             return f"{self.text} of values whose range is not known"
-        return f"{self.text} in {self.rows}, {self._table.table.shown}, error {self._table.error(2):.1e}"
+        return f"{self.text} in {self.rows}, {self.table.table.shown}, error {self.table.error(2):.1e}"
 
 
 @functools.lru_cache(1024)

@@ -114,6 +114,9 @@ class Hardtanh(Comparing):
         most = max(abs(self.low), abs(self.high)) + self.comparison.undecided
         return ring.exponent_of(most / (1 + EXCESS))
 
+    def farthest(self, scale: int) -> float:
+        return max(abs(self.low), abs(self.high))
+
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y = n.relus(x, (self.low, self.high))
         return n.constant(self.low) + y[0] - y[1]
@@ -138,6 +141,9 @@ class Hardswish(Comparing):
         super().__init__(comparison)
         if comparison.gives_squares:
             self.fraction = 2 * _COARSE + _COARSE_SIXTH_BITS - SCALE
+
+    def farthest(self, scale: int) -> float:
+        return 3.0
 
     def bound(self, bounds: Sequence[int]) -> int:
         far = min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
@@ -176,6 +182,9 @@ class _Fitted(Comparing):
     def __init__(self, name: str, curve: Fit | Curve, comparison: Comparison) -> None:
         super().__init__(comparison)
         self.name, self.curve, self.fraction = name, curve, curve.fraction
+
+    def farthest(self, scale: int) -> float:
+        return float(self.curve.knots.abs().max())
 
     def constants(self) -> tuple[int, ...]:
         """Return the integers of the spline: its coefficients, and its knots in units of 2^-16.

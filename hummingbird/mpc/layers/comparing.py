@@ -260,6 +260,13 @@ class Comparing(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return self.within(bounds[0])
 
+    def farthest(self, scale: int) -> float:
+        """Return the largest magnitude of a public number with which the layer compares its values, 0 for none.
+
+        scale: bits of fraction of the values. The planner sees to it that differences of values from it fit the shares.
+        """
+        return 0.0
+
     def within(self, bound: int) -> int:
         """Return log2 of the largest relu(x) that the layer's comparison may give for values |x| < 2^bound."""
         return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))

@@ -49,6 +49,9 @@ class Bounded(Comparing):
         fits(torch.tensor([self.value], dtype=torch.float64), scales[0])
         return super().out_scale(scales)
 
+    def farthest(self, scale: int) -> float:
+        return abs(self.value)
+
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], ring.exponent_of(self.value))
 
@@ -136,6 +139,9 @@ class Greater(_OfTwo):
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         super().valid(scales, valid)
         return 64
+
+    def farthest(self, scale: int) -> float:
+        return abs(self.value or 0.0)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return 1

@@ -22,6 +22,8 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE, exponent_of
 
+_FAR = 32.0  # exp and its spline end above -log(2^20) - 7, to the left of which differences from a maximum are clamped
+
 
 class Softmax(Comparing):
     """Layer for exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product. Relative error below 2^-7.
@@ -92,6 +94,9 @@ class Softmax(Comparing):
         if self.comparison.drops or not self.comparison.looks_up or here is None:
             return here
         return max(here, softmax_tables.READ - SCALE) + 1  # one more for differences, as in `_clamping`
+
+    def farthest(self, scale: int) -> float:
+        return _FAR
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] if self.comparison.drops else 1

@@ -78,7 +78,8 @@ def by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
 
     They are the same function of results of the same weights, which several steps apply, behind as many other
     functions: the time steps of one layer. (An LSTM's tanh(g) reads weights' results, its tanh(c) a function of them.)
-    A value that one time step has not reached, another one may reach with other inputs.
+    A value that one time step has not reached, another one may reach with other inputs. So the first time step, which
+    has no state and so no weights of a state, shares their range too, if its name is theirs without #.
     """
     applied = Counter(id(step.attrs["weight"]) for step in steps if step.op == "linear")
     found, sources = dict[str, tuple[Any, ...]](), list[frozenset[int]]()
@@ -95,4 +96,12 @@ def by_weights(steps: Sequence[Step]) -> dict[str, tuple[Any, ...]]:
         if sources[-1] and ranged(step) and step.op not in (*ON_SQUARES, "softmax"):
             found[step.name] = step.op, step.attrs.get("expression", ""), behind[-1], sources[-1]
             behind[-1] += 1
+    calls: dict[str, list[str]] = {}
+    for step in steps:
+        if ranged(step):
+            calls.setdefault(step.name.partition("#")[0], []).append(step.name)
+    for first, *others in calls.values():
+        keys = {found.get(name) for name in others}
+        if len(keys) == 1 and (key := keys.pop()) is not None:
+            found[first] = key
     return found

@@ -1,8 +1,9 @@
 """Rewrites a net's steps to those that the parties compute.
 
-There are five rewrites: max poolings move before ReLUs, the weights before a norm subtract its mean, and stacked
-recurrent layers are taken step by step in time (graph/rewrite.py); small columns of weights keep their precision
-(mpc/plan/columns.py); masks move into the softmaxes.
+There are six rewrites: max poolings move before ReLUs, and the weights before a norm subtract its mean
+(graph/rewrite.py); stacked recurrent layers are taken step by step in time, and what their inputs add to the arguments
+of functions is clamped (graph/time_steps.py); small columns of weights keep their precision (mpc/plan/columns.py);
+masks move into the softmaxes.
 
 A pooling that moves before a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1) - (N - 1) 2^m,
 so two such values differ by less than 2^k - 2 (N - 1) 2^m. k + 1 bits hold their difference, or k + 2 bits if the
@@ -21,12 +22,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.graph import by_time, centered, pools_first
+from hummingbird.bits import BitConfig, BitWindow, Rows
+from hummingbird.errors import ConfigError
+from hummingbird.graph import by_time, centered, clamped, input_terms, pools_first
 from hummingbird.graph.ops.public import HIDDEN
 from hummingbird.graph.steps import Ref, Step, compact, refs
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.ring import SCALE
 
 # Masks of attention become attributes of the softmax ------------------------------------------------------------------
 #
@@ -107,6 +110,41 @@ def _mask_of_call(add: Step, out: list[Step], count: Counter[int]) -> Ref | None
     return None
 
 
+# Clamped inputs of recurrent layers -----------------------------------------------------------------------------------
+#
+# Where `rows` say how much the state adds to the argument of a function, what the input adds is clamped to the rest of
+# the range, for all time steps at once. The clamp's comparisons leave undecided whether values are up to `UNDECIDED`
+# above a bound. So the upper one is as much lower: the argument stays in the range.
+
+NO_ROWS: Mapping[str, Rows] = {}
+CLAMP = BitWindow(30, 15)  # of the clamps: what an input adds stays below 2^13
+UNDECIDED = 2.0 ** (CLAMP.m - SCALE)
+
+
+def clamps_of(rows: Mapping[str, Rows]) -> dict[str, tuple[float, float]]:
+    """Return the numbers to which inputs' terms are clamped, by the functions' names, for those with `Rows.state`."""
+    found = {}
+    for name, known in rows.items():
+        if known.state is not None:
+            low, high = known.least + known.state, known.most - known.state
+            found[name] = low, max(low, high - UNDECIDED)
+    return found
+
+
+def inputs_clamped(steps: Sequence[Step], rows: Mapping[str, Rows]) -> list[Step]:
+    """Clamp what the inputs of recurrent layers add to the arguments of functions, by `rows`; return the new steps.
+
+    Raises ConfigError for rows with a `state` of other functions.
+    """
+    clamps = clamps_of(rows)
+    if not clamps:
+        return list(steps)
+    for name in clamps.keys() - {name for name in input_terms(steps) if "#" not in name}:
+        what = f"rows {rows[name]} have a state, but the layer reads no sum of an input for all time steps and a state"
+        raise ConfigError(what, where=name, hint="leave the state out, or take the rows that find_rows finds")
+    return clamped(steps, clamps)
+
+
 # All rewrites ---------------------------------------------------------------------------------------------------------
 
 
@@ -114,34 +152,48 @@ class Rewritten(NamedTuple):
     """The steps of a net after all rewrites for private inference, such as max poolings that move before ReLUs.
 
     passed: for each max pooling, by name, the names of the ReLUs before which it has moved.
+    clamps: the numbers to which the inputs' terms of functions are clamped, by the functions' names.
     """
 
     steps: list[Step]
     passed: Mapping[str, Sequence[str]]
+    clamps: Mapping[str, tuple[float, float]]
 
     @classmethod
-    def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Rewritten:
+    def of(
+        cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None, rows: Mapping[str, Rows] = NO_ROWS
+    ) -> Rewritten:
         """Rewrite a net's steps for a protocol; return a `Rewritten` with the new steps.
 
         Attention masks move into softmaxes, small columns of weights keep their precision, stacked recurrent layers
-        are taken step by step, max poolings move before ReLUs, and norms subtract their mean through the weights before
-        them. With "gmw" poolings and norms stay as they
-        are: a moved pooling would need a rescaling.
+        are taken step by step, inputs of recurrent layers are clamped, max poolings move before ReLUs, and norms
+        subtract their mean through the weights before them. With "gmw" poolings and norms stay as they are: a moved
+        pooling would need a rescaling.
         protocol: "masked" or "gmw".
         private: the configuration of the conversion if weights are private, else None.
+        rows: those of the conversion's configuration (`BitConfig.rows`).
         """
-        steps = by_time(steps)
+        steps = inputs_clamped(by_time(steps), rows)
+        clamps = clamps_of(rows)
         steps = hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
         if not named(protocol).takes_rounded_shares:
-            return cls(steps, {})
-        return cls(*pools_first(centered(steps)))
+            return cls(steps, {}, clamps)
+        return cls(*pools_first(centered(steps)), clamps)
+
+    def fits(self, config: BitConfig) -> bool:
+        """Whether the rows of a configuration clamp the inputs that these steps clamp, to the same numbers."""
+        return clamps_of(config.rows) == self.clamps
 
     def windows(self, config: BitConfig) -> BitConfig:
-        """Widen the windows of the max poolings that moved before ReLUs, since they now compare values of both signs.
+        """Return a configuration with the windows of steps that the rewrites have changed.
 
-        Returns the configuration with these windows.
+        The windows of the max poolings that moved before ReLUs are wider, since they now compare values of both signs,
+        and clamps of inputs have the window CLAMP. Raises ConfigError if `config` says of other functions what a state
+        adds than the rows of the rewrites.
         """
-        wider = {}
+        if not self.fits(config):
+            raise ConfigError("rows whose states are not those with which the net's steps were rewritten", where="rows")
+        wider = {f"{name}.input": CLAMP for name in self.clamps}
         for pool, relus in self.passed.items():
             window = config.window(pool)
             asked = [_room(config.window(relu), window) for relu in relus]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,7 @@ from hummingbird.mpc.functions.tabulated import Tabulated
 from hummingbird.mpc.layers import weighted_mean
 from hummingbird.mpc.layers.activations import ReLU
 from hummingbird.mpc.layers.cached import CachedMean, ProductWithCache
+from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.layers.norms import Norm
@@ -42,7 +44,7 @@ from hummingbird.mpc.layers.weighted_mean import WeightedMean
 from hummingbird.mpc.plan.columns import Halved
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.ring import SCALE, WEIGHT_SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE, exponent_of
 
 
 class Built:
@@ -297,6 +299,8 @@ class Planner:
             except ConfigError as error:  # a window does not fit: no other form helps
                 problem = error
                 break
+            if not _compares_rightly(built.layer, given):
+                continue
             if low - scale >= self._integers[index]:
                 return form
             most, best = max((most, best), (low - scale, form))
@@ -392,6 +396,21 @@ class Planner:
             self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low, layer.grain()))
             self._rescaled[index, form, scale] = len(self._plan) - 1
         return Ref(self._rescaled[index, form, scale])
+
+
+def _compares_rightly(layer: nn.Module | None, given: Sequence[Given]) -> bool:
+    """Whether differences of a layer's inputs from the numbers with which it compares them fit the inputs' shares.
+
+    given: the inputs, in the form for which the layer's comparison is set. A value with a small bound, such as a
+    cosine, may have few integer bits.
+    """
+    if not isinstance(layer, Comparing) or layer.comparison.drops or not given:
+        return True
+    scale, comparison = max(each.scale for each in given), layer.comparison
+    far = layer.farthest(scale)
+    # A value may exceed its bound by a rounding, and a difference must be less than the power of two.
+    needed = exponent_of((2.0 ** max(each.bound for each in given) + far) * (1 + 2.0**-6)) if far else 0
+    return comparison.range(scale) >= min(needed, replace(comparison, valid=64).range(scale))
 
 
 def digest(plan: Sequence[PlanStep]) -> str:

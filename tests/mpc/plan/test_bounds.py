@@ -7,17 +7,22 @@ they go in. Nets begin with a clamp, whose bound many values meet, and whose win
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird import convert
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.mpc.layers import averaging, comparing, layer
 from hummingbird.mpc.protocols import lifted_product
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session.session import Session
+from hummingbird.simulation.simulate import ExactNet, Parties
 from tests.support.covering import covering
 from tests.support.operations import Case, Function, cases
 
@@ -79,3 +84,45 @@ def test_values_fit_what_is_opened(
             openings = Openings(patches)
             hummingbird.simulate(net, WINDOWS[window], protocol=protocol, parties=parties, mode="exact", seed=0)(x)
             assert max(openings.reached(), default=0.0) < 1.0, openings.reached()
+
+
+AFTER = {
+    "tanh": torch.tanh,
+    "hardtanh": partial(F.hardtanh, min_val=-3.0, max_val=2.0),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "softmax": partial(torch.softmax, dim=-1),
+    "elu": F.elu,
+    "log_softmax": partial(F.log_softmax, dim=-1),
+    "hardsigmoid": F.hardsigmoid,
+    "maximum": lambda x: torch.maximum(x, torch.tensor(-7.0)),
+    "greater": lambda x: x * (x > -3.0),
+    "relu6 of a multiple": lambda x: F.relu6(3 * x - 1),
+}
+
+
+class AfterCosine(nn.Module):
+    """A function of cosines of parallel rows, which are 1, or of others."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], parallel: bool) -> None:
+        super().__init__()
+        self.function, self.parallel = function, parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(F.cosine_similarity(x, x * 0.5 if self.parallel else x.flip(2), dim=2))
+
+
+@covering(
+    "name, protocol, aim, parallel",
+    AFTER,
+    ["masked", "gmw"],
+    ["latency", "throughput"],
+    [True, False],
+    quick=["tanh", "hardtanh", "softmax", "greater"],
+)
+def test_numbers_far_from_small_values_are_compared_rightly(name: str, protocol: str, aim: str, parallel: bool) -> None:
+    """A cosine's shares have three integer bits: what compares it with -8, say, needs more, so they are lifted."""
+    net, x = AfterCosine(AFTER[name], parallel).eval(), torch.randn(2, 4, 4, 4)
+    private = convert.build(net, protocol=protocol, aim=aim)
+    out = Parties(2, 1, x.device).run(ExactNet(private), x)
+    assert float((out - net(x)).abs().max()) < 2.0**-10

@@ -168,7 +168,7 @@ def lstm(
         return torch.cat([f, i, o, g], 0)
 
     def cell(a: Any, weights: Any, state: tuple[Any, ...], number: int, most: float | None) -> tuple[Any, ...]:
-        return lstm_step(None, a, _of_state(weights, state), state, most)
+        return lstm_step(None, "", a, _of_state(weights, state), state, most)
 
     states = initial_h, initial_c
     return _unrolled(X, (W, R, B), states, sequence_lens, direction, layout, cell, arranged, lstm_grows)
