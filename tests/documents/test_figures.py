@@ -13,7 +13,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.he.scheme.params import TABLES
 from hummingbird.hybrid import make_plan, prices
-from hummingbird.hybrid.gc import cot, relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import lookups
 from hummingbird.mpc.functions import splines
@@ -23,6 +23,7 @@ from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.truncation import select_price
+from hummingbird.ot import cot
 from hummingbird.ring import SCALE
 from models import MODELS, trained
 from scripts.bench.hybrid_nets import SHIPPED, Case
