@@ -88,10 +88,11 @@ def linked() -> list[Transfers]:
 
 @dataclass
 class Seen:
-    """What both parties returned, and the messages that each of them sent: for each round one tensor of bytes."""
+    """What both parties returned, and what each of them sent: for each round one tensor of bytes, and all messages."""
 
     results: list[Any]
     sent: list[list[Tensor]] = field(default_factory=lambda: [[], []])
+    messages: list[list[Tensor]] = field(default_factory=lambda: [[], []])
 
 
 def stepwise(protocols: Sequence[Rounds[Any]]) -> Seen:
@@ -108,6 +109,7 @@ def stepwise(protocols: Sequence[Rounds[Any]]) -> Seen:
             return seen
         assert not any(ended), "one party goes on"
         for rank in range(2):
+            seen.messages[rank] += rounds[rank][0]
             seen.sent[rank].append(torch.cat([m.reshape(-1) for m in rounds[rank][0]] or [torch.empty(0).byte()]))
         for rank in range(2):
             message, sizes = seen.sent[1 - rank][-1], list(rounds[rank][1])

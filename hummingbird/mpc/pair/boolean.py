@@ -18,6 +18,7 @@ from hummingbird.cost import packed
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple
 from hummingbird.mpc.pair.lockstep import Rounds
 from hummingbird.mpc.pair.price import BACK, ROT
+from hummingbird.mpc.pair.products import Broadcast
 from hummingbird.mpc.pair.recipe import PairRecipe, flag, flag_price
 from hummingbird.mpc.pair.transfers import Side
 from hummingbird.mpc.protocols.boolean import And, AndPair
@@ -26,7 +27,7 @@ from hummingbird.mpc.protocols.gmw import PrivateAnd
 _Fields = dict[str, Tensor]
 
 
-def _and(request: And | WordTriple, side: Side, transfer_bits: float) -> Rounds[_Fields]:
+def _and(request: And, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     first, second = side.rot(), side.rot()
     a, b = (first.own, second.own) if side.sends else (second.own, first.own)
     return {"a": a, "b": b, "c": a & b ^ first.own_product() ^ second.own_product()}
@@ -59,10 +60,26 @@ def _last_planes(request: AndPair, fields: _Fields) -> _Fields:
     return {**fields, "q": fields["q"][last], "pq": fields["pq"][last]}
 
 
-def _as_words(request: WordTriple, fields: _Fields) -> _Fields:
-    """Turn bits into words of 64."""
-    size = 8 * math.prod(request.size0)
-    return {name: found[:size].clone().view(torch.int64) for name, found in fields.items()}
+def _words(request: WordTriple, side: Side, transfer_bits: float) -> Rounds[_Fields]:
+    rot, back = side.rot(), side.back()
+    sent, chosen = (rot, back) if side.sends else (back, rot)
+    b, a, c = chosen.own, [], []
+    for _ in range(Broadcast(request.size0, request.size1).times):
+        bit, mine = sent.free_product()
+        _, theirs = chosen.free_product()
+        a.append(bit)
+        c.append(bit & b ^ mine ^ theirs)
+    return {"a": torch.stack(a), "b": b, "c": torch.stack(c)}
+    yield
+
+
+def _arranged(request: WordTriple, fields: _Fields) -> _Fields:
+    """Turn bits into words of 64, and put the words at their places in the tensors."""
+    how = Broadcast(request.size0, request.size1)
+    size = 8 * how.elements
+    words = {name: found[..., :size].contiguous().view(torch.int64) for name, found in fields.items()}
+    a, b, c = how.arranged(words["a"]).flatten(), words["b"], how.arranged(words["c"]).flatten()
+    return {"a": a, "b": b, "c": c} if how.smaller else {"a": b, "b": a, "c": c}
 
 
 def _b2a(request: SharedBit, side: Side, transfer_bits: float) -> Rounds[_Fields]:
@@ -79,11 +96,11 @@ AND_PAIR = PairRecipe(
 )
 BINARY = PairRecipe(
     WordTriple,
-    lambda request: 64 * math.prod(request.size0),
-    lambda *_: ROT | ROT,
-    _and,
-    _as_words,
-    lambda request: "" if request.size0 == request.size1 else "its operands have different shapes",
-    "give both operands the shape of the result",
+    lambda request: 64 * Broadcast(request.size0, request.size1).elements,
+    lambda *_: ROT | BACK,
+    _words,
+    _arranged,
+    lambda request: "" if Broadcast(request.size0, request.size1).fits else "both of its operands are broadcast",
+    "give one operand the shape of the result",
 )
 B2A = PairRecipe(SharedBit, lambda request: math.prod(request.shape), lambda *_: flag_price(64), _b2a)

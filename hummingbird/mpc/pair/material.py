@@ -30,7 +30,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, masked, sums
+from hummingbird.mpc.pair import boolean, masked, products, sums
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, PairPrice, halves
 from hummingbird.mpc.pair.recipe import PairRecipe
@@ -47,6 +47,7 @@ _ALL = (
         boolean.B2A,
     ),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
+    *(products.SQUARE, products.MULTIPLY, products.ROWS),
 )
 RECIPES: dict[str, PairRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost
 from hummingbird.mpc.pair.price import halves
 from hummingbird.mpc.protocols import masked, thresholds
-from hummingbird.mpc.protocols.beaver import Triple
+from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
 from hummingbird.mpc.protocols.boolean import And, AndPair
 from hummingbird.mpc.protocols.division import Division
 from hummingbird.mpc.protocols.gmw import PrivateAnd
@@ -27,7 +28,7 @@ from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
 from tests.support.correlation_checks import CASES
 from tests.support.pairs import columns, low, made, pair, wrong
-from tests.support.parties import channels, share, together
+from tests.support.parties import channels, share, succeed, together
 
 REQUESTS: list[Request[Any]] = [
     MaskedOpening(1003, 20, 12, 2, 36),
@@ -54,6 +55,16 @@ REQUESTS: list[Request[Any]] = [
     Truncation(40, 62),
     Selection(100, 0),
     Selection(100, 16),
+    SquarePair((3, 5)),
+    SquarePair((7, 9), bits=30),
+    SquarePair((5,), bits=1),
+    Triple((17,), (17,), "mul", {}),
+    Triple((5, 3, 4), (3, 1), "mul", {}, bits=27),
+    Triple((1, 4), (2, 3, 4), "mul", {}, bits=9),
+    RowProducts((3, 5), bits=54),
+    RowProducts((40, 2, 3), bits=7),
+    WordTriple((2, 3, 4), (3, 4)),
+    WordTriple((1, 2), (3, 5, 2)),
     And(0, 5),
     Lifting(0, 7, 9),
 ]
@@ -140,6 +151,10 @@ def test_the_price_of_a_relu() -> None:
         (Selection(32, 16), 88, 639),
         (Wraps((32,)), 85, 455),
         (SharedBit((32,)), 1, 62),
+        (WordTriple((32,), (32,)), 128, 0),
+        (SquarePair((32,), bits=30), 29, 435),
+        (Triple((32,), (32,), "mul", {}, bits=30), 60, 930),
+        (RowProducts((32, 5), bits=30), 60 + 5 * 63, 5 * (930 + 2016)),
         (MaskedThresholds(32, 3, 20, 12, 2, 36, 0), 33, 646),
     ],
     ids=lambda value: value.kind if isinstance(value, Request) else None,
@@ -195,7 +210,7 @@ def test_kinds_that_two_parties_cannot_make_are_named(kind: str) -> None:
 
 def test_a_refusal_comes_before_anything_is_sent() -> None:
     parties = pair()
-    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 3), (3,))):
+    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3))):
         with meter.meter() as counted, pytest.raises(ConfigError, match=request.kind):
             parties[0].make([And(1, 8), request])
         assert not counted.total.bits_sent
@@ -212,3 +227,13 @@ def test_a_wrong_share_is_found() -> None:
     shares = columns(request, [found for (found,) in made(pair(), [request])])
     shares["wrapped"][0] = shares["wrapped"][0] + 1
     assert wrong(request, shares) == ["wrapped"]
+
+
+def test_two_processes() -> None:
+    """Bits of both parties, by their meters, are the price; each sends about half of them."""
+    ended = succeed(["-m", "tests.jobs.pair_material"], 2)
+    lines = [json.loads(party.out.splitlines()[-1]) for party in ended]
+    bits, rounds = lines[0]["price"]
+    assert all(line["right"] and line["rounds"] == rounds for line in lines)
+    assert sum(line["bits"] for line in lines) == bits
+    assert abs(lines[0]["bits"] - lines[1]["bits"]) < bits / 100
