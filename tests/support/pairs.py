@@ -88,7 +88,7 @@ def linked() -> list[Transfers]:
 
 @dataclass
 class Seen:
-    """What both parties returned, and what each of them sent: for each round one tensor of bytes, and all messages."""
+    """Results of both parties, and what each of them sent: for each round one tensor of bytes, and all messages."""
 
     results: list[Any]
     sent: list[list[Tensor]] = field(default_factory=lambda: [[], []])

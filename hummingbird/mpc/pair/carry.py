@@ -39,7 +39,7 @@ DIGIT = 3  # bits of a digit with SoftSpoken OT, whose transfers and bits are 46
 
 @dataclass
 class Carries:
-    """What a party has of a sum of two random numbers.
+    """A party's part of a sum of two random numbers.
 
     bits: its own number's bits, lowest first, packed uint8 (n/8,).
     carry: its xor share of the carry out.

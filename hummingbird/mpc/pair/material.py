@@ -9,8 +9,8 @@ Half of the values have party 0 as the sender of their main transfers, the other
 and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
 messages of its transfers.
 
-Semi-honest: a party that deviates in a transfer can learn the other one's secrets, unseen. Both parties' fields are
-uniform to the other party, but neither follows from a seed.
+Semi-honest: a party that deviates in a transfer can learn the other one's secrets, unseen. A party's fields are uniform
+to the other one, and do not follow from a seed. All of this is on the CPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,20 +33,13 @@ from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, masked, products, sums
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, PairPrice, halves
+from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, halves
 from hummingbird.mpc.pair.recipe import PairRecipe
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 
 _ALL = (
-    *(
-        masked.MASKED,
-        masked.THRESHOLDS,
-        boolean.AND,
-        boolean.AND_PRIVATE,
-        boolean.AND_PAIR,
-        boolean.BINARY,
-        boolean.B2A,
-    ),
+    *(masked.MASKED, masked.THRESHOLDS),
+    *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
 )
@@ -127,36 +121,53 @@ class PairMaterial:
         ]
 
     def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Words]]]:
-        works = []  # of each half of a request: its recipe, its values, whether this party sends, its price
-        for request in requests:
-            found = recipe_of(request)
-            price: PairPrice = found.price(request, self._transfer_bits)
-            for sender, n in enumerate(halves(found.values(request))):
-                works.append((found, request, n, sender == self.rank, price))
-        counts = [_directions(n, sends, price) for _, _, n, sends, price in works]
-        out, into = yield from self._transfers.draw(sum(a for a, _ in counts), sum(b for _, b in counts))
+        each = [_works(request, self.rank, self._transfer_bits) for request in requests]
+        works = [work for of_request in each for work in of_request]
+        out, into = yield from self._transfers.draw(sum(work.sent for work in works), sum(w.received for w in works))
         protocols, sides, at, to = [], [], 0, 0
-        for (found, request, n, sends, _), (a, b) in zip(works, counts, strict=True):
-            if n:
-                mine, theirs = part(out, at, a), part(into, to, b)
-                sides.append(Side(n, self.rank, sends, *((mine, theirs) if sends else (theirs, mine))))
-                protocols.append(found.make(request, sides[-1], self._transfer_bits))
-            at, to = at + a, to + b
-        made = iter((yield from together(*protocols)))
+        for work in works:
+            mine, theirs = part(out, at, work.sent), part(into, to, work.received)
+            at, to = at + work.sent, to + work.received
+            sides.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
+            protocols.append(recipe_of(work.request).make(work.request, sides[-1], self._transfer_bits))
+        made = yield from together(*protocols)
         assert all(side.done for side in sides), "the price counts other transfers than are used"
-        halved = [next(made) if n else None for _, _, n, _, _ in works]
-        pairs = zip(requests, halved[0::2], halved[1::2], strict=True)
-        return [_fields(request, [half for half in both if half is not None]) for request, *both in pairs]
+        done = iter(made)
+        return [_fields(request, [next(done) for _ in of]) for request, of in zip(requests, each, strict=True)]
 
     def _exchange(self, message: Tensor, size: int) -> Tensor:
         peer, like = 1 - self.rank, torch.empty(size, dtype=torch.uint8)
         return self._channel.swap(peer, [message], [like])[0]
 
 
-def _directions(n: int, sends: bool, price: PairPrice) -> tuple[int, int]:
-    """Return how many transfers a party sends and receives for n values. sends: whether it sends the main ones."""
-    main, back = n * price.main, n * price.back
-    return (main, back) if sends else (back, main)
+@dataclass(frozen=True)
+class _Work:
+    """A half of a request's values, as one party has it.
+
+    n: their number. sends: whether this party sends the main transfers. sent, received: how many transfers it sends and
+    receives.
+    """
+
+    request: Request[Any]
+    n: int
+    sends: bool
+    sent: int
+    received: int
+
+
+def _works(request: Request[Any], rank: int, transfer_bits: float) -> list[_Work]:
+    """Return the halves of a request that have values; none, one or two.
+
+    rank: this party's. transfer_bits: as `PairMaterial` takes it.
+    """
+    found = recipe_of(request)
+    price = found.price(request, transfer_bits)
+    out = []
+    for sender, n in enumerate(halves(found.values(request))):
+        main, back = n * price.main, n * price.back
+        if n:
+            out.append(_Work(request, n, sender == rank, *((main, back) if sender == rank else (back, main))))
+    return out
 
 
 def _fields(request: Request[Any], parts: Sequence[dict[str, Tensor]]) -> dict[str, Words]:

@@ -87,7 +87,7 @@ def own_words(width: int) -> PairPrice:
 
 @dataclass(frozen=True)
 class PairCost:
-    """What requests cost that two parties make together.
+    """The cost of requests that two parties make together.
 
     transfers: random transfers in both directions. bits: what both parties send, without their transfers' messages and
     without frames. transfer_bits: those messages. frame_bits: the frames' headers. rounds: exchanges of messages.

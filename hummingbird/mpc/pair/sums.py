@@ -39,7 +39,7 @@ _WORD = 64
 
 @dataclass
 class TopBits:
-    """What a party has of the top bit of a sum of two numbers of k bits; numbers are int64 (n,).
+    """A party's part of the top bit of a sum of two numbers of k bits; numbers are int64 (n,).
 
     own: its number. carry: its share of the carry c_k. top: of the sum's top bit. into: of the carry into it.
     All shares are mod 2^w.

@@ -339,14 +339,14 @@ class Transfers:
         sent: how many this party sends. received: how many it receives. Both are multiples of 16.
         """
         assert sent % TILE == received % TILE == 0
-        message, choices, keys = self._receiver.random(self._received, received)
-        (theirs,) = yield [_octets(message)], [cot.message_bytes(sent, random=True)]
-        mine = self._sender.extend(self._sent, sent, theirs.numpy().tobytes(), random=True)
-        out = SentRot(mine, self._sent, self._sending, self._sender.delta)
-        into = ReceivedRot(keys, self._received, self._receiving, kernels.pack_bits(choices))
-        self._sent += cot.numbers(sent)
+        first, own = self._sent, self._received
+        self._sent += cot.numbers(sent)  # before anything is sent: numbers of a call that fails are used up
         self._received += cot.numbers(received)
-        return out, into
+        message, choices, keys = self._receiver.random(own, received)
+        (theirs,) = yield [_octets(message)], [cot.message_bytes(sent, random=True)]
+        mine = self._sender.extend(first, sent, theirs.numpy().tobytes(), random=True)
+        out = SentRot(mine, first, self._sending, self._sender.delta)
+        return out, ReceivedRot(keys, own, self._receiving, kernels.pack_bits(choices))
 
 
 def _octets(data: bytes) -> Tensor:

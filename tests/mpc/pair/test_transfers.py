@@ -146,7 +146,7 @@ def test_a_number_received_twice_shows_the_difference_of_choices() -> None:
 
 
 def test_a_transfer_without_a_hash_shows_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of words that are 0, each message is the difference of two pads: without a hash that is delta."""
+    """A message of words that are 0 is the difference of two pads: without a hash that is delta."""
 
     def without_hash(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
         return (keys if delta is None else keys ^ delta).T.contiguous()
