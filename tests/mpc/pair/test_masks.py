@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.step_tables import chunks
 from tests.support.chance import DEVIATIONS
 from tests.support.pairs import Seen, bits_of, low, sides, stepwise, wrong
+from tests.support.paths import ROOT
 
-N = 1 << 12
+N, PAGE = 1 << 12, ROOT / "docs/pair.md"
 
 
 def opened(request: MaskedOpening, p: int, n: int = N) -> Seen:
@@ -114,6 +116,18 @@ def test_the_prices_of_a_relu(
     most_transfers, most_bits = designed
     if most_transfers is not None and most_bits is not None:
         assert transfers <= most_transfers and bits <= most_bits
+
+
+def test_the_table_of_the_page() -> None:
+    """docs/pair.md has for each knob the transfers, the bits, the bytes by SoftSpoken OT and the rounds."""
+    rows = re.findall(r"^\| p = (\d+)(.*?) \| (\d+) \| ([\d,]+) \| (\d+) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) >= 6
+    for p, window, *numbers in rows:
+        tables, ring = 1 if "one table" in window else 2, 64 if "64 bits" in window else 36
+        price = opening_price(MaskedOpening(1, 20, 12, tables, ring), MaskShape(20, 12, ring, int(p)))
+        price |= MERGE if tables > 1 else PairPrice()
+        found = price.transfers, price.bits, round(price.weight(31) / 8), 1 + price.rounds
+        assert [int(number.replace(",", "")) for number in numbers] == list(found)
 
 
 def test_the_knob_follows_the_price_of_a_transfer() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from hummingbird import cost as messages
 from hummingbird.channel import meter
-from hummingbird.errors import ConfigError
+from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost
@@ -214,6 +214,36 @@ def test_a_refusal_comes_before_anything_is_sent() -> None:
         with meter.meter() as counted, pytest.raises(ConfigError, match=request.kind):
             parties[0].make([And(1, 8), request])
         assert not counted.total.bits_sent
+
+
+def test_requests_that_differ_are_an_error_at_both_parties() -> None:
+    parties, said = pair(), []
+
+    def make(rank: int) -> None:
+        with pytest.raises(AgreementError, match="different places") as raised:
+            parties[rank].make([And(1, 800 + 800 * rank)])
+        said.append(raised.value.hint)
+
+    together([lambda rank=rank: make(rank) for rank in range(2)])
+    assert len(said) == 2 and all(said)
+
+
+def test_a_party_that_dies_ends_the_other_one() -> None:
+    links = channels(2)
+    parties = together([lambda c=c: PairMaterial(c) for c in links])
+    links[1].close()
+    with pytest.raises(PeerError):
+        parties[0].make([And(1, 8)])
+
+
+def test_no_transfer_is_used_twice_after_a_failure() -> None:
+    links = channels(2)
+    first, second = together([lambda c=c: PairMaterial(c) for c in links])
+    before = first._transfers._sent
+    links[1].close()
+    with pytest.raises(PeerError):
+        first.make([And(1, 800)])
+    assert first._transfers._sent > before
 
 
 def test_three_parties_need_a_dealer() -> None:
