@@ -9,7 +9,7 @@ One of the two parties is the sender of a protocol's main transfers; for half of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 SOFTSPOKEN_BITS = 31.0  # of a random transfer by SoftSpoken OT, for each value
 
@@ -36,6 +36,12 @@ class PairPrice:
         total = self + other
         rounds = max(self.rounds, other.rounds)
         return PairPrice(total.main, total.back, total.sent, total.returned, rounds)
+
+    def times(self, count: int) -> PairPrice:
+        """Return the price of the same for `count` values, in the same rounds."""
+        return replace(
+            self, main=self.main * count, back=self.back * count, sent=self.sent * count, returned=self.returned * count
+        )
 
     @property
     def transfers(self) -> int:

@@ -18,6 +18,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from hummingbird import prg
 from hummingbird.mpc.pair.carry import number
 from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.price import BACK, ROT, PairPrice, beside, returned, words
@@ -51,8 +52,8 @@ class Broadcast:
 
     @property
     def elements(self) -> int:
-        """Return how many elements the smaller operand has."""
-        return math.prod((self.size0, self.size1)[self.smaller])
+        """Return how many elements the smaller operand has; 0 if the result has none."""
+        return math.prod((self.size0, self.size1)[self.smaller]) if math.prod(self.size) else 0
 
     @property
     def times(self) -> int:
@@ -62,7 +63,7 @@ class Broadcast:
     @property
     def fits(self) -> bool:
         """Whether the larger operand has the shape of the result, so that only the smaller one is broadcast."""
-        return math.prod((self.size0, self.size1)[1 - self.smaller]) == math.prod(self.size)
+        return math.prod((self.size0, self.size1)[1 - self.smaller]) == math.prod(self.size) or not self.elements
 
     def arranged(self, found: Tensor) -> Tensor:
         """Return a tensor of the result's shape from one of shape (times, elements or more)."""
@@ -84,6 +85,8 @@ def crossed(rots: Sequence[Rot], width: int, value: Tensor, doubled: int = 0) ->
     """
     found = yield from together(*(rot.words(width - j - doubled, row) for j, rot in enumerate(rots) for row in value))
     shifts = range(doubled, doubled + len(rots))
+    if not len(value):
+        return value
     rows = (torch.stack(found[at : at + len(value)]) for at in range(0, len(found), len(value)))
     return reduce(torch.add, (row << shift for row, shift in zip(rows, shifts, strict=True)), torch.zeros_like(value))
 
@@ -93,27 +96,23 @@ def crossed_price(count: int, width: int, rows: int = 1, doubled: int = 0) -> Pa
     return beside(*[ROT] * count, words(*[width - j - doubled for j in range(count)] * rows))
 
 
-def _numbers(side: Side, rots: Sequence[Rot], width: int) -> Tensor:
-    """Return numbers of `width` bits, int64 (n,): a receiver's whose bits are its choices, the top one random."""
-    top = side.words(rots[0].n // side.n).view(-1) if len(rots) < width else None
-    low = number([rot.own for rot in rots], rots[0].n)
-    return low if top is None else low + (top << len(rots))
+def _numbers(rots: Sequence[Rot], width: int) -> Tensor:
+    """Return numbers of `width` bits, int64 (n,), whose bits are the choices of transfers; the top ones are random."""
+    low, n = number([rot.own for rot in rots], rots[0].n), rots[0].n
+    return low + (prg.fresh().words(n) << len(rots)) if len(rots) < width else low
 
 
-def _squared(side: Side, width: int, times: int = 1) -> Rounds[tuple[Tensor, Tensor]]:
-    """Draw shared numbers mod 2^width; return shares of them and of their squares, int64 (times, n)."""
-    rots = [side.rot(times) for _ in range(width - 1)]
-    if side.sends or not rots:
-        own = side.words(times)
-    else:
-        own = _numbers(side, rots, width).view(times, -1)
-    product = yield from crossed(rots, width, own.view(1, -1), doubled=1)
-    return own, own * own + product.view(times, -1)
+def _squared(side: Side, width: int) -> Rounds[tuple[Tensor, Tensor]]:
+    """Draw shared numbers mod 2^width; return shares of them and of their squares, int64 (n,)."""
+    rots = [side.rot() for _ in range(width - 1)]
+    own = side.words() if side.sends or not rots else _numbers(rots, width)
+    product = yield from crossed(rots, width, own[None], doubled=1)
+    return own, own * own + product[0]
 
 
 def _square(request: SquarePair, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     own, square = yield from _squared(side, request.bits)
-    return {"r": own[0], "square": square[0]}
+    return {"r": own, "square": square}
 
 
 def _product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]:
@@ -122,7 +121,7 @@ def _product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]
     a: this party's share of a, int64 (rows, n).
     """
     main, back = [side.rot() for _ in range(width)], [side.back() for _ in range(width)]
-    b = _numbers(side, back if side.sends else main, width)
+    b = _numbers(back if side.sends else main, width)
     one, two = yield from together(crossed(main, width, a), crossed(back, width, a))
     return b, a * b + one + two
 
@@ -133,7 +132,8 @@ def _product_price(width: int, rows: int) -> PairPrice:
 
 
 def _multiply(request: Triple, side: Side, transfer_bits: float) -> Rounds[_Fields]:
-    a = side.words(Broadcast(request.size0, request.size1).times)
+    times = Broadcast(request.size0, request.size1).times
+    a = side.wide(times).words().view(times, side.n)
     b, c = yield from _product(side, request.bits, a)
     return {"a": a, "b": b, "c": c}
 
@@ -154,16 +154,15 @@ def _refused(request: Triple) -> str:
 
 def _rows(request: RowProducts, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     length = request.shape[-1]
-    a, squares = yield from _squared(side, _WORD, length)
+    flat, square = yield from _squared(side.wide(length), _WORD)
+    a, squares = flat.view(length, side.n), square.view(length, side.n)
     b, products = yield from _product(side, request.bits, a)
     return {"a": a, "b": b, "squares": squares.sum(0), "products": products}
 
 
 def _rows_price(request: RowProducts, transfer_bits: float) -> PairPrice:
     length = request.shape[-1]
-    square = crossed_price(_WORD - 1, _WORD, doubled=1)
-    squares = PairPrice(main=length * square.main, sent=length * square.sent, rounds=square.rounds if length else 0)
-    return squares + _product_price(request.bits, length)
+    return crossed_price(_WORD - 1, _WORD, doubled=1).times(length) + _product_price(request.bits, length)
 
 
 def _by_row(request: RowProducts, fields: _Fields) -> _Fields:

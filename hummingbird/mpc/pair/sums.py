@@ -105,7 +105,7 @@ def _quotient_price(shift: int, transfer_bits: float) -> PairPrice:
 def _truncate(request: Truncation, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     shift = request.shift
     if not shift:
-        (mask,) = side.words()
+        mask = side.words()
         return {"mask": mask, "unsigned": mask, "signed": mask}
     mask, unsigned, top = yield from _quotient(side, shift, transfer_bits)
     return {"mask": mask, "unsigned": unsigned, "signed": unsigned - (top << (_WORD - shift))}
@@ -118,7 +118,7 @@ def _truncate_price(request: Truncation, transfer_bits: float) -> PairPrice:
 def _select(request: Selection, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     shift = request.shift
     if not shift:
-        (mask,) = side.words()
+        mask = side.words()
         chosen = yield from random_bit(side, _WORD, (_WORD, mask))
         return {"bit": chosen.bit, "mask": mask, "flag": chosen.flag, "flag_mask": chosen.products[0]}
     mask, unsigned, top = yield from _quotient(side, shift, transfer_bits)

@@ -20,6 +20,7 @@ Sources: Beaver 1995 for random transfers; Gilboa 1999 for products of words; So
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -286,26 +287,35 @@ class Side:
     def __init__(self, n: int, rank: int, sends: bool, main: Rot, back: Rot) -> None:
         assert main.sends == sends and back.sends != sends
         self.n, self.rank, self.sends = n, rank, sends
-        self._main, self._back, self._at, self._back_at = main, back, 0, 0
+        self._all, self._taken = (main, back), [0, 0]
 
-    def rot(self, times: int = 1) -> Rot:
-        """Take the next main transfers, for `times` n values; they are used up."""
-        self._at += times * self.n
-        return part(self._main, self._at - times * self.n, times * self.n)
+    def wide(self, times: int) -> Side:
+        """Return this side for `times` n values, which takes its transfers from the same ones."""
+        out = copy.copy(self)
+        out.n = times * self.n
+        return out
+
+    def rot(self) -> Rot:
+        """Take the next main transfers, for n values; they are used up."""
+        return self._take(0)
 
     def back(self) -> Rot:
         """Take the next transfers of the other direction, for n values; they are used up."""
-        self._back_at += self.n
-        return part(self._back, self._back_at - self.n, self.n)
+        return self._take(1)
+
+    def _take(self, way: int) -> Rot:
+        at = self._taken[way]
+        self._taken[way] += self.n
+        return part(self._all[way], at, self.n)
 
     @property
     def done(self) -> bool:
         """Whether exactly all transfers have been taken."""
-        return self._at == self._main.n and self._back_at == self._back.n
+        return self._taken == [rot.n for rot in self._all]
 
-    def words(self, times: int = 1) -> Tensor:
-        """Draw uniform numbers mod 2^64 that this party alone knows, int64 (times, n)."""
-        return prg.fresh().words(times, self.n)
+    def words(self) -> Tensor:
+        """Draw uniform numbers mod 2^64 that this party alone knows, int64 (n,)."""
+        return prg.fresh().words(self.n)
 
 
 def part(rot: Rot, at: int, n: int) -> Rot:

@@ -63,6 +63,8 @@ REQUESTS: list[Request[Any]] = [
     Triple((1, 4), (2, 3, 4), "mul", {}, bits=9),
     RowProducts((3, 5), bits=54),
     RowProducts((40, 2, 3), bits=7),
+    RowProducts((3, 0), bits=7),
+    Triple((0,), (1,), "mul", {}),
     WordTriple((2, 3, 4), (3, 4)),
     WordTriple((1, 2), (3, 5, 2)),
     And(0, 5),
