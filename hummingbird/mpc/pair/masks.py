@@ -112,7 +112,9 @@ def _sum(side: Side, shape: MaskShape, singles: Sequence[Rot]) -> Rounds[Tensor]
     return share - ((over - 2 * product) << shape.p)
 
 
-def squared(side: Side, shape: MaskShape, tables: Sequence[int]) -> Rounds[tuple[Tensor, Tensor, list[Tensor]]]:
+def squared(
+    side: Side, shape: MaskShape, tables: Sequence[int], singles: Sequence[Rot] | None = None
+) -> Rounds[tuple[Tensor, Tensor, list[Tensor]]]:
     """Draw masks as `drawn` does; return also this party's share of lambda^2 mod 2^ring, after that of lambda.
 
     With p = k, lambda is a + b - 2^k c, and
@@ -120,10 +122,12 @@ def squared(side: Side, shape: MaskShape, tables: Sequence[int]) -> Rounds[tuple
         lambda^2 = a^2 + b^2 + 2 a b - 2^(k+1) c (a + b) + 2^(2k) c
 
     a goes as a word with each bit of b as the choice, of ring - 1 - j bits for bit j. c a and c b take transfers of
-    both directions, whose choices are the shares of c. Cost: `squared_price`.
+    both directions, whose choices are the shares of c.
+    singles: main transfers that get the xor shares of lambda's bits from m on as their own bits; None: new ones.
+    Cost: `squared_price`, with these transfers.
     """
     k, ring = shape.k, shape.ring
-    singles = [side.rot() for _ in range(shape.singles)]
+    singles = [side.rot() for _ in range(shape.singles)] if singles is None else singles
     cuts = list(itertools.accumulate(tables, initial=0))
     found, *made = yield from together(
         carry.add(side, shape.sizes, singles),

@@ -31,7 +31,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, masked, products, sums
+from hummingbird.mpc.pair import boolean, lifted, masked, products, sums
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, halves
 from hummingbird.mpc.pair.recipe import PairRecipe
@@ -42,6 +42,7 @@ _ALL = (
     *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
+    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
 )
 RECIPES: dict[str, PairRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 

@@ -96,7 +96,7 @@ def crossed_price(count: int, width: int, rows: int = 1, doubled: int = 0) -> Pa
     return beside(*[ROT] * count, words(*[width - j - doubled for j in range(count)] * rows))
 
 
-def _numbers(rots: Sequence[Rot], width: int) -> Tensor:
+def numbers_of(rots: Sequence[Rot], width: int) -> Tensor:
     """Return numbers of `width` bits, int64 (n,), whose bits are the choices of transfers; the top ones are random."""
     low, n = number([rot.own for rot in rots], rots[0].n), rots[0].n
     return low + (prg.fresh().words(n) << len(rots)) if len(rots) < width else low
@@ -105,7 +105,7 @@ def _numbers(rots: Sequence[Rot], width: int) -> Tensor:
 def _squared(side: Side, width: int) -> Rounds[tuple[Tensor, Tensor]]:
     """Draw shared numbers mod 2^width; return shares of them and of their squares, int64 (n,)."""
     rots = [side.rot() for _ in range(width - 1)]
-    own = side.words() if side.sends or not rots else _numbers(rots, width)
+    own = side.words() if side.sends or not rots else numbers_of(rots, width)
     product = yield from crossed(rots, width, own[None], doubled=1)
     return own, own * own + product[0]
 
@@ -121,7 +121,7 @@ def _product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]
     a: this party's share of a, int64 (rows, n).
     """
     main, back = [side.rot() for _ in range(width)], [side.back() for _ in range(width)]
-    b = _numbers(back if side.sends else main, width)
+    b = numbers_of(back if side.sends else main, width)
     one, two = yield from together(crossed(main, width, a), crossed(back, width, a))
     return b, a * b + one + two
 

@@ -29,7 +29,7 @@ from hummingbird.mpc.pair.carry import Carries, best_digit, digits, number
 from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.price import TURNED, PairPrice, own_words, words
 from hummingbird.mpc.pair.recipe import PairRecipe, random_bit, random_bit_price
-from hummingbird.mpc.pair.transfers import Side
+from hummingbird.mpc.pair.transfers import Rot, Side
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 
@@ -43,15 +43,17 @@ class TopBits:
 
     own: its number. carry: its share of the carry c_k. top: of the sum's top bit. into: of the carry into it.
     All shares are mod 2^w.
+    rot: the transfer of which both parties' own bits have the sum's top bit as their xor.
     """
 
     own: Tensor
     carry: Tensor
     top: Tensor
     into: Tensor
+    rot: Rot
 
 
-def _top(side: Side, low: Carries, width: int) -> Rounds[TopBits]:
+def top_bits(side: Side, low: Carries, width: int) -> Rounds[TopBits]:
     """Draw the numbers' top bits, above those of `low`; return shares mod 2^width of what follows from them."""
     into = low.carry
     assert into is not None
@@ -60,27 +62,27 @@ def _top(side: Side, low: Carries, width: int) -> Rounds[TopBits]:
     carries, product = yield from together(turned.words(width, c), rot.own_words(width))
     bit = u ^ c
     own = number(low.bits, side.n) + (bit << len(low.bits))
-    return TopBits(own, bit * c - carries + product, u - 2 * product, c - 2 * carries)
+    return TopBits(own, bit * c - carries + product, u - 2 * product, c - 2 * carries, rot)
 
 
-def _top_price(width: int) -> PairPrice:
-    """Return the price of `_top`: 2 transfers, 2 width bits, 2 rounds."""
+def top_price(width: int) -> PairPrice:
+    """Return the price of `top_bits`: 2 transfers, 2 width bits, 2 rounds."""
     return TURNED + (words(width) | own_words(width))
 
 
 def _lift(request: Lifting, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     low = yield from carry.add(side, digits(best_digit(transfer_bits), request.k - 1))
-    sum_ = yield from _top(side, low, request.ring - request.k)
+    sum_ = yield from top_bits(side, low, request.ring - request.k)
     return {"mask": sum_.own, "carry": sum_.carry, "wrapped": sum_.carry + sum_.top}
 
 
 def _lift_price(request: Lifting, transfer_bits: float) -> PairPrice:
-    return carry.price(digits(best_digit(transfer_bits), request.k - 1)) + _top_price(request.ring - request.k)
+    return carry.price(digits(best_digit(transfer_bits), request.k - 1)) + top_price(request.ring - request.k)
 
 
 def _wraps(request: Wraps, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     low = yield from carry.add(side, digits(best_digit(transfer_bits), _WORD - 1))
-    sum_ = yield from _top(side, low, _WORD)
+    sum_ = yield from top_bits(side, low, _WORD)
     return {"r": sum_.own, "wraps": sum_.into - sum_.carry}
 
 
@@ -93,13 +95,13 @@ def _quotient(side: Side, shift: int, transfer_bits: float) -> Rounds[tuple[Tens
     low = yield from carry.add(side, digits(best_digit(transfer_bits), shift, _WORD - 1))
     turned, into = low.into[shift]
     bit = kernels.from_bits(into, side.n)
-    sum_, product = yield from together(_top(side, low, shift), turned.words(_WORD - 1, bit))
+    sum_, product = yield from together(top_bits(side, low, shift), turned.words(_WORD - 1, bit))
     cut = sum_.own >> shift & (1 << (_WORD - shift)) - 1
     return sum_.own, cut + bit - 2 * product - (sum_.carry << (_WORD - shift)), sum_.top
 
 
 def _quotient_price(shift: int, transfer_bits: float) -> PairPrice:
-    return carry.price(digits(best_digit(transfer_bits), shift, _WORD - 1)) + (_top_price(shift) | words(_WORD - 1))
+    return carry.price(digits(best_digit(transfer_bits), shift, _WORD - 1)) + (top_price(shift) | words(_WORD - 1))
 
 
 def _truncate(request: Truncation, side: Side, transfer_bits: float) -> Rounds[_Fields]:
@@ -147,6 +149,6 @@ SELECT = PairRecipe(Selection, lambda request: request.count, _select_price, _se
 WRAPS = PairRecipe(
     Wraps,
     lambda request: math.prod(request.shape),
-    lambda request, transfer_bits: carry.price(digits(best_digit(transfer_bits), _WORD - 1)) + _top_price(_WORD),
+    lambda request, transfer_bits: carry.price(digits(best_digit(transfer_bits), _WORD - 1)) + top_price(_WORD),
     _wraps,
 )

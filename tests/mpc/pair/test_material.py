@@ -21,8 +21,10 @@ from hummingbird.mpc.protocols.boolean import And, AndPair
 from hummingbird.mpc.protocols.division import Division
 from hummingbird.mpc.protocols.gmw import PrivateAnd
 from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.registry import KINDS
+from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
@@ -30,6 +32,7 @@ from tests.support.correlation_checks import CASES
 from tests.support.pairs import columns, low, made, pair, wrong
 from tests.support.parties import channels, share, succeed, together
 
+LIFTED_CUT = LiftedProduct((7,), (7,), value=20, factor=18, product=64, cut=17)
 REQUESTS: list[Request[Any]] = [
     MaskedOpening(1003, 20, 12, 2, 36),
     MaskedOpening(1003, 20, 12, 1, 36, 1),
@@ -65,6 +68,19 @@ REQUESTS: list[Request[Any]] = [
     RowProducts((40, 2, 3), bits=7),
     RowProducts((3, 0), bits=7),
     Triple((0,), (1,), "mul", {}),
+    LiftedSquares((3, 5), 20, 40),
+    LiftedSquares((30, 4), 62, 64),
+    LiftedSquares((7, 1), 2, 4),
+    LiftedProduct((7,), (7,), value=9, factor=7, product=36),
+    LiftedProduct((2, 3, 5), (3, 1), value=9, factor=7, product=36),
+    LiftedProduct((3, 1), (2, 3, 5), value=9, factor=8, product=36),
+    LiftedProduct((7,), (7,), value=40, factor=64, product=64),
+    LiftedProduct((7,), (7,), value=64, factor=40, product=64),
+    LiftedProduct((20,), (20,), value=30, factor=30, product=30),
+    LiftedProduct((20,), (20,), value=2, factor=2, product=64),
+    LiftedRows((3, 5), value=20, factor=18, sums=40, product=36),
+    LiftedRows((3, 5), value=12, factor=9, sums=27, product=64),
+    LiftedRows((2, 2, 3), value=7, factor=5, sums=20, product=9),
     WordTriple((2, 3, 4), (3, 4)),
     WordTriple((1, 2), (3, 5, 2)),
     And(0, 5),
@@ -155,6 +171,8 @@ def test_the_price_of_a_relu() -> None:
         (SharedBit((32,)), 1, 62),
         (WordTriple((32,), (32,)), 128, 0),
         (SquarePair((32,), bits=30), 29, 435),
+        (LiftedSquares((32, 1), 20, 40), 32, 801),
+        (LiftedProduct((32,), (32,), value=20, factor=18, product=36), 74, 1353),
         (Triple((32,), (32,), "mul", {}, bits=30), 60, 930),
         (RowProducts((32, 5), bits=30), 60 + 5 * 63, 5 * (930 + 2016)),
         (MaskedThresholds(32, 3, 20, 12, 2, 36, 0), 33, 646),
@@ -212,7 +230,7 @@ def test_kinds_that_two_parties_cannot_make_are_named(kind: str) -> None:
 
 def test_a_refusal_comes_before_anything_is_sent() -> None:
     parties = pair()
-    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3))):
+    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3)), LIFTED_CUT):
         with meter.meter() as counted, pytest.raises(ConfigError, match=request.kind):
             parties[0].make([And(1, 8), request])
         assert not counted.total.bits_sent

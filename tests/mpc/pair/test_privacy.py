@@ -15,7 +15,9 @@ from hummingbird.mpc.pair.material import RECIPES
 from hummingbird.mpc.pair.transfers import SentRot
 from hummingbird.mpc.protocols.beaver import SquarePair, Triple
 from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.masked import MaskedOpening
+from hummingbird.mpc.protocols.rows import LiftedSquares
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection
 from tests.support.chance import DEVIATIONS
@@ -33,6 +35,9 @@ REQUESTS: list[tuple[Request[Any], float]] = [
     (Wraps((N,)), 31.0),
     (SquarePair((N,), bits=9), 31.0),
     (Triple((N,), (N,), "mul", {}, bits=9), 31.0),
+    (LiftedSquares((N, 1), 5, 12), 31.0),
+    (LiftedProduct((N,), (N,), value=5, factor=4, product=12), 31.0),
+    (LiftedProduct((N,), (N,), value=6, factor=6, product=6), 31.0),
 ]
 
 

@@ -1,0 +1,313 @@
+"""Material of products and squares of values that are lifted as they are opened (mpc/protocols/lifted_product.py).
+
+Masks lambda of k bits and mu of K bits are sums of a number of each party, less 2^k or 2^K times their carry, with top
+bits t and s in xor shares (sums.py). mu is that of the smaller operand, which may be broadcast. Mod 2^P, with
+mu = a + b - 2^K c,
+
+    lambda mu = lambda a + lambda b - 2^K c lambda
+
+The bits of b are choices of main transfers, those of a of transfers in the other direction, and both parties send their
+shares of lambda. An xor-shared bit times a shared number takes a transfer in each direction, whose choices are the
+bit's shares; both parties send a word. So follow c lambda, s lambda, t mu, t s, and for a mask that is squared
+t (2^(k-1) - lambda); its square is that of masks.py.
+
+Choices that are not random take a bit each: all bits of a, and those of b that are digits of one bit. Results whose
+lowest bits are cut off are not made: a cut needs one more carry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.mpc.pair import carry, masks
+from hummingbird.mpc.pair.carry import best_digit, digits
+from hummingbird.mpc.pair.lockstep import Rounds, together
+from hummingbird.mpc.pair.masked import over
+from hummingbird.mpc.pair.masks import MaskShape
+from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, beside, returned, words
+from hummingbird.mpc.pair.products import Broadcast, crossed, numbers_of
+from hummingbird.mpc.pair.recipe import PairRecipe
+from hummingbird.mpc.pair.sums import top_bits, top_price
+from hummingbird.mpc.pair.transfers import Rot, Side
+from hummingbird.mpc.protocols.lifted_product import LiftedProduct
+from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
+
+_Fields = dict[str, Tensor]
+
+
+@dataclass
+class _Masks:
+    """A party's part of masks of k bits; the last four are None if the masks have as many bits as their shares.
+
+    share: its additive share mod 2^ring, int64 (n,); the low k bits are its summand.
+    number: its additive share of the top bit mod 2^(ring - k). square: of the mask's square, if it was wanted.
+    rots: by the place of a bit of a digit of several, the main transfer whose choice is the receiver's bit.
+    top: the main transfer of which both parties' own bits have the top bit as their xor.
+    """
+
+    share: Tensor
+    rots: dict[int, Rot]
+    number: Tensor | None = None
+    top: Rot | None = None
+    square: Tensor | None = None
+
+    def fields(self, prefix: str, mask: str, k: int) -> _Fields:
+        """Return the fields of these masks: the mask, and its carry without and with the top bit if it is lifted."""
+        out = {mask: self.share}
+        if self.number is not None:
+            out[f"{prefix}carry"] = -over(self.share, k)
+            out[f"{prefix}wrapped"] = out[f"{prefix}carry"] + self.number
+        return out
+
+
+def _masks(side: Side, k: int, ring: int, digit: int) -> Rounds[_Masks]:
+    """Draw masks of k bits; return a party's part of them, with shares mod 2^ring."""
+    if k == ring:
+        return _Masks(side.words(), {})
+    low = yield from carry.add(side, digits(digit, k - 1))
+    found = yield from top_bits(side, low, ring - k)
+    return _Masks(found.own - (found.carry << k), low.rots, found.top, found.rot)
+
+
+def _masks_price(k: int, ring: int, digit: int) -> PairPrice:
+    return carry.price(digits(digit, k - 1)) + top_price(ring - k) if k < ring else PairPrice()
+
+
+def _squares(side: Side, k: int, ring: int, digit: int) -> Rounds[_Masks]:
+    """Draw masks as `_masks` does, with their squares mod 2^ring; k < ring."""
+    top = side.rot()
+    share, square, _ = yield from masks.squared(side, MaskShape(k, k - 1, ring, k, digit), (), [top])
+    bit = kernels.from_bits(top.own, side.n)
+    product = yield from top.words(ring - k, bit)
+    return _Masks(share, {}, bit - 2 * product, top, square)
+
+
+def _squares_price(k: int, ring: int, digit: int) -> PairPrice:
+    return masks.squared_price(MaskShape(k, k - 1, ring, k, digit), ()) + words(ring - k)
+
+
+def _bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Tensor]]) -> Rounds[list[Tensor]]:
+    """Return shares of an xor-shared bit times shared numbers mod 2^w, int64 (rows, n) for each. 1 round.
+
+    rot, back: a main transfer and one of the other direction whose choices are the receivers' shares of the bit.
+    own: this party's share, packed (n/8,). numbers: for each its width w and this party's share, int64 (rows, n).
+    Cost: w bits in both directions for each row.
+    """
+    bit = kernels.from_bits(own, rot.n)
+    signed = [(width, row - 2 * bit * row) for width, number in numbers for row in number]
+    found = yield from together(*(each.words(width, row) for each in (rot, back) for width, row in signed))
+    out, at = [], 0
+    for _, number in numbers:
+        mine = slice(at, at + len(number))
+        theirs = slice(len(signed) + at, len(signed) + at + len(number))
+        out.append(bit * number + torch.stack(found[mine]) + torch.stack(found[theirs]))
+        at += len(number)
+    return out
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A product of a larger operand with a smaller one, each element of which meets `times` elements.
+
+    k, factor: bits of their masks. ring: of shares of the larger one's. product: of products. squares: of its squares,
+    which are wanted; 0 if not. digit: bits of a digit.
+    """
+
+    times: int
+    k: int
+    factor: int
+    ring: int
+    product: int
+    squares: int
+    digit: int
+
+    @property
+    def lifts(self) -> bool:
+        """Whether the smaller operand has less bits than the product."""
+        return self.factor < self.product
+
+    @property
+    def wide(self) -> list[int]:
+        """The widths of what the larger operand's top bit is multiplied by: mu, s, 2^(k-1) - lambda."""
+        if self.k == self.ring:
+            return []
+        squared = self.squares - self.k - 1 if self.squares else 0
+        return [max(0, self.product - self.k), max(0, self.product - self.k - self.factor), squared]
+
+
+def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fields]]:
+    """Draw both operands' masks; return a party's part of them, and its shares of their products.
+
+    The products are, by name, lambda mu ("product"), t mu ("top"), lambda s ("other"), t s ("tops") and, for squares,
+    t (2^(k-1) - lambda) ("turned"); int64 (times, n) each.
+    """
+    wide, n = side.wide(shape.times), side.n
+    draw = _squares if shape.squares else _masks
+    left, right = yield from together(
+        draw(wide, shape.k, shape.ring, shape.digit), _masks(side, shape.factor, shape.product, shape.digit)
+    )
+    value, below = left.share.view(shape.times, n), shape.product - shape.factor
+    if not shape.lifts:
+        main, back = [side.rot() for _ in range(shape.factor)], [side.back() for _ in range(shape.factor)]
+        right.share = numbers_of(back if side.sends else main, shape.factor)
+        later: list[int] = []
+    else:
+        later = [j for j in range(shape.factor) if j not in right.rots]
+    bits = kernels.to_planes(right.share, 0, shape.factor)
+    shared: list[Tensor] = []  # bits of which the other party's transfers of both directions have the shares as choices
+    if right.top is not None:
+        shared = [kernels.to_planes(over(right.share, shape.factor), 0, 1)[0], right.top.own]
+    turned = yield from together(
+        *(side.rot().turned(bits[j]) for j in later),
+        *(side.back().turned(bit) for bit in (bits if shape.lifts else ())),
+        *(side.rot().turned(bit) for bit in shared[:1]),
+        *(side.back().turned(bit) for bit in shared),
+        *(wide.back().turned(left.top.own) for _ in range(1) if left.top is not None),
+    )
+    works = []
+    if shape.lifts:
+        main = [right.rots[j] if j in right.rots else turned[later.index(j)] for j in range(shape.factor)]
+        back, turned = turned[len(later) : len(later) + shape.factor], turned[len(later) + shape.factor :]
+        assert right.top is not None
+        works = [
+            _bit_times(turned[0], turned[1], shared[0], [(below, value)]),
+            _bit_times(right.top, turned[2], shared[1], [(below, value)]),
+        ]
+    if left.top is not None:
+        half = (1 << shape.k - 1) if side.rank == 0 else 0
+        again = [right.share.repeat(shape.times), torch.zeros(wide.n, dtype=torch.int64), half - left.share]
+        if right.number is not None:
+            again[1] = right.number.repeat(shape.times)
+        numbers = [(width, number[None]) for width, number in zip(shape.wide, again, strict=True)]
+        works.append(_bit_times(left.top, turned[-1], left.top.own, numbers))
+    first, second, *rest = yield from together(
+        crossed(main, shape.product, value), crossed(back, shape.product, value), *works
+    )
+    # mu's summand times lambda, of which only the parts of different parties needed messages
+    summand = right.share & (1 << shape.factor) - 1 if shape.factor < 64 else right.share
+    made = {"product": summand * value + first + second}
+    if shape.lifts:
+        made["product"] = made["product"] - (rest[0][0] << shape.factor)
+        made["other"] = rest[1][0]
+    if left.top is not None:
+        made["top"], made["tops"], made["turned"] = (found.view(shape.times, n) for found in rest[-1])
+    return left, right, made
+
+
+def _multiplied_price(shape: _Shape) -> PairPrice:
+    """Return the price of `_multiplied` for an element of the smaller operand."""
+    draw = _squares_price if shape.squares else _masks_price
+    drawn = draw(shape.k, shape.ring, shape.digit).times(shape.times)
+    drawn |= _masks_price(shape.factor, shape.product, shape.digit)
+    lifted = shape.k < shape.ring
+    turned = TURNED_BACK.times(shape.times) if lifted else PairPrice()
+    sent = words(*(width for width in shape.wide for _ in range(shape.times)))
+    sent |= words(*(shape.product - j for j in range(shape.factor) for _ in range(shape.times)))
+    if shape.lifts:
+        below = shape.product - shape.factor
+        later = 1 + sum(size == 1 for size in digits(shape.digit, shape.factor - 1))
+        turned = beside(turned, *[TURNED] * (later + 1), *[TURNED_BACK] * (shape.factor + 2))
+        sent |= words(*[below] * 2 * shape.times)
+    else:
+        turned = beside(turned, *[ROT | BACK] * shape.factor)
+    return drawn + turned + (sent | returned(sent.sent))
+
+
+def _shape_of(request: LiftedProduct, digit: int) -> _Shape:
+    how, sizes = Broadcast(request.size0, request.size1), (request.value, request.factor)
+    small, product = sizes[how.smaller], request.product
+    return _Shape(how.times, sizes[1 - how.smaller], small, product, product, 0, digit)
+
+
+def _product(request: LiftedProduct, side: Side, transfer_bits: float) -> Rounds[_Fields]:
+    shape = _shape_of(request, best_digit(transfer_bits))
+    left, right, made = yield from _multiplied(side, shape)
+    names = ("", "mask"), ("factor_", "factor")
+    if not Broadcast(request.size0, request.size1).smaller:  # the first operand is the smaller one
+        names = names[1], names[0]
+        made["top"], made["other"] = made.get("other", left.share), made.get("top", left.share)
+    wide = left.fields(*names[0], shape.k)
+    wide = {name: found.view(shape.times, side.n) for name, found in wide.items()}
+    made["factor_top"] = made.pop("other", left.share).view(shape.times, side.n)
+    return {**wide, **right.fields(*names[1], shape.factor), **made}
+
+
+def _arranged(request: LiftedProduct, fields: _Fields) -> _Fields:
+    how = Broadcast(request.size0, request.size1)
+    return {name: how.arranged(found).flatten() if found.dim() > 1 else found for name, found in fields.items()}
+
+
+def _product_refused(request: LiftedProduct) -> str:
+    if request.cut:
+        return "low bits of its products are cut off"
+    return "" if Broadcast(request.size0, request.size1).fits else "both of its operands are broadcast"
+
+
+def _rows_shape(request: LiftedRows, digit: int) -> _Shape:
+    ring = max(request.sums, request.product)
+    return _Shape(request.shape[-1], request.value, request.factor, ring, request.product, request.sums, digit)
+
+
+def _rows(request: LiftedRows, side: Side, transfer_bits: float) -> Rounds[_Fields]:
+    shape = _rows_shape(request, best_digit(transfer_bits))
+    left, right, made = yield from _multiplied(side, shape)
+    assert left.square is not None
+    wide = {name: found.view(shape.times, side.n) for name, found in left.fields("", "mask", shape.k).items()}
+    made["factor_top"] = made.pop("other")
+    squares = left.square.view(shape.times, side.n).sum(0)
+    return {**wide, **right.fields("factor_", "factor", shape.factor), **made, "squares": squares}
+
+
+def _by_row(request: LiftedRows, fields: _Fields) -> _Fields:
+    how = Broadcast(request.shape, (*request.shape[:-1], 1))
+    return {name: how.arranged(found).flatten() if found.dim() > 1 else found for name, found in fields.items()}
+
+
+def _squares_alone(request: LiftedSquares, side: Side, transfer_bits: float) -> Rounds[_Fields]:
+    k, wide = request.value, request.sums - request.value - 1
+    made = yield from _squares(side, k, request.sums, best_digit(transfer_bits))
+    assert made.top is not None and made.square is not None
+    back = yield from side.back().turned(made.top.own)
+    half = (1 << k - 1) if side.rank == 0 else 0
+    (turned,) = yield from _bit_times(made.top, back, made.top.own, [(wide, (half - made.share)[None])])
+    return {**made.fields("", "mask", k), "squares": made.square, "turned": turned[0]}
+
+
+def _squares_alone_price(request: LiftedSquares, transfer_bits: float) -> PairPrice:
+    word = words(request.sums - request.value - 1)
+    drawn = _squares_price(request.value, request.sums, best_digit(transfer_bits))
+    return drawn + TURNED_BACK + (word | returned(word.sent))
+
+
+def _summed(request: LiftedSquares, fields: _Fields) -> _Fields:
+    count = math.prod(request.shape)
+    return {**fields, "squares": fields["squares"][:count].view(request.shape).sum(-1).flatten()}
+
+
+LIFTED_PRODUCT = PairRecipe(
+    LiftedProduct,
+    lambda request: Broadcast(request.size0, request.size1).elements,
+    lambda request, transfer_bits: _multiplied_price(_shape_of(request, best_digit(transfer_bits))),
+    _product,
+    _arranged,
+    _product_refused,
+    "lift both values first, and truncate the product",
+)
+LIFTED_ROWS = PairRecipe(
+    LiftedRows,
+    lambda request: math.prod(request.shape[:-1]),
+    lambda request, transfer_bits: _multiplied_price(_rows_shape(request, best_digit(transfer_bits))),
+    _rows,
+    _by_row,
+    lambda request: "low bits of its products are cut off" if request.cut else "",
+    "truncate the products",
+)
+LIFTED_SQUARES = PairRecipe(
+    LiftedSquares, lambda request: math.prod(request.shape), _squares_alone_price, _squares_alone, _summed
+)
