@@ -2,7 +2,7 @@
 
     python -m scripts.bench.ot --json ot.json
 
-A time is the least of several calls for --count transfers, messages included: what `hybrid.gc.cot` does between two
+A time is the least of several calls for --count transfers, messages included: what `ot.cot` does between two
 sides but for the network. Before it is timed, the keys of both sides are compared.
 """
 
