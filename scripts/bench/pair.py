@@ -31,7 +31,7 @@ from scripts.program import add_json, alone, columns, main_of, new_parser, write
 
 
 def requests(n: int) -> dict[str, list[Request[Any]]]:
-    """What is made for n values of each kind."""
+    """Requests for n values of each kind."""
     return {
         "masked ReLU": [MaskedOpening(n, 20, 12, 2, 36), And(2, n)],
         "masked ReLU, 64 bits": [MaskedOpening(n, 20, 12, 2, 64), And(2, n)],

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import kernels
-from hummingbird.mpc.pair.lockstep import Rounds
+from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.price import TURNED, PairPrice, words
 from hummingbird.mpc.pair.transfers import ReceivedRot, Rot, SentRot, Side
 
@@ -113,11 +113,38 @@ def price(sizes: Sequence[int]) -> PairPrice:
     Each later digit takes s + 1 transfers and 2^(s+1) bits, or 2 bits for s = 1, and two rounds.
     """
     total = PairPrice()
-    for number, size in enumerate(sizes):
-        if number:
+    for at, size in enumerate(sizes):
+        if at:
             total += TURNED
-        bits = (1 << (size + (number > 0))) - 1 if size > 1 else int(number > 0)
+        bits = (1 << (size + (at > 0))) - 1 if size > 1 else int(at > 0)
         total += PairPrice(main=size) + words(bits)
+    return total
+
+
+def of_given(side: Side, bits: Sequence[Tensor], sizes: Sequence[int]) -> Rounds[Tensor]:
+    """Return this party's xor share of the carry out of the sum of two given numbers, packed (n/8,).
+
+    Every choice follows from the receiver's number, and takes a bit. Cost: `of_given_price`.
+    bits: this party's number, lowest bit first. sizes: of the digits.
+    """
+    rots = yield from together(*(side.rot().turned(bit) for bit in bits))
+    carry, at = None, 0
+    for size in sizes:
+        mine = rots[at : at + size]
+        table = _table(bits[at : at + size], carry) if side.sends else None
+        if carry is not None:
+            mine = [*mine, (yield from side.rot().turned(carry))]
+        carry = yield from chosen(mine, table)
+        at += size
+    assert carry is not None
+    return carry
+
+
+def of_given_price(sizes: Sequence[int]) -> PairPrice:
+    """Return the price of `of_given`: that of `add` with digits of several bits, and a bit for each bit."""
+    total = TURNED.times(sum(sizes))
+    for at, size in enumerate(sizes):
+        total += words((1 << size) - 1) if not at else TURNED + words((2 << size) - 1)
     return total
 
 

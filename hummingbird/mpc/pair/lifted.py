@@ -11,8 +11,16 @@ shares of lambda. An xor-shared bit times a shared number takes a transfer in ea
 bit's shares; both parties send a word. So follow c lambda, s lambda, t mu, t s, and for a mask that is squared
 t (2^(k-1) - lambda); its square is that of masks.py.
 
-Choices that are not random take a bit each: all bits of a, and those of b that are digits of one bit. Results whose
-lowest bits are cut off are not made: a cut needs one more carry.
+Choices that are not random take a bit each: all bits of a, and those of b that are digits of one bit.
+
+*Cut.* Of lambda mu + 2^(f-1), below 2^62, the parties have shares x^0 and x^1 mod 2^P, or mod 2^64 for P > 64. With f
+bits cut off it is
+
+    floor(x^0 / 2^f) + floor(x^1 / 2^f) + (carry of the low f bits) - 2^(64-f) (wrap of the sum)
+
+The carry is that of given numbers (carry.py). Up to P = 64 the wrap vanishes mod 2^(P-f). Otherwise it is 1 if x^0 or
+x^1 has its top bit: both parts of a sum that is not wrapped are below 2^62, as it is, and of one that is wrapped a part
+is 2^63 or more.
 """
 
 from __future__ import annotations
@@ -28,7 +36,6 @@ from hummingbird import kernels
 from hummingbird.mpc.pair import carry, masks
 from hummingbird.mpc.pair.carry import best_digit, digits
 from hummingbird.mpc.pair.lockstep import Rounds, together
-from hummingbird.mpc.pair.masked import over
 from hummingbird.mpc.pair.masks import MaskShape
 from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, beside, returned, words
 from hummingbird.mpc.pair.products import Broadcast, crossed, numbers_of
@@ -39,30 +46,33 @@ from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
 
 _Fields = dict[str, Tensor]
+_WORD = 64
 
 
 @dataclass
 class _Masks:
-    """A party's part of masks of k bits; the last four are None if the masks have as many bits as their shares.
+    """A party's part of masks of k bits; what has a default is None if the masks have as many bits as their shares.
 
     share: its additive share mod 2^ring, int64 (n,); the low k bits are its summand.
-    number: its additive share of the top bit mod 2^(ring - k). square: of the mask's square, if it was wanted.
     rots: by the place of a bit of a digit of several, the main transfer whose choice is the receiver's bit.
+    carry: its additive share of the carry of the summands, mod 2^(ring - k).
+    number: its additive share of the top bit, mod 2^(ring - k).
     top: the main transfer of which both parties' own bits have the top bit as their xor.
+    square: its additive share of the mask's square, if that was wanted.
     """
 
     share: Tensor
     rots: dict[int, Rot]
+    carry: Tensor | None = None
     number: Tensor | None = None
     top: Rot | None = None
     square: Tensor | None = None
 
-    def fields(self, prefix: str, mask: str, k: int) -> _Fields:
+    def fields(self, prefix: str, mask: str) -> _Fields:
         """Return the fields of these masks: the mask, and its carry without and with the top bit if it is lifted."""
         out = {mask: self.share}
-        if self.number is not None:
-            out[f"{prefix}carry"] = -over(self.share, k)
-            out[f"{prefix}wrapped"] = out[f"{prefix}carry"] + self.number
+        if self.carry is not None and self.number is not None:
+            out[f"{prefix}carry"], out[f"{prefix}wrapped"] = self.carry, self.carry + self.number
         return out
 
 
@@ -72,24 +82,50 @@ def _masks(side: Side, k: int, ring: int, digit: int) -> Rounds[_Masks]:
         return _Masks(side.words(), {})
     low = yield from carry.add(side, digits(digit, k - 1))
     found = yield from top_bits(side, low, ring - k)
-    return _Masks(found.own - (found.carry << k), low.rots, found.top, found.rot)
+    return _Masks(found.own - (found.carry << k), low.rots, found.carry, found.top, found.rot)
 
 
 def _masks_price(k: int, ring: int, digit: int) -> PairPrice:
     return carry.price(digits(digit, k - 1)) + top_price(ring - k) if k < ring else PairPrice()
 
 
-def _squares(side: Side, k: int, ring: int, digit: int) -> Rounds[_Masks]:
-    """Draw masks as `_masks` does, with their squares mod 2^ring; k < ring."""
+def _squares(side: Side, k: int, ring: int, digit: int, bits: int) -> Rounds[_Masks]:
+    """Draw masks as `_masks` does, with their squares mod 2^bits; k < ring."""
     top = side.rot()
-    share, square, _ = yield from masks.squared(side, MaskShape(k, k - 1, ring, k, digit), (), [top])
+    drawn = yield from masks.squared(side, MaskShape(k, k - 1, ring, k, digit), (), bits, [top])
     bit = kernels.from_bits(top.own, side.n)
     product = yield from top.words(ring - k, bit)
-    return _Masks(share, {}, bit - 2 * product, top, square)
+    return _Masks(drawn.share, {}, drawn.carry, bit - 2 * product, top, drawn.square)
 
 
-def _squares_price(k: int, ring: int, digit: int) -> PairPrice:
-    return masks.squared_price(MaskShape(k, k - 1, ring, k, digit), ()) + words(ring - k)
+def _squares_price(k: int, ring: int, digit: int, bits: int) -> PairPrice:
+    return masks.squared_price(MaskShape(k, k - 1, ring, k, digit), (), bits) + words(ring - k)
+
+
+def _cut(side: Side, share: Tensor, bits: int, product: int, digit: int) -> Rounds[Tensor]:
+    """Cut the lowest `bits` bits off shared numbers below 2^61, rounded; return shares mod 2^product, int64 (n,).
+
+    share: this party's share mod 2^(bits + product), or mod 2^64 if that is less.
+    Cost: `_cut_price`.
+    """
+    whole = min(_WORD, bits + product)
+    own = share + (1 << bits >> 1) if side.rank == 0 else share
+    own = own & (1 << whole) - 1 if whole < _WORD else own
+    beyond, top = bits + product - whole, kernels.to_planes(own, _WORD - 1, 1)[0]
+    into = yield from carry.of_given(side, list(kernels.to_planes(own, 0, bits)), digits(digit, bits))
+    turned = yield from together(*(side.rot().turned(bit) for bit in ((into, top) if beyond else (into,))))
+    low, high = kernels.from_bits(into, side.n), kernels.from_bits(top, side.n)
+    found = yield from together(
+        turned[0].words(product - 1, low), *(turned[1].words(beyond, high) for _ in range(1) if beyond)
+    )
+    out = (own >> bits & (1 << _WORD - bits) - 1) + low - 2 * found[0]
+    return out - (high - found[1] << _WORD - bits) if beyond else out
+
+
+def _cut_price(bits: int, product: int, digit: int) -> PairPrice:
+    beyond = max(0, bits + product - _WORD)
+    turned = beside(*[TURNED] * (2 if beyond else 1))
+    return carry.of_given_price(digits(digit, bits)) + turned + words(product - 1, beyond)
 
 
 def _bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Tensor]]) -> Rounds[list[Tensor]]:
@@ -115,8 +151,8 @@ def _bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Te
 class _Shape:
     """A product of a larger operand with a smaller one, each element of which meets `times` elements.
 
-    k, factor: bits of their masks. ring: of shares of the larger one's. product: of products. squares: of its squares,
-    which are wanted; 0 if not. digit: bits of a digit.
+    k, factor: bits of their masks. ring: of shares of the larger one's. product: of products before `cut` bits are cut
+    off. squares: of the larger one's squares; 0 if they are not wanted. digit: bits of a digit.
     """
 
     times: int
@@ -124,8 +160,14 @@ class _Shape:
     factor: int
     ring: int
     product: int
+    cut: int
     squares: int
     digit: int
+
+    @property
+    def word(self) -> int:
+        """The bits of the product's shares."""
+        return min(_WORD, self.product)
 
     @property
     def lifts(self) -> bool:
@@ -148,9 +190,10 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
     t (2^(k-1) - lambda) ("turned"); int64 (times, n) each.
     """
     wide, n = side.wide(shape.times), side.n
-    draw = _squares if shape.squares else _masks
+    mask = shape.k, shape.ring, shape.digit
     left, right = yield from together(
-        draw(wide, shape.k, shape.ring, shape.digit), _masks(side, shape.factor, shape.product, shape.digit)
+        _squares(wide, *mask, shape.squares) if shape.squares else _masks(wide, *mask),
+        _masks(side, shape.factor, shape.product, shape.digit),
     )
     value, below = left.share.view(shape.times, n), shape.product - shape.factor
     if not shape.lifts:
@@ -161,8 +204,8 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
         later = [j for j in range(shape.factor) if j not in right.rots]
     bits = kernels.to_planes(right.share, 0, shape.factor)
     shared: list[Tensor] = []  # bits of which the other party's transfers of both directions have the shares as choices
-    if right.top is not None:
-        shared = [kernels.to_planes(over(right.share, shape.factor), 0, 1)[0], right.top.own]
+    if right.carry is not None and right.top is not None:
+        shared = [kernels.to_planes(right.carry, 0, 1)[0], right.top.own]
     turned = yield from together(
         *(side.rot().turned(bits[j]) for j in later),
         *(side.back().turned(bit) for bit in (bits if shape.lifts else ())),
@@ -176,7 +219,7 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
         back, turned = turned[len(later) : len(later) + shape.factor], turned[len(later) + shape.factor :]
         assert right.top is not None
         works = [
-            _bit_times(turned[0], turned[1], shared[0], [(below, value)]),
+            _bit_times(turned[0], turned[1], shared[0], [(shape.word - shape.factor, value)]),
             _bit_times(right.top, turned[2], shared[1], [(below, value)]),
         ]
     if left.top is not None:
@@ -187,7 +230,7 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
         numbers = [(width, number[None]) for width, number in zip(shape.wide, again, strict=True)]
         works.append(_bit_times(left.top, turned[-1], left.top.own, numbers))
     first, second, *rest = yield from together(
-        crossed(main, shape.product, value), crossed(back, shape.product, value), *works
+        crossed(main, shape.word, value), crossed(back, shape.word, value), *works
     )
     # mu's summand times lambda, of which only the parts of different parties needed messages
     summand = right.share & (1 << shape.factor) - 1 if shape.factor < 64 else right.share
@@ -195,6 +238,9 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
     if shape.lifts:
         made["product"] = made["product"] - (rest[0][0] << shape.factor)
         made["other"] = rest[1][0]
+    if shape.cut:
+        cut = yield from _cut(wide, made["product"].view(-1), shape.cut, shape.product - shape.cut, shape.digit)
+        made["product"] = cut.view(shape.times, n)
     if left.top is not None:
         made["top"], made["tops"], made["turned"] = (found.view(shape.times, n) for found in rest[-1])
     return left, right, made
@@ -202,27 +248,27 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
 
 def _multiplied_price(shape: _Shape) -> PairPrice:
     """Return the price of `_multiplied` for an element of the smaller operand."""
-    draw = _squares_price if shape.squares else _masks_price
-    drawn = draw(shape.k, shape.ring, shape.digit).times(shape.times)
-    drawn |= _masks_price(shape.factor, shape.product, shape.digit)
+    mask = shape.k, shape.ring, shape.digit
+    drawn = _squares_price(*mask, shape.squares) if shape.squares else _masks_price(*mask)
+    drawn = drawn.times(shape.times) | _masks_price(shape.factor, shape.product, shape.digit)
     lifted = shape.k < shape.ring
     turned = TURNED_BACK.times(shape.times) if lifted else PairPrice()
     sent = words(*(width for width in shape.wide for _ in range(shape.times)))
-    sent |= words(*(shape.product - j for j in range(shape.factor) for _ in range(shape.times)))
+    sent |= words(*(shape.word - j for j in range(shape.factor) for _ in range(shape.times)))
     if shape.lifts:
-        below = shape.product - shape.factor
         later = 1 + sum(size == 1 for size in digits(shape.digit, shape.factor - 1))
         turned = beside(turned, *[TURNED] * (later + 1), *[TURNED_BACK] * (shape.factor + 2))
-        sent |= words(*[below] * 2 * shape.times)
+        sent |= words(*[shape.word - shape.factor, shape.product - shape.factor] * shape.times)
     else:
         turned = beside(turned, *[ROT | BACK] * shape.factor)
-    return drawn + turned + (sent | returned(sent.sent))
+    cut = _cut_price(shape.cut, shape.product - shape.cut, shape.digit).times(shape.times)
+    return drawn + turned + (sent | returned(sent.sent)) + (cut if shape.cut else PairPrice())
 
 
 def _shape_of(request: LiftedProduct, digit: int) -> _Shape:
     how, sizes = Broadcast(request.size0, request.size1), (request.value, request.factor)
-    small, product = sizes[how.smaller], request.product
-    return _Shape(how.times, sizes[1 - how.smaller], small, product, product, 0, digit)
+    small, product = sizes[how.smaller], request.product + request.cut
+    return _Shape(how.times, sizes[1 - how.smaller], small, product, product, request.cut, 0, digit)
 
 
 def _product(request: LiftedProduct, side: Side, transfer_bits: float) -> Rounds[_Fields]:
@@ -232,10 +278,10 @@ def _product(request: LiftedProduct, side: Side, transfer_bits: float) -> Rounds
     if not Broadcast(request.size0, request.size1).smaller:  # the first operand is the smaller one
         names = names[1], names[0]
         made["top"], made["other"] = made.get("other", left.share), made.get("top", left.share)
-    wide = left.fields(*names[0], shape.k)
+    wide = left.fields(*names[0])
     wide = {name: found.view(shape.times, side.n) for name, found in wide.items()}
     made["factor_top"] = made.pop("other", left.share).view(shape.times, side.n)
-    return {**wide, **right.fields(*names[1], shape.factor), **made}
+    return {**wide, **right.fields(*names[1]), **made}
 
 
 def _arranged(request: LiftedProduct, fields: _Fields) -> _Fields:
@@ -244,24 +290,23 @@ def _arranged(request: LiftedProduct, fields: _Fields) -> _Fields:
 
 
 def _product_refused(request: LiftedProduct) -> str:
-    if request.cut:
-        return "low bits of its products are cut off"
     return "" if Broadcast(request.size0, request.size1).fits else "both of its operands are broadcast"
 
 
 def _rows_shape(request: LiftedRows, digit: int) -> _Shape:
-    ring = max(request.sums, request.product)
-    return _Shape(request.shape[-1], request.value, request.factor, ring, request.product, request.sums, digit)
+    product = request.product + request.cut
+    sizes = request.shape[-1], request.value, request.factor, max(request.sums, product), product
+    return _Shape(*sizes, request.cut, request.sums, digit)
 
 
 def _rows(request: LiftedRows, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     shape = _rows_shape(request, best_digit(transfer_bits))
     left, right, made = yield from _multiplied(side, shape)
     assert left.square is not None
-    wide = {name: found.view(shape.times, side.n) for name, found in left.fields("", "mask", shape.k).items()}
+    wide = {name: found.view(shape.times, side.n) for name, found in left.fields("", "mask").items()}
     made["factor_top"] = made.pop("other")
     squares = left.square.view(shape.times, side.n).sum(0)
-    return {**wide, **right.fields("factor_", "factor", shape.factor), **made, "squares": squares}
+    return {**wide, **right.fields("factor_", "factor"), **made, "squares": squares}
 
 
 def _by_row(request: LiftedRows, fields: _Fields) -> _Fields:
@@ -271,17 +316,17 @@ def _by_row(request: LiftedRows, fields: _Fields) -> _Fields:
 
 def _squares_alone(request: LiftedSquares, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     k, wide = request.value, request.sums - request.value - 1
-    made = yield from _squares(side, k, request.sums, best_digit(transfer_bits))
+    made = yield from _squares(side, k, request.sums, best_digit(transfer_bits), request.sums)
     assert made.top is not None and made.square is not None
     back = yield from side.back().turned(made.top.own)
     half = (1 << k - 1) if side.rank == 0 else 0
     (turned,) = yield from _bit_times(made.top, back, made.top.own, [(wide, (half - made.share)[None])])
-    return {**made.fields("", "mask", k), "squares": made.square, "turned": turned[0]}
+    return {**made.fields("", "mask"), "squares": made.square, "turned": turned[0]}
 
 
 def _squares_alone_price(request: LiftedSquares, transfer_bits: float) -> PairPrice:
     word = words(request.sums - request.value - 1)
-    drawn = _squares_price(request.value, request.sums, best_digit(transfer_bits))
+    drawn = _squares_price(request.value, request.sums, best_digit(transfer_bits), request.sums)
     return drawn + TURNED_BACK + (word | returned(word.sent))
 
 
@@ -297,7 +342,7 @@ LIFTED_PRODUCT = PairRecipe(
     _product,
     _arranged,
     _product_refused,
-    "lift both values first, and truncate the product",
+    "give one operand the shape of the result",
 )
 LIFTED_ROWS = PairRecipe(
     LiftedRows,
@@ -305,8 +350,6 @@ LIFTED_ROWS = PairRecipe(
     lambda request, transfer_bits: _multiplied_price(_rows_shape(request, best_digit(transfer_bits))),
     _rows,
     _by_row,
-    lambda request: "low bits of its products are cut off" if request.cut else "",
-    "truncate the products",
 )
 LIFTED_SQUARES = PairRecipe(
     LiftedSquares, lambda request: math.prod(request.shape), _squares_alone_price, _squares_alone, _summed

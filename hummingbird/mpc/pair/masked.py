@@ -61,7 +61,8 @@ def _thresholds(request: MaskedThresholds, side: Side, transfer_bits: float) -> 
     each, square = range(request.knots), None
     if request.squares:
         shape = masks.MaskShape(k, request.m, ring, k, best_digit(transfer_bits))
-        share, square, tables = yield from masks.squared(side, shape, sizes)
+        drawn = yield from masks.squared(side, shape, sizes, ring)
+        share, square, tables = drawn.share, drawn.square, drawn.tables
         numbers = (ring, share), (ring, square)
         choices, wraps = yield from together(
             together(*(random_bit(side, ring, *numbers) for _ in each)),
@@ -92,7 +93,7 @@ def _thresholds(request: MaskedThresholds, side: Side, transfer_bits: float) -> 
 def _thresholds_price(request: MaskedThresholds, transfer_bits: float) -> PairPrice:
     k, ring, sizes, knots = request.k, max(request.ring, request.k), request.sizes, request.knots
     if request.squares:
-        drawn = masks.squared_price(masks.MaskShape(k, request.m, ring, k, best_digit(transfer_bits)), sizes)
+        drawn = masks.squared_price(masks.MaskShape(k, request.m, ring, k, best_digit(transfer_bits)), sizes, ring)
         wraps = [random_bit_price(ring - k, ring - k - 1)] * knots
         return drawn + beside(*[random_bit_price(ring, ring, ring)] * knots, *wraps)
     drawn = masks.price(masks.best(k, request.m, ring, transfer_bits), sizes)

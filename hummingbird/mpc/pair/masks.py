@@ -112,16 +112,30 @@ def _sum(side: Side, shape: MaskShape, singles: Sequence[Rot]) -> Rounds[Tensor]
     return share - ((over - 2 * product) << shape.p)
 
 
+@dataclass
+class SquaredMask:
+    """A party's part of masks with their squares.
+
+    share: its additive share of lambda mod 2^ring, int64 (n,); the low k bits are its summand. carry: of the carry of
+    the summands, mod 2^(ring - k). square: of lambda^2. tables: its xor shares of step tables.
+    """
+
+    share: Tensor
+    carry: Tensor
+    square: Tensor
+    tables: list[Tensor]
+
+
 def squared(
-    side: Side, shape: MaskShape, tables: Sequence[int], singles: Sequence[Rot] | None = None
-) -> Rounds[tuple[Tensor, Tensor, list[Tensor]]]:
-    """Draw masks as `drawn` does; return also this party's share of lambda^2 mod 2^ring, after that of lambda.
+    side: Side, shape: MaskShape, tables: Sequence[int], bits: int, singles: Sequence[Rot] | None = None
+) -> Rounds[SquaredMask]:
+    """Draw masks as `drawn` does, with shares of lambda^2 mod 2^bits too.
 
     With p = k, lambda is a + b - 2^k c, and
 
         lambda^2 = a^2 + b^2 + 2 a b - 2^(k+1) c (a + b) + 2^(2k) c
 
-    a goes as a word with each bit of b as the choice, of ring - 1 - j bits for bit j. c a and c b take transfers of
+    a goes as a word with each bit of b as the choice, of bits - 1 - j bits for bit j. c a and c b take transfers of
     both directions, whose choices are the shares of c.
     singles: main transfers that get the xor shares of lambda's bits from m on as their own bits; None: new ones.
     Cost: `squared_price`, with these transfers.
@@ -145,23 +159,23 @@ def squared(
     signed = own - 2 * bit * own
     product, one, two, *crossed = yield from together(
         rot.words(ring - k - 1, bit),
-        rot.words(ring - k - 1, signed),
-        back.words(ring - k - 1, signed),
-        *(rots[j].words(ring - 1 - j, own) for j in range(k)),
+        rot.words(bits - k - 1, signed),
+        back.words(bits - k - 1, signed),
+        *(rots[j].words(bits - 1 - j, own) for j in range(k)),
     )
     over = bit - 2 * product
-    square = own * own - ((bit * own + one + two) << k + 1) + (over << 2 * k if 2 * k < ring else 0)
+    square = own * own - ((bit * own + one + two) << k + 1) + (over << 2 * k if 2 * k < bits else 0)
     square = reduce(torch.add, (word << j + 1 for j, word in enumerate(crossed)), square)
-    return own - (over << k), square, made
+    return SquaredMask(own - (over << k), over, square, made)
 
 
-def squared_price(shape: MaskShape, tables: Sequence[int]) -> PairPrice:
-    """Return the price of `squared` for a value; k < ring."""
+def squared_price(shape: MaskShape, tables: Sequence[int], bits: int) -> PairPrice:
+    """Return the price of `squared` for a value; k < bits and k < ring."""
     k, ring = shape.k, shape.ring
     looked = (words(*[(1 << (c - 1)) - 1] * c) for c in tables)
     later = sum(size == 1 for size in shape.sizes)
     turned = beside(TURNED, TURNED_BACK, *[TURNED] * later)
-    crossed = words(*(ring - 1 - j for j in range(k)), *[ring - k - 1] * 2) | returned(ring - k - 1)
+    crossed = words(*(bits - 1 - j for j in range(k)), bits - k - 1, ring - k - 1) | returned(bits - k - 1)
     return beside(carry.price(shape.sizes), *looked) + turned + crossed
 
 

@@ -79,15 +79,16 @@ def test_other_windows(k: int, m: int, tables: int) -> None:
 @pytest.mark.parametrize(("k", "m", "ring"), [(1, 0, 2), (3, 1, 9), (4, 1, 5), (5, 4, 64), (20, 12, 64), (40, 34, 64)])
 def test_squares(k: int, m: int, ring: int) -> None:
     shape, sizes = MaskShape(k, m, ring, k), chunks(k - m, -(-(k - m) // 4))
-    price = masks.squared_price(shape, sizes)
+    price = masks.squared_price(shape, sizes, ring)
     both = sides(N, price.main, price.back)
-    seen = stepwise([masks.squared(side, shape, sizes) for side in both])
-    (share, square, tables), (other, other_square, other_tables) = seen.results
-    lambda_ = low(share + other, ring)
+    seen = stepwise([masks.squared(side, shape, sizes, ring) for side in both])
+    one, two = seen.results
+    lambda_ = low(one.share + two.share, ring)
     assert bool((lambda_ >> k == 0).all()) and all(side.done for side in both)
-    assert torch.equal(low(square + other_square, ring), low(lambda_ * lambda_, ring))
-    for at, size, one, two in zip(itertools.accumulate(sizes, initial=m), sizes, tables, other_tables, strict=False):
-        assert torch.equal(one ^ two, step_table(lambda_ >> at, size))
+    assert torch.equal(low(one.square + two.square, ring), low(lambda_ * lambda_, ring))
+    ends = itertools.accumulate(sizes, initial=m)
+    for at, size, first, second in zip(ends, sizes, one.tables, two.tables, strict=False):
+        assert torch.equal(first ^ second, step_table(lambda_ >> at, size))
     assert [sum(8 * m.numel() for m in way) for way in seen.sent] == [N * price.sent, N * price.returned]
     assert len(seen.sent[0]) == price.rounds
 

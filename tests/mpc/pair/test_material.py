@@ -32,7 +32,6 @@ from tests.support.correlation_checks import CASES
 from tests.support.pairs import columns, low, made, pair, wrong
 from tests.support.parties import channels, share, succeed, together
 
-LIFTED_CUT = LiftedProduct((7,), (7,), value=20, factor=18, product=64, cut=17)
 REQUESTS: list[Request[Any]] = [
     MaskedOpening(1003, 20, 12, 2, 36),
     MaskedOpening(1003, 20, 12, 1, 36, 1),
@@ -81,6 +80,13 @@ REQUESTS: list[Request[Any]] = [
     LiftedRows((3, 5), value=20, factor=18, sums=40, product=36),
     LiftedRows((3, 5), value=12, factor=9, sums=27, product=64),
     LiftedRows((2, 2, 3), value=7, factor=5, sums=20, product=9),
+    LiftedProduct((70,), (70,), value=20, factor=18, product=64, cut=17),
+    LiftedProduct((70,), (70,), value=20, factor=18, product=36, cut=17),
+    LiftedProduct((9, 5), (5,), value=30, factor=31, product=40, cut=24),
+    LiftedProduct((5,), (9, 5), value=30, factor=31, product=41, cut=24),
+    LiftedProduct((40,), (40,), value=3, factor=2, product=4, cut=1),
+    LiftedRows((3, 5), value=20, factor=18, sums=40, product=62, cut=18),
+    LiftedRows((3, 5), value=20, factor=18, sums=40, product=30, cut=2),
     WordTriple((2, 3, 4), (3, 4)),
     WordTriple((1, 2), (3, 5, 2)),
     And(0, 5),
@@ -173,6 +179,7 @@ def test_the_price_of_a_relu() -> None:
         (SquarePair((32,), bits=30), 29, 435),
         (LiftedSquares((32, 1), 20, 40), 32, 801),
         (LiftedProduct((32,), (32,), value=20, factor=18, product=36), 74, 1353),
+        (LiftedProduct((32,), (32,), value=20, factor=18, product=19, cut=17), 97, 1468),
         (Triple((32,), (32,), "mul", {}, bits=30), 60, 930),
         (RowProducts((32, 5), bits=30), 60 + 5 * 63, 5 * (930 + 2016)),
         (MaskedThresholds(32, 3, 20, 12, 2, 36, 0), 33, 646),
@@ -230,7 +237,7 @@ def test_kinds_that_two_parties_cannot_make_are_named(kind: str) -> None:
 
 def test_a_refusal_comes_before_anything_is_sent() -> None:
     parties = pair()
-    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3)), LIFTED_CUT):
+    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3))):
         with meter.meter() as counted, pytest.raises(ConfigError, match=request.kind):
             parties[0].make([And(1, 8), request])
         assert not counted.total.bits_sent

@@ -38,6 +38,7 @@ REQUESTS: list[tuple[Request[Any], float]] = [
     (LiftedSquares((N, 1), 5, 12), 31.0),
     (LiftedProduct((N,), (N,), value=5, factor=4, product=12), 31.0),
     (LiftedProduct((N,), (N,), value=6, factor=6, product=6), 31.0),
+    (LiftedProduct((N,), (N,), value=6, factor=6, product=6, cut=4), 31.0),
 ]
 
 
