@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hummingbird.mpc.pair import carry
 from hummingbird.mpc.pair.carry import Carries
+from hummingbird.mpc.pair.lockstep import Rounds
+from hummingbird.mpc.pair.transfers import ReceivedRot
 from tests.support.pairs import Seen, bits_of, sides, stepwise
 
 # Digits of the masks, with every size first, in the middle and last; carries into each.
@@ -82,3 +86,21 @@ def test_a_carry_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     first, second = (found for found in seen.results if isinstance(found, Carries))
     a, b = numbers(seen)
     assert not torch.equal(bits_of(first.carry ^ second.carry), a + b >> 6)
+
+
+def test_a_choice_that_is_sent_bare_shows_the_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack copy sends the share itself, not its difference to a random choice: the sender adds its own share."""
+
+    def shown(seen: Seen) -> bool:
+        """Whether the receiver's second message with the sender's share is the carry into the second digit."""
+        first, second = seen.results
+        (message,) = (m for m in seen.messages[1] if m.numel())
+        return torch.equal(message ^ first.into[3][1], first.into[3][1] ^ second.into[3][1])
+
+    def bare(self: ReceivedRot, wanted: torch.Tensor) -> Rounds[ReceivedRot]:
+        yield [wanted], []
+        return replace(self, choice=wanted)
+
+    assert not shown(added([3, 3]))
+    monkeypatch.setattr(ReceivedRot, "turned", bare)
+    assert shown(added([3, 3]))
