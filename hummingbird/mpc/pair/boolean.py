@@ -16,7 +16,7 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.cost import packed
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple
-from hummingbird.mpc.pair.lockstep import Rounds
+from hummingbird.mpc.pair.lockstep import Rounds, finished
 from hummingbird.mpc.pair.price import BACK, ROT
 from hummingbird.mpc.pair.products import Broadcast
 from hummingbird.mpc.pair.recipe import PairRecipe, flag, flag_price
@@ -30,16 +30,14 @@ _Fields = dict[str, Tensor]
 def _and(request: And, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     first, second = side.rot(), side.rot()
     a, b = (first.own, second.own) if side.sends else (second.own, first.own)
-    return {"a": a, "b": b, "c": a & b ^ first.own_product() ^ second.own_product()}
-    yield
+    return finished({"a": a, "b": b, "c": a & b ^ first.own_product() ^ second.own_product()})
 
 
 def _and_private(request: PrivateAnd, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     rot = side.rot()
     zero = torch.zeros_like(rot.own)
     a, b = (rot.own, zero) if side.rank == 0 else (zero, rot.own)
-    return {"a": a, "b": b, "c": rot.own_product()}
-    yield
+    return finished({"a": a, "b": b, "c": rot.own_product()})
 
 
 def _and_pair(request: AndPair, side: Side, transfer_bits: float) -> Rounds[_Fields]:
@@ -49,8 +47,7 @@ def _and_pair(request: AndPair, side: Side, transfer_bits: float) -> Rounds[_Fie
     q, mine = sent.free_product()
     _, theirs = chosen.free_product()
     pg = p & g ^ rot.own_product() ^ back.own_product()
-    return {"p": p, "g": g, "q": q, "pg": pg, "pq": p & q ^ mine ^ theirs}
-    yield
+    return finished({"p": p, "g": g, "q": q, "pg": pg, "pq": p & q ^ mine ^ theirs})
 
 
 def _last_planes(request: AndPair, fields: _Fields) -> _Fields:
@@ -69,8 +66,7 @@ def _words(request: WordTriple, side: Side, transfer_bits: float) -> Rounds[_Fie
         _, theirs = chosen.free_product()
         a.append(bit)
         c.append(bit & b ^ mine ^ theirs)
-    return {"a": torch.stack(a), "b": b, "c": torch.stack(c)}
-    yield
+    return finished({"a": torch.stack(a), "b": b, "c": torch.stack(c)})
 
 
 def _arranged(request: WordTriple, fields: _Fields) -> _Fields:

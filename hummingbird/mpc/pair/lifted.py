@@ -35,7 +35,7 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.mpc.pair import carry, masks
 from hummingbird.mpc.pair.carry import best_digit, digits
-from hummingbird.mpc.pair.lockstep import Rounds, together
+from hummingbird.mpc.pair.lockstep import Rounds, finished, together
 from hummingbird.mpc.pair.masks import MaskShape
 from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, beside, returned, words
 from hummingbird.mpc.pair.products import Broadcast, crossed, numbers_of
@@ -171,7 +171,7 @@ class _Shape:
 
     @property
     def lifts(self) -> bool:
-        """Whether the smaller operand has less bits than the product."""
+        """Whether the smaller operand has fewer bits than the product."""
         return self.factor < self.product
 
     @property
@@ -183,67 +183,90 @@ class _Shape:
         return [max(0, self.product - self.k), max(0, self.product - self.k - self.factor), squared]
 
 
+@dataclass
+class _Choices:
+    """Transfers whose choices are bits of the smaller operand's masks.
+
+    main, back: of each bit of the summands, those of the main direction with the receiver's and those of the other one.
+    shared: for the carry c and the top bit s, a transfer of each direction whose choices are the receivers' xor shares,
+    and this party's share; none if the masks are not lifted.
+    """
+
+    main: list[Rot]
+    back: list[Rot]
+    shared: list[tuple[Rot, Rot, Tensor]]
+
+
+def _choices(side: Side, shape: _Shape, masks_: _Masks) -> Rounds[_Choices]:
+    """Return transfers with the bits of the smaller operand's masks as choices: 1 round, or none without a lift.
+
+    masks_: the masks. If they are not lifted, they are drawn here, as random choices.
+    """
+    if masks_.carry is None or masks_.top is None:
+        main, back = [side.rot() for _ in range(shape.factor)], [side.back() for _ in range(shape.factor)]
+        masks_.share = numbers_of(back if side.sends else main, shape.factor)
+        return _Choices(main, back, [])
+    bits, over = kernels.to_planes(masks_.share, 0, shape.factor), kernels.to_planes(masks_.carry, 0, 1)[0]
+    later, top = [j for j in range(shape.factor) if j not in masks_.rots], masks_.top
+    turned, back, *shared = yield from together(
+        together(*(side.rot().turned(bits[j]) for j in later)),
+        together(*(side.back().turned(bit) for bit in bits)),
+        *(side.rot().turned(over), side.back().turned(over), side.back().turned(top.own)),
+    )
+    rots = {**masks_.rots, **dict(zip(later, turned, strict=True))}
+    both = [(shared[0], shared[1], over), (top, shared[2], top.own)]
+    return _Choices([rots[j] for j in range(shape.factor)], back, both)
+
+
 def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fields]]:
     """Draw both operands' masks; return a party's part of them, and its shares of their products.
 
     The products are, by name, lambda mu ("product"), t mu ("top"), lambda s ("other"), t s ("tops") and, for squares,
     t (2^(k-1) - lambda) ("turned"); int64 (times, n) each.
     """
-    wide, n = side.wide(shape.times), side.n
-    mask = shape.k, shape.ring, shape.digit
+    wide, mask = side.wide(shape.times), (shape.k, shape.ring, shape.digit)
     left, right = yield from together(
         _squares(wide, *mask, shape.squares) if shape.squares else _masks(wide, *mask),
         _masks(side, shape.factor, shape.product, shape.digit),
     )
-    value, below = left.share.view(shape.times, n), shape.product - shape.factor
-    if not shape.lifts:
-        main, back = [side.rot() for _ in range(shape.factor)], [side.back() for _ in range(shape.factor)]
-        right.share = numbers_of(back if side.sends else main, shape.factor)
-        later: list[int] = []
-    else:
-        later = [j for j in range(shape.factor) if j not in right.rots]
-    bits = kernels.to_planes(right.share, 0, shape.factor)
-    shared: list[Tensor] = []  # bits of which the other party's transfers of both directions have the shares as choices
-    if right.carry is not None and right.top is not None:
-        shared = [kernels.to_planes(right.carry, 0, 1)[0], right.top.own]
-    turned = yield from together(
-        *(side.rot().turned(bits[j]) for j in later),
-        *(side.back().turned(bit) for bit in (bits if shape.lifts else ())),
-        *(side.rot().turned(bit) for bit in shared[:1]),
-        *(side.back().turned(bit) for bit in shared),
-        *(wide.back().turned(left.top.own) for _ in range(1) if left.top is not None),
+    chosen, back = yield from together(
+        _choices(side, shape, right), finished(None) if left.top is None else wide.back().turned(left.top.own)
     )
-    works = []
-    if shape.lifts:
-        main = [right.rots[j] if j in right.rots else turned[later.index(j)] for j in range(shape.factor)]
-        back, turned = turned[len(later) : len(later) + shape.factor], turned[len(later) + shape.factor :]
-        assert right.top is not None
-        works = [
-            _bit_times(turned[0], turned[1], shared[0], [(shape.word - shape.factor, value)]),
-            _bit_times(right.top, turned[2], shared[1], [(below, value)]),
-        ]
-    if left.top is not None:
-        half = (1 << shape.k - 1) if side.rank == 0 else 0
-        again = [right.share.repeat(shape.times), torch.zeros(wide.n, dtype=torch.int64), half - left.share]
-        if right.number is not None:
-            again[1] = right.number.repeat(shape.times)
-        numbers = [(width, number[None]) for width, number in zip(shape.wide, again, strict=True)]
-        works.append(_bit_times(left.top, turned[-1], left.top.own, numbers))
-    first, second, *rest = yield from together(
-        crossed(main, shape.word, value), crossed(back, shape.word, value), *works
+    value = left.share.view(shape.times, side.n)
+    widths = shape.word - shape.factor, shape.product - shape.factor
+    shared = [
+        _bit_times(one, other, own, [(width, value)])
+        for (one, other, own), width in zip(chosen.shared, widths, strict=False)
+    ]
+    first, second, (over, other), tops = yield from together(
+        crossed(chosen.main, shape.word, value),
+        crossed(chosen.back, shape.word, value),
+        together(*shared) if shared else finished(([value], [value])),
+        finished([]) if left.top is None else _top_times(side, shape, left.top, back, left, right),
     )
-    # mu's summand times lambda, of which only the parts of different parties needed messages
-    summand = right.share & (1 << shape.factor) - 1 if shape.factor < 64 else right.share
+    summand = right.share & (1 << shape.factor) - 1 if shape.factor < _WORD else right.share
     made = {"product": summand * value + first + second}
-    if shape.lifts:
-        made["product"] = made["product"] - (rest[0][0] << shape.factor)
-        made["other"] = rest[1][0]
+    if shared:
+        made["product"], made["other"] = made["product"] - (over[0] << shape.factor), other[0]
     if shape.cut:
         cut = yield from _cut(wide, made["product"].view(-1), shape.cut, shape.product - shape.cut, shape.digit)
-        made["product"] = cut.view(shape.times, n)
-    if left.top is not None:
-        made["top"], made["tops"], made["turned"] = (found.view(shape.times, n) for found in rest[-1])
-    return left, right, made
+        made["product"] = cut.view(shape.times, side.n)
+    shaped = (found.view(shape.times, side.n) for found in tops)
+    return left, right, {**made, **dict(zip(("top", "tops", "turned"), shaped, strict=False))}
+
+
+def _top_times(side: Side, shape: _Shape, rot: Rot, back: Rot, left: _Masks, right: _Masks) -> Rounds[list[Tensor]]:
+    """Return shares of the larger operand's top bit times mu, s and 2^(k-1) - lambda, as `_Shape.wide` has them.
+
+    rot, back: transfers of both directions whose choices are the receivers' shares of the bit. left, right: the larger
+    and the smaller operand's masks.
+    """
+    half = (1 << shape.k - 1) if side.rank == 0 else 0
+    top = torch.zeros_like(right.share) if right.number is None else right.number
+    numbers = right.share.repeat(shape.times), top.repeat(shape.times), half - left.share
+    return _bit_times(
+        rot, back, rot.own, [(width, number[None]) for width, number in zip(shape.wide, numbers, strict=True)]
+    )
 
 
 def _multiplied_price(shape: _Shape) -> PairPrice:

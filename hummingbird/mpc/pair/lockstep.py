@@ -49,6 +49,12 @@ def together(*protocols: Rounds[Any]) -> Rounds[list[Any]]:
     return results
 
 
+def finished(result: Result) -> Rounds[Result]:
+    """Make a protocol without messages that has this result."""
+    return result
+    yield
+
+
 def run(protocol: Rounds[Result], exchange: Exchange) -> Result:
     """Run a party's protocol to its end, one exchange of messages a round; return its result.
 
