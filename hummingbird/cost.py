@@ -166,14 +166,14 @@ def crypten_shipped_relu(n: int, parties: int) -> Cost:
     return Cost(here.rounds, here.bits - 8 * HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
 
 
-# Oblivious transfers of two parties (hybrid/gc/base_ot.py, hybrid/gc/cot.py); bytes without frames ---
+# Oblivious transfers of two parties (ot/base_ot.py, ot/cot.py); bytes without frames ---
 
 BASE_OT_CHOICE, BASE_OT_ANSWER = 128 * 2 * 32, 32  # public keys of X25519
 COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's message, the receiver's, once a session
 
 
 def cot_message(count: int, random: bool) -> int:
-    """Return the bytes of the receiver's message for `count` correlated oblivious transfers (hybrid/gc/cot.py).
+    """Return the bytes of the receiver's message for `count` correlated oblivious transfers (ot/cot.py).
 
     random: whether the receiver's choice bits are random: a block of 128 transfers then takes 496 bytes, otherwise 512.
     """

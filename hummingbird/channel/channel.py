@@ -124,6 +124,18 @@ class Channel:
         meter.count(rounds=1)
         return received
 
+    def swap(self, peer: int, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Send tensors to party `peer` while it sends others to this one; return those, as `receive` does. 1 round.
+
+        like: tensors with the types and shapes that the peer sends; the peer calls `swap` with both exchanged.
+        """
+        sending = self._send([peer], tensors)
+        interleave.pass_on()
+        received = self.receive(peer, like)
+        self._finish([peer], sending)
+        meter.count(rounds=1)
+        return received
+
     def exchange_text(self, text: str) -> dict[int, str]:
         """Send a text of at most 1 MiB to every other party; return a dict from each other party's rank to its text.
 

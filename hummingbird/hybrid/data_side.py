@@ -21,7 +21,6 @@ from torch import Tensor
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
 from hummingbird.hybrid.encrypted import layers
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.gc.relu import evaluate_model, garble
 from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
@@ -30,6 +29,7 @@ from hummingbird.hybrid.plan import Plan, reduced
 from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
 from hummingbird.kernels.cot import choose
+from hummingbird.ot import cot
 from hummingbird.prg import Stream, derive
 
 
@@ -104,7 +104,7 @@ class DataSide:
     ) -> Tensor:
         """Garble all gates and send their tables; return the labels for the model side's bits, masked: int64 (bits, 2).
 
-        They are the labels of 0. Each is masked by XOR with the key Q of an oblivious transfer (gc/cot.py).
+        They are the labels of 0. Each is masked by XOR with the key Q of an oblivious transfer (ot/cot.py).
         slot: its number. seed: of the slot. values: this side's shares of the gates' inputs, by number of the step.
         masks: this side's masks of the gates' results, by number of the step.
         """

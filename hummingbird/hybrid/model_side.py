@@ -20,7 +20,6 @@ from torch import Tensor
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
 from hummingbird.hybrid.encrypted import KEY_BYTES, Weights, layers, mask_seed
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.gc.relu import evaluate, garble_model
 from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
@@ -30,6 +29,7 @@ from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.shares import pack_bits
+from hummingbird.ot import cot
 from hummingbird.prg import Stream, derive
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.gc.relu import Circuit, tiles
 from hummingbird.hybrid.plan import Gate, Plan
+from hummingbird.ot import cot
 from hummingbird.prg import derive
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from hummingbird.cost import COT_SET_UP
 from hummingbird.errors import AccessError, AgreementError
 from hummingbird.hybrid import messages
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.store import Header, Store
+from hummingbird.ot import cot
 from hummingbird.prg import new_seed
 
 _OURS = ("the data's side", "the model's side")
@@ -52,7 +52,7 @@ def set_up_model(link: MessageStream, garbler: str, plan: str, folder: Path, own
 def _transfers(link: MessageStream, garbles: bool) -> list[Tensor]:
     """Set up oblivious transfers with the other side; returns the secrets of this side that its store keeps.
 
-    For the garbler these are delta and leaves (gc/cot.py), for the evaluator leaves. garbles: whether this side is the
+    For the garbler these are delta and leaves (ot/cot.py), for the evaluator leaves. garbles: whether this side is the
     garbler.
     """
     if garbles:

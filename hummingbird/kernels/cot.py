@@ -1,4 +1,4 @@
-"""Correlated oblivious transfers, extended from 32 trees of 16 leaves: both sides' local work, and labels of bits.
+"""Oblivious transfers, extended from 32 trees of 16 leaves: both sides' local work, labels of bits, and pads.
 
 In transfer i the receiver gets a key T_i for its choice c_i, and the sender, which has delta, gets
 Q_i = T_i ^ c_i delta: 128 bits each. SoftSpoken OT (Roy, CRYPTO 2022) for the field of 2^4, semi-honest: the receiver
@@ -14,6 +14,15 @@ y = x ^ delta_j: position 0, which it lacks, is then in none of its sums. The ke
 only, not on how transfers are cut into calls.
 
 Bits of delta and of keys are numbered from the lowest bit of the first word, as in labels of garbled circuits.
+
+A random transfer gives the sender two pads that have no relation, and the receiver the one that it chooses. Pads are
+hashes of keys. With a public key S, fresh for each delta, transfer i and block b of its pads have
+
+    H(x) = AES-128_{S ^ j}(x) ^ x        j = 256 floor(i / 16) + b        x = Q_i or Q_i ^ delta, and the receiver's T_i
+
+T_i ^ delta, which the receiver lacks, hides the other pad: the hash is correlation robust if AES is an ideal cipher and
+the T_i of one j are distinct, as random numbers are (Guo, Katz, Wang, Weng and Yu, CRYPTO 2020). One call of an
+attacker hits one of the 16 unknown inputs under a key with probability 2^-124.
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import bytes_of
 
+TILE = 16  # transfers whose pads have one key
 TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
 BLOCK = 128  # transfers for each block of a stream
 MOST_BLOCKS = 1 << 40  # of a stream: AES is a permutation, which 512 such streams show with probability 2^-40
@@ -81,6 +91,28 @@ def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
     check_tensor(f"{where}(bits)", bits, torch.uint8, labels, bytes_of(n))
     check_tensor(f"{where}(delta)", delta, torch.int64, labels, 2)
     return best(choose, labels, bits, delta)(labels, bits, delta)
+
+
+def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
+    """Compute one block of the pads of random transfers, 128 bits each (module head).
+
+    keys: the transfers' keys, int64 (n, 2). key: S, int64 (2,). first: number of the first transfer, a multiple of 16.
+    block: number of the block, 0 to 255. delta: XORed to each key before; None: nothing is.
+    Returns int64 (2, n): the low words of all pads, then the high words. InputError for anything else. Constant time in
+    keys and delta.
+
+        pads(keys, key, 0, 0, delta)[:, 5] is the second pad of transfer 5
+    """
+    where = "kernels.cot.pads"
+    n = len(keys) if isinstance(keys, Tensor) and keys.dim() else 0
+    check_tensor(f"{where}(keys)", keys, torch.int64, keys, 2, n)
+    for name, words in (("key", key), ("delta", keys.new_zeros(2) if delta is None else delta)):
+        check_tensor(f"{where}({name})", words, torch.int64, keys, 2)
+    check_range(f"{where}(first)", first, 0, BLOCK * MOST_BLOCKS - n)
+    check_range(f"{where}(block)", block, 0, 255)
+    if first % TILE:
+        raise InputError(f"number {first} is no multiple of {TILE}", where=f"{where}(first)")
+    return best(pads, keys, key)(keys.contiguous(), key, first, block, delta)
 
 
 def _check(where: str, leaves: Tensor, block: int, blocks: int) -> None:

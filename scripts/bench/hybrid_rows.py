@@ -16,8 +16,9 @@ from typing import Any
 from hummingbird import cost
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.hybrid import make_plan
-from hummingbird.hybrid.gc import cot, relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.kernels.cpu import library
+from hummingbird.ot import cot
 from models import get_model
 from scripts.bench import garble, ot
 

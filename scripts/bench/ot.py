@@ -2,7 +2,7 @@
 
     python -m scripts.bench.ot --json ot.json
 
-A time is the least of several calls for --count transfers, messages included: what `hybrid.gc.cot` does between two
+A time is the least of several calls for --count transfers, messages included: what `ot.cot` does between two
 sides but for the network. Before it is timed, the keys of both sides are compared.
 """
 
@@ -17,10 +17,10 @@ import torch
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.hybrid.gc import cot
 from hummingbird.kernels import pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library
+from hummingbird.ot import cot
 from hummingbird.prg import fresh
 from scripts.program import add_json, alone, best, columns, main_of, new_parser, write_rows
 

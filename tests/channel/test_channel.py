@@ -117,6 +117,15 @@ def test_point_to_point() -> None:
     assert torch.equal(got[1], big) and got[2].item() == 7
 
 
+@pytest.mark.parametrize("words", [3, BIG])
+def test_two_parties_swap_messages_of_different_sizes(words: int) -> None:
+    first, second = payload(0, words), payload(1, words // 2)
+    with opened(2) as made, meter.meter() as counted:
+        got = together([lambda: made[0].swap(1, first, second), lambda: made[1].swap(0, second, first)])
+    assert all(torch.equal(a, b) for a, b in zip([*got[0], *got[1]], [*second, *first], strict=True))
+    assert counted.total.rounds == 2
+
+
 def test_texts() -> None:
     texts = ["", "ä" * 1000, "x" * (1 << 19)]
     with opened(3) as made:

@@ -13,7 +13,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.he.scheme.params import TABLES
 from hummingbird.hybrid import make_plan, prices
-from hummingbird.hybrid.gc import cot, relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import lookups
 from hummingbird.mpc.functions import splines
@@ -23,6 +23,7 @@ from hummingbird.mpc.layers.activations import EvenSmooth
 from hummingbird.mpc.protocols import gmw, masked
 from hummingbird.mpc.protocols.masked import Masked
 from hummingbird.mpc.protocols.truncation import select_price
+from hummingbird.ot import cot
 from hummingbird.ring import SCALE
 from models import MODELS, trained
 from scripts.bench.hybrid_nets import SHIPPED, Case
@@ -69,11 +70,12 @@ def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
         assert float(offline[2]) == pytest.approx(here.offline_bits / n, abs=0.5)
 
 
-def test_the_worked_example_is_what_cost_says(capsys: pytest.CaptureFixture[str]) -> None:
-    transcripts = blocks(ROOT / "docs/protocol.md", "console")
+@pytest.mark.parametrize(("page", "least"), [("protocol.md", 7), ("pair.md", 1)])
+def test_the_worked_example_is_what_cost_says(page: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
+    transcripts = blocks(ROOT / "docs" / page, "console")
     shown = re.compile(r"^\$ python -c \"(.*)\"\n(.*)$", re.MULTILINE)
     pairs = [pair for block in transcripts for pair in shown.findall(block)]
-    assert len(pairs) == sum(block.count("$ ") for block in transcripts) >= 7
+    assert len(pairs) == sum(block.count("$ ") for block in transcripts) >= least
     for code, expected in pairs:
         exec(code, {})  # noqa: S102 - lines of this repository
         assert capsys.readouterr().out.strip() == expected, code

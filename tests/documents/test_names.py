@@ -26,6 +26,7 @@ import scripts.bench.kernels
 import scripts.bench.layer_times
 import scripts.bench.linear
 import scripts.bench.ot
+import scripts.bench.pair
 import scripts.bench.pir
 import scripts.bench.pir_service
 import scripts.bench.relay
@@ -104,6 +105,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.kernels": lambda: help_of(scripts.bench.kernels.main),
     "scripts.bench.linear": lambda: help_of(scripts.bench.linear.main),
     "scripts.bench.ot": lambda: help_of(scripts.bench.ot.main),
+    "scripts.bench.pair": lambda: help_of(scripts.bench.pair.main),
     "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
     "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),

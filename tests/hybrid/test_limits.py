@@ -16,10 +16,10 @@ from hummingbird.errors import OverloadError, PeerError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, sessions
 from hummingbird.hybrid.client import RemoteNet
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.service import MAX_CALLS, Service
 from hummingbird.hybrid.sessions import DAYS
+from hummingbird.ot import cot
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.admission import Admission, Limits

@@ -13,12 +13,12 @@ from hummingbird.errors import ConfigError
 from hummingbird.he.bfv import noise
 from hummingbird.hybrid import prices, report
 from hummingbird.hybrid.encrypted import Weights, layers
-from hummingbird.hybrid.gc import cot
 from hummingbird.hybrid.gc.relu import Circuit
 from hummingbird.hybrid.numbering import Numbering
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.kernels.cot import BLOCK
 from hummingbird.kernels.garble import TILE
+from hummingbird.ot import cot
 from tests.hybrid.test_arithmetic import small
 from tests.support.hybrid_nets import NETS, exact, images
 

@@ -15,7 +15,6 @@ evaluator learns R. It also learns R from both labels of one wire.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from hummingbird.kernels import pack_words
@@ -29,6 +28,7 @@ from hummingbird.kernels.garble import (
     garble_model,
     tiles,
 )
+from hummingbird.ot.cot import new_delta
 from hummingbird.prg import Stream
 
 __all__ = [
@@ -44,11 +44,6 @@ __all__ = [
     "plain",
     "tiles",
 ]
-
-
-def new_delta(stream: Stream) -> Tensor:
-    """Draw the garbler's secret offset between the labels of 0 and 1: int64 (2,), with lowest bit 1."""
-    return stream.words(2) | torch.tensor([1, 0])
 
 
 def new_labels(stream: Stream, n: int, width: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels import cot
-from hummingbird.kernels.cot import BLOCK, TREES
+from hummingbird.kernels.cot import BLOCK, TILE, TREES
 from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.registry import implements
 
@@ -35,4 +35,13 @@ def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
     """Implement `kernels.cot.choose` in C++: choose the labels that stand for bits."""
     out = torch.empty_like(labels)
     handle().hb_cot_choose(labels.data_ptr(), bits.data_ptr(), delta.data_ptr(), len(labels), out.data_ptr())
+    return out
+
+
+@implements(cot.pads, "cpu")
+def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
+    """Implement `kernels.cot.pads` in C++ (csrc/pads.cpp): compute one block of the pads of random transfers."""
+    out, offset = torch.empty((2, len(keys)), dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    start = keys.data_ptr(), (offset if delta is None else delta).data_ptr(), key.data_ptr()
+    handle().hb_cot_pads(*start, first // TILE, block, len(keys), out.data_ptr())
     return out

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hummingbird.kernels import cot
-from hummingbird.kernels.cot import BLOCK, LEAVES, TREES
+from hummingbird.kernels.cot import BLOCK, LEAVES, TILE, TREES
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares.packing import from_bits
 
@@ -33,6 +33,23 @@ def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tens
 def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
     """Implement `kernels.cot.choose` in plain torch: choose the labels that stand for bits."""
     return labels ^ (-from_bits(bits, len(labels))[:, None] & delta)
+
+
+@implements(cot.pads, "reference")
+def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
+    """Implement `kernels.cot.pads` with an AES of OpenSSL: compute one block of the pads of random transfers."""
+    inputs, common = (keys if delta is None else keys ^ delta).contiguous(), _number(key)
+    out = torch.empty_like(inputs)
+    for at in range(0, len(keys), TILE):
+        one = (common ^ ((first + at) // TILE << 8 | block)).to_bytes(16, "little")
+        encryptor = Cipher(algorithms.AES(one), modes.ECB()).encryptor()
+        hidden = bytearray(encryptor.update(inputs[at : at + TILE].numpy().tobytes()))
+        out[at : at + TILE] = torch.frombuffer(hidden, dtype=torch.int64).view(-1, 2)
+    return (out ^ inputs).T.contiguous()
+
+
+def _number(key: Tensor) -> int:
+    return int.from_bytes(key.numpy().tobytes(), "little")
 
 
 def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:

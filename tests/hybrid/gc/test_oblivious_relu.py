@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird.hybrid.gc import cot, relu
+from hummingbird.hybrid.gc import relu
 from hummingbird.kernels import pack_bits, pack_words
 from hummingbird.kernels.cot import choose
+from hummingbird.ot import cot
 from hummingbird.prg import fresh, new_seed
 
 N, W, RING = 100, 10, 20

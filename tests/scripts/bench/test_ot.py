@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hummingbird import cost
-from hummingbird.hybrid.gc import cot
 from hummingbird.kernels import devices
 from hummingbird.kernels.cpu import library
+from hummingbird.ot import cot
 from scripts.bench import ot
 
 

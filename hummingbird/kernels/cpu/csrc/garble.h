@@ -43,7 +43,8 @@ struct Numbers {
     }
 };
 
-inline void schedule(Portable, const Numbers& numbers, int64_t tile, RoundKeys& out) {
+template <class Keys>  // such as Numbers: `count` keys, made four at a time
+inline void schedule(Portable, const Keys& numbers, int64_t tile, RoundKeys& out) {
     for (int i = 0; i < numbers.count(); i += 4) {
         uint64_t keys[4][2];
         numbers.four(tile, i, keys);
@@ -80,7 +81,8 @@ void hash_sigma(Portable, const RoundKeys& keys, int place, const Blocks<Two>* x
 
 constexpr int kConstants[10] = {1, 2, 4, 8, 16, 32, 64, 128, 0x1B, 0x36};
 
-AVX2_AES inline void schedule(Avx2Aes, const Numbers& numbers, int64_t tile, RoundKeys& out) {
+template <class Keys>
+AVX2_AES inline void schedule(Avx2Aes, const Keys& numbers, int64_t tile, RoundKeys& out) {
     const __m128i turned = _mm_set1_epi32(0x0C0F0E0D);  // the last column, rotated by a byte
     for (int i = 0; i < numbers.count(); i += 4) {
         uint64_t keys[4][2];
@@ -108,7 +110,8 @@ AVX2_AES void hash_sigma(Avx2Aes, const RoundKeys& keys, int place, const Blocks
         }
 }
 
-AVX512_AES inline void schedule(Avx512Aes, const Numbers& numbers, int64_t tile, RoundKeys& out) {
+template <class Keys>
+AVX512_AES inline void schedule(Avx512Aes, const Keys& numbers, int64_t tile, RoundKeys& out) {
     const __m512i turned = _mm512_set1_epi32(0x0C0F0E0D);
     for (int i = 0; i < numbers.count(); i += 8) {  // twice four keys
         alignas(64) uint64_t keys[2][4][2];

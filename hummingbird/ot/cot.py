@@ -28,11 +28,11 @@ from torch import Tensor
 
 from hummingbird import cost, prg
 from hummingbird.errors import AgreementError, InputError
-from hummingbird.hybrid.gc import base_ot
-from hummingbird.hybrid.gc.relu import new_delta
 from hummingbird.kernels import cot, pack_bits
 from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, SEED, TREES
+from hummingbird.ot import base_ot
+from hummingbird.prg import Stream
 
 # Trees of 16 leaves: the receiver of a set-up knows all leaves, the sender all but one --------------------------------
 #
@@ -139,7 +139,7 @@ class Receiver:
         first: number of the first transfer, a multiple of 128; each number may be used once.
         choices: uint8 (count,) of zeros and ones. The message has 4 bytes for each transfer.
         """
-        where = "hybrid.gc.cot.chosen(choices)"
+        where = "ot.cot.chosen(choices)"
         check_tensor(where, choices, torch.uint8, self.leaves)
         if (choices > 1).any():
             raise InputError("a choice is neither 0 nor 1", where=where)
@@ -149,7 +149,7 @@ class Receiver:
         return (sums ^ packed).numpy().tobytes(), keys
 
     def _extend(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        blocks = _blocks("hybrid.gc.cot.Receiver", first, count)
+        blocks = _blocks("ot.cot.Receiver", first, count)
         sums, keys = cot.receive(self.leaves, first // BLOCK, blocks)
         return sums, keys[:count]
 
@@ -174,16 +174,21 @@ class Sender:
         first: number of the first transfer. random: whether the receiver's choices are random. Any message of the right
         size gives keys. Raises AgreementError for another size.
         """
-        blocks = _blocks("hybrid.gc.cot.Sender", first, count)
+        blocks = _blocks("ot.cot.Sender", first, count)
         if len(message) != (size := message_bytes(count, random)):
             kind = "random" if random else "chosen"
             what = f"{count} transfers with {kind} choices take {size} bytes here, the receiver sent {len(message)}"
-            raise AgreementError(what, where="hybrid.gc.cot.Sender", hint=_HINT)
+            raise AgreementError(what, where="ot.cot.Sender", hint=_HINT)
         corrections = torch.zeros((TREES, 16 * blocks), dtype=torch.uint8)
         if blocks:
             view = torch.frombuffer(bytearray(message), dtype=torch.uint8)
             corrections[int(random) :] = view.view(-1, 16 * blocks)
         return cot.send(self.leaves, self.delta, first // BLOCK, corrections)[:count]
+
+
+def new_delta(stream: Stream) -> Tensor:
+    """Draw a sender's secret, the offset between the labels of 0 and 1: int64 (2,), with lowest bit 1."""
+    return stream.words(2) | torch.tensor([1, 0])
 
 
 class SetUp:
@@ -203,7 +208,7 @@ class SetUp:
         """Make the sender from the receiver's reply of 4,128 bytes. Raises InputError for another size or content."""
         if len(reply) != cost.COT_SET_UP[1]:
             what = f"expected {cost.COT_SET_UP[1]} bytes, got {len(reply)}"
-            raise InputError(what, where="hybrid.gc.cot.SetUp, the receiver's reply", hint=_HINT)
+            raise InputError(what, where="ot.cot.SetUp, the receiver's reply", hint=_HINT)
         keys = self._chooser.keys(reply[: cost.BASE_OT_ANSWER])
         hidden = torch.frombuffer(bytearray(reply[cost.BASE_OT_ANSWER :]), dtype=torch.uint8).view(BLOCK, 2, -1)
         sums = torch.where(self._bits[:, None] > 0, hidden[:, 0], hidden[:, 1]) ^ keys

@@ -49,7 +49,7 @@ class Chooser:
 
     def __init__(self, choices: Tensor) -> None:
         if choices.dtype != torch.uint8 or choices.shape != (COUNT,) or (choices > 1).any():
-            raise InputError("expected 128 choices, uint8, 0 or 1", where="hybrid.gc.base_ot.Chooser(choices)")
+            raise InputError("expected 128 choices, uint8, 0 or 1", where="ot.base_ot.Chooser(choices)")
         self._choices = choices
         self._secrets = [X25519PrivateKey.generate() for _ in range(COUNT)]
         known = [secret.public_key().public_bytes_raw() for secret in self._secrets]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird import cost, prg
 from hummingbird.errors import InputError
-from hummingbird.hybrid.gc import base_ot
+from hummingbird.ot import base_ot
 
 PRIME = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the subgroup of public keys

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hummingbird import cost, prg
 from hummingbird.errors import AgreementError, HummingbirdError, InputError
-from hummingbird.hybrid.gc import cot
 from hummingbird.kernels import pack_bits, pack_words
 from hummingbird.kernels.cot import choose
+from hummingbird.ot import cot
 from tests.support.chance import chi_square_limit
 
 

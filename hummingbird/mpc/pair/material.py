@@ -1,0 +1,199 @@
+"""Material that two parties make themselves, without a dealer, for the requests that a dealer serves.
+
+The fields of a request are those of its module in mpc/protocols and obey its `derive`: nothing changes online.
+
+    made = PairMaterial(channel)                          both parties, at the same time
+    material = made.correlation(MaskedOpening(1000, 20, 12, 2, 36))
+
+Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
+and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
+messages of its transfers.
+
+Semi-honest: a party that deviates in a transfer can learn the other one's secrets, unseen. A party's fields are uniform
+to the other one, and do not follow from a seed. All of this is on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.channel.channel import Channel
+from hummingbird.cost import HEADER_BYTES, cot_message
+from hummingbird.errors import ConfigError
+from hummingbird.kernels.shares.packing import Words
+from hummingbird.mpc.correlations.field import Field
+from hummingbird.mpc.correlations.request import Material, Request
+from hummingbird.mpc.pair import boolean, lifted, masked, products, sums
+from hummingbird.mpc.pair.lockstep import Rounds, run, together
+from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, halves
+from hummingbird.mpc.pair.recipe import PairRecipe
+from hummingbird.mpc.pair.transfers import Side, Transfers, part
+
+_ALL = (
+    *(masked.MASKED, masked.THRESHOLDS),
+    *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
+    *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
+    *(products.SQUARE, products.MULTIPLY, products.ROWS),
+    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
+)
+RECIPES: dict[str, PairRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
+
+# What a net uses instead of material that two parties cannot make.
+_INSTEAD = {
+    "poly": "use thresholds and products instead, such as splines",
+    "lines": "use step tables: an aim other than rounds",
+    "divide": "multiply by 1/d, and truncate",
+    "fixed": "use public weights, or a dealer",
+    "linear": "use public weights, or a dealer",
+}
+_PRODUCT = "matrix products between two parties take encrypted products, or a dealer"
+
+
+def recipe_of(request: Request[Any]) -> PairRecipe[Any]:
+    """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make."""
+    found, what = RECIPES.get(request.kind), f"two parties cannot make material of kind {request.kind!r}"
+    if found is None:
+        raise ConfigError(what, where="dealer", hint=_INSTEAD.get(request.kind, _PRODUCT))
+    if why := found.refuses(request):
+        raise ConfigError(f"{what}: {why}", where="dealer", hint=found.instead)
+    return found
+
+
+def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BITS) -> PairCost:
+    """Return what one call costs that makes the material of these requests; exact.
+
+    transfer_bits: as `PairMaterial` takes it. Raises ConfigError for a kind that two parties cannot make.
+    """
+    sent, bits, longest = [0, 0], 0, 0
+    for request in requests:
+        found = recipe_of(request)
+        price = found.price(request, transfer_bits)
+        for sender, n in enumerate(halves(found.values(request))):
+            sent[sender] += n * price.main
+            sent[1 - sender] += n * price.back
+            bits += n * price.bits
+            longest = max(longest, price.rounds if n else -1)
+    messages = 8 * sum(cot_message(count, random=True) for count in sent)
+    rounds = 1 + longest
+    return PairCost(sum(sent), bits, messages, 2 * rounds * 8 * HEADER_BYTES, rounds)
+
+
+class PairMaterial:
+    """One of two parties that make their material together, over a channel that nothing else uses at the same time.
+
+    Both parties make this object at the same time, which takes two rounds, and then the same calls. Not thread-safe.
+    channel: of two parties.
+    transfer_bits: the price of a random transfer in bits, by which the knob of masks is chosen (masks.py); the same at
+        both parties.
+    Raises ConfigError for another number of parties.
+    """
+
+    def __init__(self, channel: Channel, transfer_bits: float = SOFTSPOKEN_BITS) -> None:
+        if channel.parties != 2:
+            what = f"{channel.parties} parties cannot make their material themselves: two can"
+            raise ConfigError(what, where="dealer", hint="use a dealer")
+        self.rank, self._channel, self._transfer_bits = channel.rank, channel, transfer_bits
+        self._transfers = Transfers(self._exchange)
+
+    def correlation(self, request: Request[Any]) -> Material:
+        """Make this party's shares for one request; return them with their cost. Cost: `cost([request])`."""
+        return self.make([request])[0]
+
+    def make(self, requests: Sequence[Request[Any]]) -> list[Material]:
+        """Make this party's shares for several requests, in lock-step; return them, in order. Cost: `cost(requests)`.
+
+        Raises ConfigError for a kind that two parties cannot make, before anything is sent.
+        """
+        started = time.perf_counter()
+        costs = [cost([request], self._transfer_bits) for request in requests]
+        shares = run(self._made(requests), self._exchange)
+        seconds = (time.perf_counter() - started) / max(1, len(requests))
+        return [
+            Material(made, of.bits + of.transfer_bits, (of.bits + of.transfer_bits) // 2, seconds, seconds)
+            for made, of in zip(shares, costs, strict=True)
+        ]
+
+    def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Words]]]:
+        each = [_works(request, self.rank, self._transfer_bits) for request in requests]
+        works = [work for of_request in each for work in of_request]
+        out, into = yield from self._transfers.draw(sum(work.sent for work in works), sum(w.received for w in works))
+        protocols, sides, at, to = [], [], 0, 0
+        for work in works:
+            mine, theirs = part(out, at, work.sent), part(into, to, work.received)
+            at, to = at + work.sent, to + work.received
+            sides.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
+            protocols.append(recipe_of(work.request).make(work.request, sides[-1], self._transfer_bits))
+        made = yield from together(*protocols)
+        assert all(side.done for side in sides), "the price counts other transfers than are used"
+        done = iter(made)
+        return [_fields(request, [next(done) for _ in of]) for request, of in zip(requests, each, strict=True)]
+
+    def _exchange(self, message: Tensor, size: int) -> Tensor:
+        peer, like = 1 - self.rank, torch.empty(size, dtype=torch.uint8)
+        return self._channel.swap(peer, [message], [like])[0]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A half of a request's values, as one party has it.
+
+    n: their number. sends: whether this party sends the main transfers. sent, received: how many transfers it sends and
+    receives.
+    """
+
+    request: Request[Any]
+    n: int
+    sends: bool
+    sent: int
+    received: int
+
+
+def _works(request: Request[Any], rank: int, transfer_bits: float) -> list[_Work]:
+    """Return the halves of a request that have values; none, one or two.
+
+    rank: this party's. transfer_bits: as `PairMaterial` takes it.
+    """
+    found = recipe_of(request)
+    price = found.price(request, transfer_bits)
+    out = []
+    for sender, n in enumerate(halves(found.values(request))):
+        main, back = n * price.main, n * price.back
+        if n:
+            out.append(_Work(request, n, sender == rank, *((main, back) if sender == rank else (back, main))))
+    return out
+
+
+def _fields(request: Request[Any], parts: Sequence[dict[str, Tensor]]) -> dict[str, Words]:
+    """Join a party's fields of both halves, in the forms in which a dealer's receiver has them.
+
+    parts: of each half, by the name of the field; empty for a request without values.
+    """
+    if not parts:
+        return {name: _field(item, torch.zeros(item.shape, dtype=item.dtype)) for name, item in request.parts.items()}
+    joined = {name: torch.cat([half[name] for half in parts], -1) for name in parts[0]}
+    found = recipe_of(request).finish(request, joined)
+    return {name: _field(item, found[name]) for name, item in request.parts.items()}
+
+
+def _field(item: Field, found: Tensor) -> Words:
+    """Return a field in the form in which a dealer's receiver has it.
+
+    found: the field's elements, and perhaps more behind them, or behind each row.
+    """
+    if found.dim() > 1:
+        found = found[..., : item.shape[-1]]
+    flat = found.reshape(-1)[: math.prod(item.shape)]
+    if item.kind == "ring" and item.width < 64:
+        return item.received(kernels.pack_words(flat.long(), item.width))
+    return item.received(flat.view(item.shape))
+
+
+__all__ = ["RECIPES", "PairMaterial", "cost", "recipe_of"]

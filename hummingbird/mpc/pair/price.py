@@ -1,0 +1,120 @@
+"""Prices of the pair's protocols in transfers, bits and rounds, for each value; they are exact.
+
+    a + b        a and then b: both prices add up
+    a | b        a beside b: transfers and bits add up, and the rounds are those of the longer one
+
+One of the two parties is the sender of a protocol's main transfers; for half of the values it is the other one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+SOFTSPOKEN_BITS = 31.0  # of a random transfer by SoftSpoken OT, for each value
+
+
+@dataclass(frozen=True)
+class PairPrice:
+    """The price of a protocol for one value.
+
+    main: transfers in the main direction. back: in the other one. sent: bits that the main direction's sender sends,
+    beside the transfers' own. returned: bits that it receives. rounds: exchanges of messages, in which both parties
+    send at the same time.
+    """
+
+    main: int = 0
+    back: int = 0
+    sent: int = 0
+    returned: int = 0
+    rounds: int = 0
+
+    def __add__(self, other: PairPrice) -> PairPrice:
+        return PairPrice(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
+    def __or__(self, other: PairPrice) -> PairPrice:
+        total = self + other
+        rounds = max(self.rounds, other.rounds)
+        return PairPrice(total.main, total.back, total.sent, total.returned, rounds)
+
+    def times(self, count: int) -> PairPrice:
+        """Return the price of the same for `count` values, in the same rounds."""
+        return replace(
+            self, main=self.main * count, back=self.back * count, sent=self.sent * count, returned=self.returned * count
+        )
+
+    @property
+    def transfers(self) -> int:
+        """Return the number of transfers for a value, in both directions."""
+        return self.main + self.back
+
+    @property
+    def bits(self) -> int:
+        """Return the bits that both parties send for a value, beside the transfers' own."""
+        return self.sent + self.returned
+
+    def weight(self, transfer_bits: float) -> float:
+        """Return the bits for a value with those of its transfers, `transfer_bits` each."""
+        return self.bits + self.transfers * transfer_bits
+
+
+def beside(*prices: PairPrice) -> PairPrice:
+    """Return the price of protocols that run at the same time."""
+    total = PairPrice()
+    for price in prices:
+        total |= price
+    return total
+
+
+# Of one use of a main transfer (transfers.py)
+
+ROT = PairPrice(main=1)
+BACK = PairPrice(back=1)
+TURNED = PairPrice(main=1, returned=1, rounds=1)
+TURNED_BACK = PairPrice(back=1, sent=1, rounds=1)
+
+
+def words(*widths: int) -> PairPrice:
+    """Return the price of words of these widths, sent in one round; a width below 0 counts as 0."""
+    bits = sum(max(0, width) for width in widths)
+    return PairPrice(sent=bits, rounds=int(bits > 0))
+
+
+def returned(*widths: int) -> PairPrice:
+    """Return the price of words of these widths in the other direction."""
+    price = words(*widths)
+    return PairPrice(returned=price.sent, rounds=price.rounds)
+
+
+def own_words(width: int) -> PairPrice:
+    """Return the price of the product of two random bits as a number mod 2^width, with its transfer."""
+    return ROT + words(width - 1)
+
+
+@dataclass(frozen=True)
+class PairCost:
+    """The cost of requests that two parties make together.
+
+    transfers: random transfers in both directions. bits: what both parties send, without their transfers' messages and
+    without frames. transfer_bits: those messages. frame_bits: the frames' headers. rounds: exchanges of messages.
+    """
+
+    transfers: int
+    bits: int
+    transfer_bits: int
+    frame_bits: int
+    rounds: int
+
+    @property
+    def all_bits(self) -> int:
+        """Return all bits that both parties send, as the channel's meters count them."""
+        return self.bits + self.transfer_bits + self.frame_bits
+
+
+def halves(n: int) -> tuple[int, int]:
+    """Cut n values into those of which party 0 is the sender and those of which party 1 is: two multiples of 16.
+
+    The second half may have up to 15 values more than there are, which are dropped.
+    """
+    first = 16 * math.ceil(n / 32)
+    return first, 16 * math.ceil(max(0, n - first) / 16)

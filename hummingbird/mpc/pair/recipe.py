@@ -1,0 +1,97 @@
+"""How two parties make the material of one kind of request: a record; and random bits times shared numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.pair.lockstep import Rounds, together
+from hummingbird.mpc.pair.price import BACK, ROT, PairPrice, returned, words
+from hummingbird.mpc.pair.transfers import Side
+
+Kind = TypeVar("Kind", bound=Request[Any])
+
+
+@dataclass(frozen=True)
+class PairRecipe(Generic[Kind]):
+    """How two parties make the material of one kind of request, and its exact price.
+
+    kind: the class of the requests.
+    values: how many values a request has; for each the same is done.
+    price: the price for one value of a request, if a transfer costs so many bits.
+    make: makes a party's shares of the fields of a request for the values of a `Side`, by name: of a field "ring" int64
+        (..., n), of bits uint8 (..., n/8), of a step table uint8 (n 2^c / 8,).
+    finish: turns these, joined for all values, into tensors whose first elements are those of the fields.
+    refuses: says why two parties cannot make a request of this kind; "" if they can.
+    instead: the hint for a request that is refused.
+    """
+
+    kind: type[Kind]
+    values: Callable[[Kind], int]
+    price: Callable[[Kind, float], PairPrice]
+    make: Callable[[Kind, Side, float], Rounds[dict[str, Tensor]]]
+    finish: Callable[[Kind, dict[str, Tensor]], dict[str, Tensor]] = lambda request, fields: fields
+    refuses: Callable[[Kind], str] = lambda request: ""
+    instead: str = ""
+
+
+@dataclass
+class RandomBit:
+    """A party's shares of a random bit r, and of its products with numbers.
+
+    bit: its xor share, packed uint8 (n/8,). flag: its additive share of r as a number. products: its additive shares of
+    r times each number.
+    """
+
+    bit: Tensor
+    flag: Tensor
+    products: list[Tensor]
+
+
+def random_bit(side: Side, width: int, *numbers: tuple[int, Tensor]) -> Rounds[RandomBit]:
+    """Draw a random bit r; return shares of it mod 2^width, and of its products with shared numbers v mod 2^w.
+
+    Both parties' random choices are their bits r^0 and r^1. With shares v = v^0 + v^1,
+
+        r = r^0 + r^1 - 2 r^0 r^1          r v = r^0 v^0 + r^1 (1 - 2 r^0) v^0 + r^1 v^1 + r^0 (1 - 2 r^1) v^1
+
+    numbers: for each v its width w and this party's share, int64 (n,).
+    Cost: `random_bit_price`, 1 round.
+    """
+    rot, back = side.rot(), side.back()
+    own = back.own if side.sends else rot.own
+    bit = kernels.from_bits(own, side.n)
+    signed = [(w, (1 - 2 * bit) * share) for w, share in numbers]
+    flag, *both = yield from together(
+        rot.words(width - 1, bit),
+        *(rot.words(w, share) for w, share in signed),
+        *(back.words(w, share) for w, share in signed),
+    )
+    main, other = both[: len(numbers)], both[len(numbers) :]
+    products = [bit * v + one + two for (_, v), one, two in zip(numbers, main, other, strict=True)]
+    return RandomBit(own, bit - 2 * flag, products)
+
+
+def random_bit_price(width: int, *numbers: int) -> PairPrice:
+    """Return the price of `random_bit`: 2 transfers, and width - 1 bits and 2 w for each number."""
+    return ROT | BACK | words(width - 1, *numbers) | returned(*numbers)
+
+
+def flag(side: Side, width: int) -> Rounds[RandomBit]:
+    """Draw a random bit without products; return shares of it, additive ones mod 2^width.
+
+    Cost: `flag_price`: a transfer and width - 2 bits, 1 round.
+    """
+    rot = side.rot()
+    product = yield from rot.own_words(width - 1)
+    return RandomBit(rot.own, kernels.from_bits(rot.own, side.n) - 2 * product, [])
+
+
+def flag_price(width: int) -> PairPrice:
+    """Return the price of `flag`."""
+    return ROT | words(width - 2)
