@@ -31,7 +31,8 @@ class Compare:
         self.seed, self.clamp = seed, clamp
         self.training = False
         self.drawn = 0  # keys so far
-        self.random: torch.Generator | None = None  # of tables' roundings; None: they round to the nearest
+        # Of tables' roundings (`polynomials.evaluate`); None: they round to the nearest.
+        self.random: Callable[[Tensor], Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compare:
         return self  # shared with the layers of a copied simulation; every forward() sets its mode

@@ -211,7 +211,7 @@ class FunctionByOctaves(FunctionInRange):
         return self._octaves.factor is not None
 
     @property
-    def _table(self) -> LayerTable:
+    def table(self) -> LayerTable:
         integers = self._octaves.sizes.integers if self._multiplies else self.read - SCALE
         found = self._octaves.table(integers)
         assert found is not None, "see `_found`"
@@ -219,13 +219,13 @@ class FunctionByOctaves(FunctionInRange):
 
     def _comparison(self) -> Comparison:
         """Return the comparison with the thresholds; its results are right in all bits that are used of them."""
-        found, form = self._table, self._octaves
+        found, form = self.table, self._octaves
         bits = form.opened if self._multiplies else found.bits - found.table.scale + SCALE
         ring = max(found.read + SCALE + form.last - found.table.fraction, bits + form.window.q)
         return self.exact.wider(form.window, 64, min(64, ring))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        found, form, kind = self._table, self._octaves, x.dtype
+        found, form, kind = self.table, self._octaves, x.dtype
         assert self.rows is not None
         expect(n, x, self.text, self.rows)
         count, knots = form.last, form.knots
@@ -270,10 +270,10 @@ class FunctionByOctaves(FunctionInRange):
 
     def error(self, parties: int) -> float:
         """Return a bound of the error of results for values in the range."""
-        return self._octaves.error(self._table, parties)
+        return self._octaves.error(self.table, parties)
 
     def label(self) -> str:
-        table = self._table.table.shown
+        table = self.table.table.shown
         return f"{self.text} in {self.rows}, {self._octaves.last + 1} octaves, {table}, error {self.error(2):.1e}"
 
 

@@ -266,25 +266,23 @@ def _error(table: PolynomialTable, rows: Tensor, most: float, least: float | Non
     return float(error[x.abs() <= most].nan_to_num(nan=math.inf).max())
 
 
-def evaluate(table: PolynomialTable, x: Tensor, random: torch.Generator | None = None) -> Tensor:
+def evaluate(table: PolynomialTable, x: Tensor, random: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Compute the table's results for real x, as a simulation does; return them in x's type.
 
     x is rounded to an integer of k bits as in the protocol, where larger numbers wrap. Without `random` it is rounded
     to the nearest, and so is the result, the value of the polynomial whose piece has the nearest middle. With `random`
     roundings go up or down, and one of the two next pieces is taken, with the chances that masks and shares of two
     parties have. The gradient is that of the table's function, for |x| <= table.most.
+    random: returns numbers from 0 to 1, float64 of its argument's shape, at random.
     """
     half, unit = 1 << table.k - 1, 1 << table.m
 
-    def drawn(value: Tensor) -> Tensor:
-        return torch.rand(value.shape, generator=random, dtype=torch.float64).to(value)
-
     def rounded(value: Tensor) -> Tensor:
-        return torch.round(value) if random is None else torch.floor(value + drawn(value))
+        return torch.round(value) if random is None else torch.floor(value + random(value).to(value))
 
     z = rounded(x.detach().double() * 2.0**table.fraction).clamp(-(2.0**62), 2.0**62).long()
     z = (z + half) % (2 * half) - half
-    place = (z + (unit // 2 if random is None else (drawn(x.double()) * unit).long())) >> table.m
+    place = (z + (unit // 2 if random is None else (random(x) * unit).long())) >> table.m
     t = (z - place * unit).to(x.dtype) / unit
     rows = (pieces(table).to(x.device).double() * 2.0 ** -(table.scale + GUARD)).to(x.dtype)
     place = place % (1 << table.w)

@@ -16,6 +16,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph.ops import functions
 from hummingbird.mpc.functions.function_table import INTEGERS, MOST_INTEGERS, of_error, table_of
 from hummingbird.mpc.functions.tabulated import FunctionInRange
+from hummingbird.simulation.simulate import FastSimulator
 from scripts.tools.function_table import CASES, ERRORS, Net, measured
 from tests.jobs.programs import unequal
 from tests.support.patience import NEVER
@@ -32,6 +33,26 @@ def test_every_number_of_a_range_keeps_the_error_that_is_asked_for(name: str) ->
         found = measured(case, error)
         assert found["largest_error"] <= error and found["offline_bytes"] <= 16 << 10
         assert found["inputs"] == (case.most - case.least) * 2**11 + 1  # both ends, in steps of 2^-11
+
+
+def test_random_roundings_err_as_the_parties_do() -> None:
+    """With random roundings a table's results have the mean and the spread of those of two parties' shares."""
+    net, x = nn.Sequential(nn.Tanh()), torch.linspace(-3.9, 3.9, 79)
+    config = BitConfig(rows={"0": Rows(-4.0, 4.0, error=2.0**-9)})
+    many, generator = x.repeat(2000, 1), torch.Generator().manual_seed(0)
+    exact = hummingbird.simulate(net, config, mode="exact", seed=0)
+    fast = hummingbird.simulate(net, config, seed=0)
+    assert isinstance(fast, FastSimulator)
+    with torch.no_grad():
+        shared, nearest = torch.cat([exact(part) for part in many.split(250)]), fast(x.unsqueeze(0))[0]
+        fast._compare.random = lambda y: torch.rand(y.shape, generator=generator, dtype=torch.float64)
+        drawn = fast(many)
+    noise = 6 * float(shared.std(0).max()) / len(many) ** 0.5
+    assert float((drawn - torch.tanh(x)).abs().max()) <= 2.0**-9
+    assert float((drawn.mean(0) - shared.mean(0)).abs().max()) < noise
+    assert float((drawn.std(0) - shared.std(0)).abs().max()) < 0.5 * float(shared.std(0).max())
+    assert float(drawn.std(0).mean() / shared.std(0).mean() - 1) < 0.1
+    assert float((nearest - shared.mean(0)).abs().max()) > 2 * noise, "the nearest piece is another one"
 
 
 class Mixed(nn.Module):
