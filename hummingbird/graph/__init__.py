@@ -16,6 +16,7 @@ Steps:
     steps.py            `Step`, `Ref`, fingerprints
     interpreter.py      the walk over steps; `run`: their values in plain torch
     rewrite.py          rewrites that keep the results
+    time_steps.py       rewrites of recurrent layers, step by step in time
     properties.py       ranks, integers
     rowwise.py          whether images of a batch are independent
     causal.py           chunks of a net that reads a sequence from the front, for text generation
