@@ -65,6 +65,10 @@ class Compare:
         self.drawn += 1
         return word(word(self.seed, 0), self.drawn)
 
+    def uniform(self, x: Tensor) -> Tensor:
+        """Draw numbers from 0 to 1, multiples of 2^-24, float64 in the shape of x."""
+        return drawn(x.numel(), self.draw(), 24, 1, x.device).view(x.shape).double() * 2.0**-24
+
     def relu(self, v: Tensor, law: Law) -> Tensor:
         """Compute the ReLU of v as the protocol decides its sign, in v's type and memory format.
 

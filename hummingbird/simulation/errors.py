@@ -298,8 +298,7 @@ def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, p
     exact, pooled = named(protocol)(EXACT, aim=aim), by_weights(steps)
     exact.valid = 64
     compare, groups = Compare(0, clamp=False), dict[tuple[Any, ...], _Group]()
-    generator = torch.Generator().manual_seed(0)
-    compare.random = lambda x: torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+    compare.random = compare.uniform
 
     def make(step: Step, known: Rows, read: int) -> _Table | None:
         layer = builders.ON_ROWS[step.op](step, exact, known)
