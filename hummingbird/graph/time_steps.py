@@ -233,12 +233,12 @@ def clamped(steps: Sequence[Step], bounds: Mapping[str, tuple[float, float]]) ->
     """Return the steps with the input's terms of some functions clamped, for all time steps at once.
 
     bounds: the numbers to which they are clamped, by the names of the functions, each a key of `input_terms`. All time
-    steps of a function have the same. A new step has the name of its function in the first time step, and ".input".
+    steps of a function have the same. A new step has the name of the first of its function's time steps, and ".input".
     """
     terms, parts = input_terms(steps), dict[int, dict[tuple[int, int], tuple[str, float, float]]]()
-    for name, bound in bounds.items():
-        source, *columns = terms[name].columns
-        parts.setdefault(source, {}).setdefault((columns[0], columns[1]), (name, *bound))
+    for name, term in terms.items():
+        if (first := name.partition("#")[0]) in bounds:  # the layer may be called on several inputs
+            parts.setdefault(term.source, {}).setdefault((term.start, term.stop), (name, *bounds[first]))
     out, number = list[Step](), dict[int, int]()
     for index, step in enumerate(steps):
         out.append(replace(step, inputs=map_refs(step.inputs, lambda ref: Ref(number[ref.index]))))

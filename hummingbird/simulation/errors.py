@@ -316,7 +316,8 @@ def _groups(steps: Sequence[Step], rows: Mapping[str, Rows], aim: TableChoice, p
     for step in steps:
         known = told.rows_of(step.name)
         if known is not None and step.op in ("function", *builders.SMOOTH):
-            key = (*pooled.get(step.name, (step.name,)), known.least, known.most)
+            owner = step.name if step.name in rows else step.name.partition("#")[0]  # of these rows
+            key = (*pooled.get(owner, (owner,)), known.least, known.most)
             group = groups.setdefault(key, _Group(step, known, make, aim.name != "throughput"))
             group.names.append(step.name)
     return list(groups.values())

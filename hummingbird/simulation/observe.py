@@ -300,7 +300,10 @@ class _Sums:
     """
 
     def __init__(self, steps: Sequence[Step], keys: Mapping[str, tuple[Any, ...]]) -> None:
-        self._terms = {name: term for name, term in graph.input_terms(steps).items() if name in keys}
+        terms, calls = graph.input_terms(steps), defaultdict[str, set[Any]](set)
+        for step in steps:  # a layer is clamped if all its calls are, and share a range
+            calls[_first(step.name)].add(keys.get(step.name) if step.name in terms else None)
+        self._terms = {name: term for name, term in terms.items() if name in keys and len(calls[_first(name)]) == 1}
         self._steps, self._keys = steps, keys
         self._inputs, self._states = defaultdict[Any, _Seen](_Seen), defaultdict[Any, _Seen](_Seen)
 
@@ -338,6 +341,8 @@ class _Sums:
         own, seen = _rows(step, self._inputs[key], more, None), self._states[key]
         state = max(abs(seen.least), abs(seen.most)) * more + _LEAST
         low, high = max(own.least, left.at - state), min(own.most, right.at + state)
+        if low >= high:  # the input alone decides
+            return rows
         narrow = high + 2 * state + UNDECIDED - low <= _NARROWER * (rows.most - rows.least)
         if not narrow or max(-own.least, own.most) > _LARGEST_CLAMPED:
             return rows

@@ -149,7 +149,7 @@ def of_given_price(sizes: Sequence[int]) -> PairPrice:
 
 
 def unit(bits: Sequence[Tensor]) -> Tensor:
-    """Return the unit vectors of numbers: 2^s rows, of which row v is 1 where the number is v; uint8 (2^s, n/8).
+    """Return the unit vectors of numbers, uint8 (2^s, n/8): row v has a 1 for each number that equals v.
 
     bits: of the numbers, lowest first, packed (n/8,).
     """

@@ -149,7 +149,7 @@ def _bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Te
 
 @dataclass(frozen=True)
 class _Shape:
-    """A product of a larger operand with a smaller one, each element of which meets `times` elements.
+    """A product of a larger operand with a smaller one: `times` elements of the larger one share one of the smaller.
 
     k, factor: bits of their masks. ring: of shares of the larger one's. product: of products before `cut` bits are cut
     off. squares: of the larger one's squares; 0 if they are not wanted. digit: bits of a digit.

@@ -22,7 +22,7 @@ from torch import Tensor
 Round = tuple[Sequence[Tensor], Sequence[int]]  # messages, uint8; bytes of each message that the other party sends
 Result = TypeVar("Result")
 Rounds = Generator[Round, list[Tensor], Result]
-Exchange = Callable[[Tensor, int], Tensor]  # sends a message, and returns one of so many bytes
+Exchange = Callable[[Tensor, int], Tensor]  # (message to send, length in bytes of the reply) -> reply
 
 
 def together(*protocols: Rounds[Any]) -> Rounds[list[Any]]:

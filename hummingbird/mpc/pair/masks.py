@@ -37,7 +37,7 @@ from hummingbird.mpc.pair.transfers import ReceivedRot, Rot, SentRot, Side
 
 @dataclass(frozen=True)
 class MaskShape:
-    """The parameters of masks: `k` bits, of which those from `m` on are also shared by xor, with shares mod 2^ring.
+    """The parameters of masks of `k` bits, shared as numbers mod 2^ring; bits `m` to k - 1 are also shared by xor.
 
     p: the low p bits of lambda are those of a sum, the others xors of random bits.
     digit: bits of a digit of the sum below bit m.

@@ -112,7 +112,7 @@ class PairCost:
 
 
 def halves(n: int) -> tuple[int, int]:
-    """Cut n values into those of which party 0 is the sender and those of which party 1 is: two multiples of 16.
+    """Divide n values into two halves, multiples of 16: party 0 sends for the first half, party 1 for the second.
 
     The second half may have up to 15 values more than there are, which are dropped.
     """

@@ -1,8 +1,8 @@
 """Random oblivious transfers in both directions between two parties, and the words that a transfer carries.
 
-In a random transfer the sender has two pads and the receiver the one of its random choice c. A pad is an unlimited
-stream of bits: blocks of 128, hashes of the key of a correlated transfer (kernels/cot.py). A `Rot` is one transfer for
-each of n values. It carries words; each word uses bits of the pads that no other word uses:
+A random transfer gives the sender two pads. The receiver gets one of them, by its random choice c. A pad is a stream of
+bits without an end: blocks of 128, hashes of the key of a correlated transfer (kernels/cot.py). A `Rot` is one transfer
+for each of n values. It carries words; each word uses bits of the pads that no other word uses:
 
     a word x of the sender     sends z = x + k_0 - k_1        shares of c x: -k_0 and k_c + c z        mod 2^width
     bits x of the sender       sends z = x ^ k_0 ^ k_1        shares of c x: k_0 and k_c ^ c z         by xor

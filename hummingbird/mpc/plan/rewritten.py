@@ -139,7 +139,11 @@ def inputs_clamped(steps: Sequence[Step], rows: Mapping[str, Rows]) -> list[Step
     clamps = clamps_of(rows)
     if not clamps:
         return list(steps)
-    for name in clamps.keys() - {name for name in input_terms(steps) if "#" not in name}:
+    terms = input_terms(steps)
+    for name in clamps:
+        calls = [step.name for step in steps if step.name.partition("#")[0] == name]
+        if calls and all(call in terms for call in calls):
+            continue
         what = f"rows {rows[name]} have a state, but the layer reads no sum of an input for all time steps and a state"
         raise ConfigError(what, where=name, hint="leave the state out, or take the rows that find_rows finds")
     return clamped(steps, clamps)
@@ -193,7 +197,8 @@ class Rewritten(NamedTuple):
         """
         if not self.fits(config):
             raise ConfigError("rows whose states are not those with which the net's steps were rewritten", where="rows")
-        wider = {f"{name}.input": CLAMP for name in self.clamps}
+        clamped_names = (step.name for step in self.steps if step.name.endswith(".input"))
+        wider = {name: CLAMP for name in clamped_names if name[: -len(".input")].partition("#")[0] in self.clamps}
         for pool, relus in self.passed.items():
             window = config.window(pool)
             asked = [_room(config.window(relu), window) for relu in relus]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import hummingbird
 from hummingbird.bits import BitConfig, Rows
 from hummingbird.errors import ConfigError
 from hummingbird.graph import by_time, clamped, input_terms, run, trace
-from hummingbird.simulation.simulate import FastSimulator
+from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.simulation.simulate import ExactNet, FastSimulator, Parties
 
 TIME, FEATURES, WIDTH = 4, 3, 5
 LOUD = 30.0  # a factor of the first weights: what the input adds is far beyond the bend of a sigmoid or a tanh
@@ -116,6 +118,74 @@ def test_found_ranges_clamp_loud_inputs_and_results_stay(kind: type[nn.RNNBase],
             assert float((twin(factor * x) - wanted).abs().max()) < 0.01
             exact = hummingbird.simulate(net, config, protocol, mode="exact", seed=0, example=x)
             assert float((exact(factor * x) - wanted).abs().max()) < 0.01
+
+
+class Twice(nn.Module):
+    """One LSTM on two inputs, from zeros or from a learned state, or on its own result."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = loud(nn.LSTM), kind
+        self.first = nn.Parameter(torch.randn(1, 1, WIDTH, generator=torch.Generator().manual_seed(0)))
+        self.other = nn.Linear(WIDTH, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.first.expand(-1, x.shape[0], -1).contiguous()
+        given = (state, state) if self.kind == "learned" else None
+        out: Tensor = self.layer(x, given)[0]
+        second = self.other(out) if self.kind == "on itself" else 0.5 * x.flip(1)
+        return out - self.layer(second, given)[0]
+
+
+@pytest.mark.parametrize("kind", ["zeros", "learned", "on itself"])
+def test_a_layer_that_is_called_twice_is_clamped_at_both_calls_or_at_none(kind: str) -> None:
+    net, x = Twice(kind).eval(), inputs(3)
+    rows = hummingbird.find_rows(net, inputs(64), error=2.0**-10, headroom=1.0)
+    told = [name for name, found in rows.items() if found.state is not None]
+    assert told == (["layer.gates_l0", "layer.g_l0"] if kind == "learned" else [])
+    exact = hummingbird.simulate(net, BitConfig(rows=rows), mode="exact", seed=0, example=x)
+    with torch.no_grad():
+        assert float((exact(x) - net(x)).abs().max()) < 0.01
+
+
+class OnItself(nn.Module):
+    """An LSTM on its own states, which are not known for all time steps at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, FEATURES, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.layer(x)[0])[0]
+        return out
+
+
+def test_a_state_is_refused_where_one_of_the_calls_cannot_be_clamped() -> None:
+    with pytest.raises(ConfigError, match="have a state"):
+        rows = {"layer.g_l0": Rows(-9, 9, state=1.0)}
+        hummingbird.convert_model(OnItself().eval(), BitConfig(rows=rows), example=inputs(1))
+
+
+def test_inputs_that_all_lie_on_one_side_have_a_range_without_a_state() -> None:
+    layer = loud(nn.LSTM)
+    layer.bias_ih_l0.data.add_(300.0)
+    net, x = Recurrent(layer).eval(), inputs(16)
+    rows = hummingbird.find_rows(net, x)
+    assert all(found.state is None for found in rows.values())
+    with torch.no_grad():
+        twin = hummingbird.simulate(net, BitConfig(rows=rows), mode="exact", seed=0, example=x)
+        assert float((twin(x) - net(x)).abs().max()) < 0.01
+
+
+def test_a_saved_net_is_clamped_as_before(tmp_path: Path) -> None:
+    net, x = Recurrent(loud(nn.GRU)).eval(), inputs(4)
+    rows = hummingbird.find_rows(net, inputs(64), error=2.0**-10)
+    assert any(found.state is not None for found in rows.values())
+    hummingbird.save(net, tmp_path / "net", bits=BitConfig(rows=rows), example=x)
+    saved: PrivateNet[Any] = hummingbird.load(tmp_path / "net")
+    assert "layer.gates_l0.input" in saved.comparing_layers
+    with torch.no_grad():
+        assert float((Parties(2, 1, x.device).run(ExactNet(saved), x) - net(x)).abs().max()) < 0.01
 
 
 def test_the_clamps_price_is_two_rounds_and_tables_are_smaller() -> None:
