@@ -229,11 +229,13 @@ def test_who_has_little_time_gets_the_reason(groups: list[Group]) -> None:
 
 
 def test_another_group_is_asked_while_the_first_does_not_serve(groups: list[Group]) -> None:
-    first, second = groups
-    with Client([first.addresses, second.addresses], timeout=HANG) as client:
-        assert torch.equal(client(X), X) and not second.parties[0].requests
+    with Client([group.addresses for group in groups], timeout=HANG) as client:
+        assert torch.equal(client(X), X)
+        # The first one as a rule; on a busy machine its connection may come too late.
+        first, second = groups if client.addresses == groups[0].addresses else groups[::-1]
+        before = len(second.parties[0].requests)
         first.parties[1].refusals = [LOST]
-        assert torch.equal(client(X), X) and len(second.parties[0].requests) == 1
+        assert torch.equal(client(X), X) and len(second.parties[0].requests) == before + 1
         assert client.addresses == second.addresses
         for server in second.servers:
             server.stop(0).wait(HANG)
