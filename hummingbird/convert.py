@@ -124,6 +124,19 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
     return found
 
 
+def _of_tables(steps: list[Step], config: BitConfig) -> list[Problem]:
+    """Return a `Problem` for each function that has no other form than a table, which only a dealer can make.
+
+    config: the windows; a function whose window has no bits is left out of the net.
+    """
+    hint = "use a dealer, or another function: GELU, SiLU, sigmoid, tanh, hardswish, ReLU6"
+    return [
+        Problem(step.name, f"two parties without a dealer cannot make tables of {step.attrs['expression']}", hint)
+        for step in steps
+        if step.op == "function" and not (compares(step) and not config.window(step.name).w)
+    ]
+
+
 def _tensors(step: Step) -> list[Tensor]:
     """Return all tensors that a step holds: its module's parameters and buffers, and its constants."""
     values = step.attrs.values()
@@ -182,8 +195,9 @@ def convert_model(
         RATIO times, the bandwidth of the parties' links over that of the dealer's. "link:RTT:BANDWIDTH:DEALT": for each
         layer the form, of these three, of the fewest seconds; the numbers are seconds there and back, bits per second
         of a party, and bits per second at which dealt material comes (10e9 if left out). All parties, and their stores,
-        must have the same aim. None: throughput if a dealer streams material into this session, latency with a store or
-        without a session.
+        must have the same aim. "pair": the forms whose material two parties can make without a dealer
+        (`init(dealer="pair")`), with the fewest bits of both: no functions are looked up. None: pair in such a session,
+        throughput if a dealer streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties, and of weights above 2^7 in the first layer, which
@@ -200,7 +214,7 @@ def convert_model(
     """
     session = sessions.current() if sessions.is_initialized() else None
     if aim is None:
-        aim = "throughput" if session is not None and session.streamed else "latency"
+        aim = "latency" if session is None else session.aim
     private: PrivateNet[SharedResult] = build(
         net, bits, weights, protocol, session.parties if session else None, example, aim
     )
@@ -224,8 +238,8 @@ def build(
     parties, None if not known; if it is known, it is compared with the provenance of the windows. Raises the errors of
     `convert_model`, without AgreementError.
     """
-    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
     chosen = TableChoice.of(aim)
+    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example, chosen)
     order = Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = _facts(steps, config, owner, chosen, protocol, digest(plan))
@@ -240,6 +254,7 @@ def _prepared(
     protocol: str,
     parties: int | None,
     example: Any,
+    aim: TableChoice,
 ) -> tuple[list[Step], BitConfig, WeightOwner | None]:
     """Trace a net and check it with its windows; return its steps, the windows, and the owner of private weights.
 
@@ -251,7 +266,7 @@ def _prepared(
     try:
         # Numbers of private weights must not be in the steps, which are the same at all parties.
         steps = graph.trace(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
-        problems = _problems(steps, owner, config)
+        problems = _problems(steps, owner, config) + (_of_tables(steps, config) if aim.pair else [])
     except ModelError as refused:
         problems = refused.problems
     if problems:
@@ -265,7 +280,11 @@ def _prepared(
     check_ranges(config, steps)
     told = owner is None or (sessions.is_initialized() and owner.known)
     coarse = columns.coarse(steps) if told else ()
-    for sentence in [*coarse, *narrow(config, steps, protocol), *uneven(config, steps)]:
+    for sentence in [
+        *coarse,
+        *narrow(config, steps, named(protocol)(EXACT, aim=aim).has_tables),
+        *uneven(config, steps),
+    ]:
         warnings.warn(sentence, stacklevel=4)
     if told:
         config.check_use(partial(_fingerprints, net, None if owner is not None else steps, example), protocol, parties)
@@ -327,10 +346,11 @@ def convert_decoder(
     if type(prompt) is not int or not 1 <= prompt <= places:
         raise ConfigError(f"prompt={prompt!r}", where="prompt", hint=f"from 1 to the example's {places} places")
     if aim is None:
-        aim = "throughput" if session is not None and session.streamed else "latency"
+        aim = "latency" if session is None else session.aim
     parties = session.parties if session else None
-    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example)
-    chosen, order = TableChoice.of(aim), Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
+    chosen = TableChoice.of(aim)
+    steps, config, owner = _prepared(net, bits, weights, protocol, parties, example, chosen)
+    order = Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
     causal = CausalNet.of(order.steps, places, width)
     causal.check(prompt)
     facts = _facts(steps, config, owner, chosen, protocol, "")

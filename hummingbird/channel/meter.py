@@ -218,11 +218,12 @@ class _At(NamedTuple):
     """The meter's knowledge of one computation: the layer that it is in, and how long it did not compute.
 
     layer: the layer's qualified name, "" outside of layers. idle: seconds so far, for which it waited or another one
-    ran.
+    ran. counted: whether its messages count.
     """
 
     layer: str = ""
     idle: float = 0.0
+    counted: bool = True
 
 
 # Each computation has its own: two slices of a net may take turns (channel/interleave.py).
@@ -264,6 +265,17 @@ def paused() -> Iterator[None]:
         _open_layer(layer_before)
 
 
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Return a context whose messages no meter counts, as those of a thread that makes material in the background."""
+    before = _at.get()
+    _at.set(before._replace(counted=False))
+    try:
+        yield
+    finally:
+        _at.set(before)
+
+
 def current_layer() -> str:
     """Return the qualified name of the layer that the calling code computes; "" outside of layers."""
     return _at.get().layer
@@ -303,7 +315,7 @@ def count(
     as the fields of `MeterRow` to which they are added.
     """
     away(waited + offline_seconds)
-    for opened in _open:
+    for opened in _open if _at.get().counted else ():
         row = opened.row(current_layer() or OUTSIDE)
         row.bits_sent += bits
         row.rounds += rounds

@@ -62,7 +62,7 @@ class DealerClient:
     EnvironmentProblem as `rpc.client.connect` does.
     """
 
-    slice_shape = None
+    slice_shape, aim = None, "throughput"
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class LocalDealer:
     device: where the shares are made.
     """
 
-    slice_shape = None
+    slice_shape, aim = None, "throughput"
 
     def __init__(self, rank: int, parties: int, seeds: Sequence[bytes], device: torch.device | str = "cpu") -> None:
         if len(seeds) != parties or not 0 <= rank < parties:

@@ -49,6 +49,8 @@ class KeptStore:
     in use, or gets no set in time; and PeerError.
     """
 
+    aim = "latency"
+
     def __init__(
         self, channel: Channel, root: Path, place: LanePosition, timeout: float, device: torch.device | str = "cpu"
     ) -> None:

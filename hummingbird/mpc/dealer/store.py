@@ -49,6 +49,8 @@ class StoreDealer:
     Raises DealerError if the store is another lane's, damaged, of another release, in use, or not there.
     """
 
+    aim = "latency"
+
     def __init__(
         self,
         path: str | os.PathLike[str],

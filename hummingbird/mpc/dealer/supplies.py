@@ -30,15 +30,15 @@ Requests = Sequence[Request[Any]]
 Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
-class _Work:
+class Work:
     """The state of one supply in the background thread: how much of its material is made, and how much is taken.
 
-    turns, requests: the slice's requests in order, each with its receiver turn. make: yields their material, as in
-        `Supplies`.
+    number: how many supplies were reserved before. turns, requests: the slice's requests in order, each with its
+        receiver turn. make: yields their material, as in `Supplies`.
     """
 
-    def __init__(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
-        self.turns, self.requests, self.make = list(turns), list(requests), make
+    def __init__(self, number: int, turns: Sequence[ReceiverTurn], requests: Requests, make: Make) -> None:
+        self.number, self.turns, self.requests, self.make = number, list(turns), list(requests), make
         self.sizes = [request.share_bytes for request in requests]
         self.ready: deque[Material] = deque()
         self.made = self.taken = 0
@@ -64,7 +64,12 @@ class Supplies:
     cancel: takes nothing; `close` calls it to end a `make` that waits.
     buffer_bytes: bound on the bytes of shares that are made and not handed out.
     call_bytes: bound on the bytes of shares that one call of `make` makes.
+
+    A subclass may choose in another way what the thread makes next (`next_job`), and how often an idle thread calls
+    `idle`.
     """
+
+    pulse: float | None = None  # seconds between two calls of `idle`; None: it is not called
 
     def __init__(
         self,
@@ -78,7 +83,8 @@ class Supplies:
         self._make, self._where, self._patience, self._cancel = make, where, patience, cancel
         self._buffer, self._call = buffer_bytes, min(call_bytes, buffer_bytes)
         self._changed = threading.Condition()
-        self._queue: list[_Work] = []  # supplies with material that is still to be made or taken
+        self._queue: list[Work] = []  # supplies with material that is still to be made or taken
+        self._reserved = 0  # supplies so far
         self._steps = 0  # requests made so far
         self._failed: BaseException | None = None
         self._over = ""  # why no more material is handed out
@@ -92,18 +98,24 @@ class Supplies:
         make: the function that makes this material, as the constructor's `make`; None: the one given to the
             constructor.
         """
-        work = _Work(turns, requests, make or self._make)
         with self._changed:
+            work = Work(self._reserved, turns, requests, make or self._make)
+            self._reserved += 1
             self._queue.append(work)
+            self._changed.notify_all()
+        self.begin()
+        return Supply(self, work)
+
+    def begin(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._changed:
             if self._thread is None and not self._over:
                 run = on_this_card(self._run)
                 thread = threading.Thread(target=run, name="hummingbird-supplies", daemon=True)
                 thread.start()
                 self._thread = thread  # set after the start: `close` joins it, also if a signal raises here
-            self._changed.notify_all()
-        return Supply(self, work)
 
-    def correlation(self, work: _Work, request: Request[Any]) -> Material:
+    def correlation(self, work: Work, request: Request[Any]) -> Material:
         """Return the material of a supply's next request, once it is made. work: the supply's state.
 
         request: must be the one that was reserved at this place, else DealerError. Also raises the thread's error, and
@@ -133,7 +145,7 @@ class Supplies:
 
         Raises the thread's error, and DealerError if the material does not come in time.
         """
-        work = supply._work
+        work = supply.work
         with self._changed:
             held = sum(other.held for other in self._queue)
             self._buffer = max(self._buffer, held + sum(work.sizes[work.made :]))
@@ -143,7 +155,7 @@ class Supplies:
             if material.ready is not None:
                 material.ready.wait()
 
-    def _wait(self, work: _Work, count: int = 1) -> None:
+    def _wait(self, work: Work, count: int = 1) -> None:
         """Wait until the material of `count` more requests of a supply can be taken. work: the supply's state.
 
         Raises the error that ended the thread. Raises DealerError if the thread was closed, or if it makes nothing for
@@ -180,9 +192,11 @@ class Supplies:
     # The thread -------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            work, start, count = job
+        while True:
             try:
+                if (job := self.next_job()) is None:
+                    return
+                work, start, count = job
                 some = slice(start, start + count)
                 for material in work.make(work.turns[some], work.requests[some]):
                     with self._changed:
@@ -200,11 +214,22 @@ class Supplies:
                     self._changed.notify_all()
                 return
 
-    def _next(self) -> tuple[_Work, int, int] | None:
+    def idle(self) -> None:
+        """Do nothing; called every `pulse` seconds while the thread has nothing to do."""
+
+    def next_job(self) -> tuple[Work, int, int] | None:
         """Choose the thread's next work: return a supply's state, the index of its first request to make, and how many.
 
         Waits until there is work and memory for it. Returns None once the thread is to end.
         """
+        while not self._over:
+            if (job := self._chosen()) is not None:
+                return job
+            self.idle()
+        return None
+
+    def _chosen(self) -> tuple[Work, int, int] | None:
+        """Return the thread's next work; None once the thread is to end, or after `pulse` seconds without work."""
         with self._changed:
             while not self._over:
                 self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]
@@ -215,17 +240,18 @@ class Supplies:
                         chosen.made += count
                         self.most_held = max(self.most_held, held + sum(chosen.sizes[start : start + count]))
                         return chosen, start, count
-                self._changed.wait()
+                if not self._changed.wait(self.pulse):
+                    return None
             return None
 
-    def _choose(self) -> _Work | None:
+    def _choose(self) -> Work | None:
         open_ends = [work for work in self._queue if work.made < len(work.requests)]
         begun = [work for work in open_ends if work.taken or work.wanted]
         if begun:
             return min(begun, key=lambda work: (not (work.wanted and work.made == work.taken), work.held))
         return open_ends[0] if open_ends else None
 
-    def _fitting(self, work: _Work, room: int) -> int:
+    def _fitting(self, work: Work, room: int) -> int:
         """Return how many of a supply's next requests the thread makes in its next call of `make`.
 
         work: the supply's state.
@@ -250,8 +276,8 @@ class Supply:
     supplies: the background thread. work: the state of this supply in it.
     """
 
-    def __init__(self, supplies: Supplies, work: _Work) -> None:
-        self._supplies, self._work = supplies, work
+    def __init__(self, supplies: Supplies, work: Work) -> None:
+        self._supplies, self.work = supplies, work
         weakref.finalize(self, work.drop)  # a slice that is given up keeps no memory
 
     def correlation(self, request: Request[Any]) -> Material:
@@ -261,7 +287,7 @@ class Supply:
         time; also raises the error that ended the background thread.
         """
         started = time.perf_counter()
-        material = self._supplies.correlation(self._work, request)
+        material = self._supplies.correlation(self.work, request)
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 

@@ -115,7 +115,7 @@ def rooted(n: Arithmetic, x: Tensor, statistic: Statistic, exact: Comparison) ->
     found = mantissa(n, total, max(FAINT, divisor * statistic.eps))
     down = found.powers(n, 1, [1 << j for j in range(found.steps)])
     gain, exponent = normal(divisor)
-    if exact.looks_up:
+    if exact.has_tables:
         moved = found.u - n.constant(ROOT_AT, SCALE + TOP)
         table = looked_up(round(gain * GAIN))
         root = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, table, _BITS, whole=True)
@@ -259,7 +259,7 @@ class Moment(OfRows):
         if not self.attrs["root"] or self.assumed is not None:
             return ()
         table = looked_up(GAIN)
-        return (table.w, table.degree) if self.exact.looks_up else spline(1.0).numbers
+        return (table.w, table.degree) if self.exact.has_tables else spline(1.0).numbers
 
     def label(self) -> str:
         return super().label() if self.attrs["root"] else "squares of a row"

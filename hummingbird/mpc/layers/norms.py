@@ -200,7 +200,7 @@ def _root_of(n: Arithmetic, u: Tensor, divisor: int, exact: Comparison) -> Tenso
     exact: an exact comparison of the net's protocol, used for the look-up. A protocol without tables evaluates a spline
         instead, with the comparison of `n`.
     """
-    if not exact.looks_up:
+    if not exact.has_tables:
         return splines.evaluate(root(divisor), cut_mantissa(n, u), n)
     moved = u - n.constant(ROOT_AT, SCALE + TOP)
     inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, looked_up(), _BITS, whole=True)
@@ -241,7 +241,7 @@ class Norm(Layer):
         self.attrs, self.exact = attrs, comparison
         self.length = math.prod(attrs["sizes"]) if attrs.get("sizes") is not None else None
         longest = min(self.length or LONGEST, LONGEST)
-        serves = comparison.looks_up and rows is not None and range_serves(rows, longest, self.statistic)
+        serves = comparison.has_tables and rows is not None and range_serves(rows, longest, self.statistic)
         self.assumed, self.told = rows if serves else None, rows
         if self.assumed is not None and self.length is not None:  # otherwise the bits that it needs are not known
             self.input_limit, self.whole_input = MAX_SCALE, False
@@ -334,7 +334,7 @@ class Norm(Layer):
     def constants(self) -> tuple[int, ...]:
         if self._sizes is not None:
             return self._sizes.numbers
-        if self.exact.looks_up:
+        if self.exact.has_tables:
             table = looked_up()
             return table.w, table.degree
         return () if self.length is None else root(self.length).numbers

@@ -86,12 +86,12 @@ class Softmax(Comparing):
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.comparison.drops:
             return later
-        compared = [self.comparison, self._clamping] if self.comparison.looks_up else [self.comparison]
+        compared = [self.comparison, self._clamping] if self.comparison.has_tables else [self.comparison]
         return max(later, softmax_tables.READ, *(comparison.needs(scales[0]) for comparison in compared))
 
     def reads(self, later: int | None) -> int | None:
         here = super().reads(later)
-        if self.comparison.drops or not self.comparison.looks_up or here is None:
+        if self.comparison.drops or not self.comparison.has_tables or here is None:
             return here
         return max(here, softmax_tables.READ - SCALE) + 1  # one more for differences, as in `_clamping`
 
@@ -106,7 +106,7 @@ class Softmax(Comparing):
 
     def tables(self, length: int) -> Tables | None:
         """Return the tables of exp and 1/x for rows of `length` values; None if splines replace them."""
-        if not self.comparison.looks_up or self.comparison.window.q:
+        if not self.comparison.has_tables or self.comparison.window.q:
             return None  # with a rounded maximum the sum may be below 1
         return softmax_tables.tables(length, self._missed(length), self.opens_sum)
 

@@ -60,7 +60,9 @@ def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) ->
     rows: the range of the values, or None. A known range is for tables alone.
     """
     window, aim = comparison.window, comparison.aim
-    if rows is None and not comparison.looks_up:
+    if not comparison.drops and aim.pair:
+        return spline(name, replace(comparison, window=_spline_window(name, window)))
+    if rows is None and not comparison.has_tables:
         return spline(name, comparison)
     if (
         rows is not None
@@ -251,7 +253,7 @@ def _on_squares(kind: type[Norm]) -> Callable[[Step, Comparison, Rows | None], L
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
-    if rows is None or comparison.drops or not comparison.looks_up or not in_range(step, rows):
+    if rows is None or comparison.drops or not comparison.has_tables or not in_range(step, rows):
         return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
     return SoftmaxInRange(step.attrs["dim"], comparison, rows, causal, hidden)
 

@@ -72,6 +72,8 @@ class Zeros:
     slice_shape: the shape of the one slice that runs.
     """
 
+    aim = "latency"
+
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         self.slice_shape: tuple[int, ...] | None = slice_shape
         self.requests: list[Request[Any]] = []

@@ -36,16 +36,16 @@ def check_ranges(config: BitConfig, steps: Sequence[Step]) -> None:
             raise ConfigError(what, where=step.name, hint=RANGE_HINT)
 
 
-def narrow(config: BitConfig, steps: Sequence[Step], protocol: str) -> list[str]:
+def narrow(config: BitConfig, steps: Sequence[Step], looks_up: bool) -> list[str]:
     """Warn of softmaxes that compare values in a window smaller than their rows' range; return a text for each.
 
     steps: all steps of the net. A softmax with a range compares if the range is too wide for look-ups, or if the
-    protocol has none.
+    net has none: looks_up says whether it has.
     """
     said = []
     for step in steps:
         rows, window = config.rows_of(step.name), config.window(step.name)
-        if step.op != "softmax" or rows is None or not window.k or (named(protocol).looks_up and in_range(step, rows)):
+        if step.op != "softmax" or rows is None or not window.k or (looks_up and in_range(step, rows)):
             continue
         spread, reach = rows.most - rows.least, 2.0 ** (window.k - SCALE - 1)
         if spread > reach:

@@ -88,6 +88,11 @@ class Comparison(ABC):
     gives_steps: ClassVar[bool] = False  # whether `steps` is implemented
 
     @property
+    def has_tables(self) -> bool:
+        """Whether functions may be looked up: the protocol does it, and a dealer makes the tables (`looks_up`)."""
+        return self.looks_up and not self.aim.pair
+
+    @property
     def drops(self) -> bool:
         """Whether the window has no bits, so that its layer compares nothing (`Comparing.dropped`)."""
         return self.window.w == 0

@@ -126,9 +126,11 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
 # sign up in one table of 2^w bits, or in several small tables below a tree. The tree takes more rounds and bits between
 # the parties, and far fewer bits from the dealer (protocols/masked.py). Material that is dealt in advance costs no time
 # during a run, so the fewest rounds are best. Material that the dealer streams during the run is most of what a run
-# sends, so the fewest bits are best.
+# sends, so the fewest bits are best. Two parties that make their material themselves (mpc/pair) pay for a table by the
+# bits of its halves, and for each AND of the tree by two oblivious transfers; they make no other kind of table.
 
-AIMS = ("rounds", "latency", "throughput")  # and "link", which needs numbers
+AIMS = ("rounds", "latency", "throughput", "pair")  # and "link", which needs numbers
+TRANSFER_BITS = 31  # of a random transfer between two parties, by SoftSpoken OT
 TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
 LINE_BITS = 10_240  # bound on the bits of all lines of one ReLU in one round (lines.py): 2^7 lines of two words of 40
 ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
@@ -159,8 +161,9 @@ class Link(NamedTuple):
 class TableChoice:
     """The aim by which a comparison chooses its tables: one round, fewest rounds with step tables, or fewest bits.
 
-    name: "rounds", "latency", "throughput" or "link". "rounds" is "latency" but for narrow windows, whose ReLUs take
-        one round. "link" takes for each layer the form of the other three that takes the fewest seconds on a link.
+    name: "rounds", "latency", "throughput", "link" or "pair". "rounds" is "latency" but for narrow windows, whose ReLUs
+        take one round. "link" takes for each layer the form of the first three that takes the fewest seconds on a link.
+        "pair" takes forms whose material two parties can make themselves, with the fewest bits of their transfers.
     dealer: for "throughput" and "link", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the
         parties' links divided by that of the dealer's.
     link: for "link" only.
@@ -172,14 +175,15 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """Read an aim from a text: "rounds", "latency", "throughput", "throughput:28.4" or "link:0.04:100e6:10e9".
+        """Read an aim from a text: "rounds", "latency", "throughput", "throughput:28.4", "pair", "link:0.04:100e6:10e9".
 
         The number of "throughput" is `dealer`; those of "link" are the fields of `Link`, of which the last may be left
         out. Raises ConfigError for other texts.
         """
         name, *words = text.split(":") if isinstance(text, str) else (text,)
         hint = (
-            '"rounds", "latency", "throughput", "throughput:RATIO" with the parties\' bandwidth over the dealer\'s, or '
+            '"rounds", "latency", "throughput", "pair" for two parties without a dealer, "throughput:RATIO" with the '
+            "parties' bandwidth over the dealer's, or "
         )
         hint += '"link:RTT:BANDWIDTH" with seconds there and back and bits per second, such as "link:0.04:100e6"; '
         hint += "a third number is the bits per second at which dealt material comes (10e9)"
@@ -202,6 +206,11 @@ class TableChoice:
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
     @property
+    def pair(self) -> bool:
+        """Whether two parties make the material themselves, so that no functions are looked up in dealt tables."""
+        return self.name == "pair"
+
+    @property
     def forms(self) -> list[TableChoice]:
         """The aims among whose forms "link" chooses."""
         return [TableChoice("throughput", self.dealer), LATENCY, TableChoice("rounds")]
@@ -220,6 +229,8 @@ class TableChoice:
         """Return how many step tables serve a window of w bits, if each value is compared with `knots` knots."""
         if self.name == "throughput":
             return fewest_bits(w, parties, self.dealer, knots)
+        if self.pair:
+            return fewest_bits_of_pair(w, knots)
         return fewest_rounds(w, knots)
 
     def in_one_round(self, bits: int) -> bool:
@@ -264,6 +275,24 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
         tree = price(knots * n, count, parties)
         offline = tree.offline_bits + 8 * dealt_bytes(n, w, count)
         return parties * tree.bits + dealer * offline + ROUND_BITS * n * tree.rounds, tree.rounds
+
+    return min(_splits(w), key=costs)
+
+
+@functools.cache
+def fewest_bits_of_pair(w: int, knots: int = 1) -> int:
+    """Choose the number of step tables into which a window of w bits is cut, for the fewest bits of two parties.
+
+    Their transfers for the material count, their messages online, and `ROUND_BITS` bits of each value for a round. A
+    table of c bits takes c (2^(c-1) - 1) bits of messages, an AND two transfers (docs/pair.md).
+    knots: with how many knots each value is compared by these tables.
+    """
+    n = 1 << 20  # so many values that the headers of frames do not matter
+
+    def costs(count: int) -> tuple[float, int]:
+        tree = price(knots * n, count, 2)
+        dealt = n * sum(c * ((1 << c >> 1) - 1) for c in chunks(w, count)) + 2 * TRANSFER_BITS * tree.offline_bits
+        return dealt + 2 * tree.bits + ROUND_BITS * n * tree.rounds, tree.rounds
 
     return min(_splits(w), key=costs)
 

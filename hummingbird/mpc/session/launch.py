@@ -32,6 +32,7 @@ from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
+from hummingbird.mpc.pair.dealer import PairDealer
 from hummingbird.mpc.session.lanes import (
     LanePosition,
     close_group,
@@ -43,9 +44,11 @@ from hummingbird.mpc.session.lanes import (
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import begin_call
 from hummingbird.mpc.session.rendezvous import (
+    PAIR,
     agree_on_roll,
     check_dealer,
     connect,
+    connect_pair,
     join_dealer,
     meet,
     open_store,
@@ -168,7 +171,8 @@ def init(
         process group consists of the party's lanes.
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts a dealer on this
-        host, if all parties run on this host.
+        host, if all parties run on this host. "pair": there is no dealer, and two parties make the material with each
+        other; a party that deviates from the protocol could read the other one's secrets, unseen (docs/pair.md).
     store: replaces a dealer by material that `python -m hummingbird deal` has made in advance: this party's folder, or
         the folder that contains party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can
         read the folders of two parties can read their secrets.
@@ -207,6 +211,9 @@ def init(
     device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
+    if dealer == PAIR and here.parties != 2:
+        what = f"dealer={PAIR!r} with {here.parties} parties: two parties can make their material, and no other number"
+        raise ConfigError(what, where="init", hint="name a dealer, HOST:PORT, or leave `dealer` out")
     refuse_other_group(here)
     warn_of_dynamic(stacklevel=3)
     starting = here.parties > 1 and dealer is None and store is None
@@ -218,10 +225,11 @@ def init(
     size = CIPHERS[cipher]
     seeds: dict[str, bytes]
     client: Dealer
-    channel, meeting = Channel(0, 1, {}, {}, timeout), None
+    channel, meeting, again = Channel(0, 1, {}, {}, timeout), None, None
     try:
         if here.world > 1:
             meeting, ends = meet(here, listener, timeout, starting)
+            again = ends.again(PAIR) if dealer == PAIR else None  # the first connection closes its sockets
             _run.notes = LaneNotes(meeting.store, group_store(), here, timeout) if here.lanes > 1 else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
@@ -238,10 +246,14 @@ def init(
             client = open_store(channel, store, here, timeout, device)
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
+        elif again is not None:
+            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout))
         else:
             where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
             client = join_dealer(channel, where, meeting, security, timeout, cipher, device)
     except BaseException as error:
+        if again is not None:
+            again.close()
         _leave(error, channel)
         raise
     zeros = ZeroSharing(Stream(seeds["prev"], device), Stream(seeds["next"], device))
@@ -284,7 +296,7 @@ def check_options(dealer: object, tls: object, timeout: object, device: object, 
     than "cpu", "cuda" or "meta".
     """
     if dealer is not None and not isinstance(dealer, str):
-        raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
+        raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path", or "pair"')
     if tls is not None and not isinstance(tls, Tls):
         hint = "hummingbird.rpc.security.Tls(cert=..., key=..., ca=...)"
         raise ConfigError(f"tls is a {type(tls).__name__}", where=where, hint=hint)

@@ -28,7 +28,7 @@ from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.kept import is_kept
 from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.mpc.session.lanes import LanePosition, open_group
+from hummingbird.mpc.session.lanes import Gathering, LanePosition, open_group
 from hummingbird.mpc.session.listener import Listener, several_hosts
 from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, run_store, serves_store
 from hummingbird.mpc.session.session import Session, agree
@@ -37,6 +37,7 @@ from hummingbird.prg import derive, new_seed
 from hummingbird.rpc.security import check_own_folder, split
 from hummingbird.rpc.service import Tls
 
+PAIR = "pair"  # in place of a dealer's address: the two parties make the material
 _DIGITS = 20  # most digits of a slot's number
 _served: list[dist.Store] = []  # the run's store, if this process serves it: it must outlive a session
 
@@ -51,6 +52,12 @@ class Sockets(NamedTuple):
 
     server: socket.socket | None
     links: dict[int, wire.Link]
+
+    def again(self, purpose: str) -> Sockets:
+        """Return copies of these sockets, for a further connection with tokens of its own. purpose: its name."""
+        server = None if self.server is None else self.server.dup()
+        links = {lane: (derive(token, purpose), link.dup()) for lane, (token, link) in self.links.items()}
+        return Sockets(server, links)
 
     def close(self) -> None:
         """Close all sockets by which this process takes connections."""
@@ -223,6 +230,26 @@ def check_dealer(place: LanePosition) -> None:
             "the parties run on several hosts and no dealer is named",
             hint="start one on a host of its own, `python -m hummingbird dealer --listen ...`, and give its address",
         )
+
+
+def connect_pair(
+    channel: Channel, meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float
+) -> Channel:
+    """Connect this lane to the same lane of the other party a second time, for material; return that channel.
+
+    channel: the first one, by which the lanes wait until each has it: 1 round.
+    meeting, place, tls, timeout: as for `connect`.
+    ends: sockets from `Sockets.again(PAIR)`.
+    """
+    try:
+        if place.lanes > 1:
+            Gathering(place, lambda: None).arrive()
+        channel.exchange_text(PAIR)
+        again = replace(meeting, token=derive(meeting.token, PAIR))
+    except BaseException:
+        ends.close()
+        raise
+    return connect(again, ends, place, tls, timeout)
 
 
 def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:

@@ -56,6 +56,10 @@ class Dealer(Protocol):
     """Interface: a party's source of correlated randomness, such as a dealer's client, a store, or a local dealer."""
 
     @property
+    def aim(self) -> str:
+        """The aim of nets that are converted for this dealer without an aim (`convert_model`)."""
+
+    @property
     def slice_shape(self) -> tuple[int, ...] | None:
         """Shape of a slice's input for which a store has material; None if material is dealt for any shape."""
 
@@ -180,9 +184,9 @@ class Session:
         return replace(self, supply=supply, requests=[])
 
     @property
-    def streamed(self) -> bool:
-        """Whether a dealer sends material during the run."""
-        return self.parties > 1 and self.dealer.slice_shape is None
+    def aim(self) -> str:
+        """The aim of nets that are converted in this session without an aim (`convert_model`)."""
+        return self.dealer.aim if self.parties > 1 else "latency"
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties: 1 round. Raises AgreementError, at every party, if they differ.

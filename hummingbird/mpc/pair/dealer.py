@@ -1,0 +1,190 @@
+"""The material of a session of two parties without a dealer: a background thread makes it with the other party.
+
+The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for, and
+on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made in
+lock-step. An announcement has three numbers: which supply, its first request, how many requests. With no work at hand,
+party 0 announces nothing to do every quarter of the timeout, so that party 1 notices if it is gone.
+
+Reservations come in the same order at both parties, so a supply has the same number at both. Party 1 may get an
+announcement before it reserves the supply; it waits for that, `timeout` seconds at most. Party 1 never waits for
+material that party 0 does not need as well: both make the same requests between two messages of the net.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hummingbird.channel import meter
+from hummingbird.channel.channel import Channel
+from hummingbird.errors import AgreementError, ConfigError, DealerError, PeerError
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply, Work
+from hummingbird.mpc.pair.material import PairMaterial, recipe_of
+
+AIM = "pair"  # of a net whose material two parties can make
+BUFFER_BYTES = 256 << 20
+CALL_BYTES = 8 << 20  # of the shares that one call makes: a call works with some 25 times as much memory
+_SLOWEST = 1e5  # bytes of shares per second; a slower link counts as dead
+_NOTHING = -1  # in place of a supply's number
+_WHERE = "material of two parties"
+
+
+class PairDealer:
+    """A party's source of material that it makes with one other party; `correlation(request)` returns its shares.
+
+    channel: between the two parties, for this object alone; `close` closes it. Both parties make this object at the
+        same time, which takes two rounds.
+    buffer_bytes: bound on the bytes of shares that are made ahead of their use.
+    Raises ConfigError unless there are two parties.
+    """
+
+    slice_shape, aim = None, AIM
+
+    def __init__(self, channel: Channel, buffer_bytes: int = BUFFER_BYTES) -> None:
+        with meter.uncounted():
+            self._material = PairMaterial(channel)
+        self._channel = channel
+        kind = _Leading if channel.rank == 0 else _Following
+        self._supplies: Supplies = kind(channel, self._make, buffer_bytes)
+        self._supplies.begin()
+
+    def __repr__(self) -> str:
+        return "no dealer: the two parties make their material"
+
+    def correlation(self, request: Request[Any]) -> Material:
+        """Return this party's shares for one request, as `Material`.
+
+        Raises ConfigError for a kind that two parties cannot make, and DealerError or PeerError if the other party
+        fails.
+        """
+        return self.reserve([request]).correlation(request)
+
+    def reserve(self, requests: Requests | None, conversation: int = 0) -> Supply | OnDemand:
+        """Begin to make the material of one slice in the background, in the order of `requests`; return it as a supply.
+
+        requests: None if they are not known: then each request's material is made when the slice asks for it.
+        conversation: 0; there are none (`converse`).
+        """
+        if requests is None:
+            return OnDemand(lambda request: self.reserve([request]).correlation(request))
+        for request in requests:
+            recipe_of(request)
+        return self._supplies.reserve([ReceiverTurn(0, 0, 0)] * len(requests), requests)
+
+    def converse(self, facts: dict[str, str], steps: Sequence[Requests] | None) -> StepSupplies:
+        """Raise ConfigError: two parties cannot make masks that stay for a conversation. facts, steps: not read."""
+        raise ConfigError("a conversation without a dealer", where="dealer", hint="name a dealer: dealer=HOST:PORT")
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Do nothing: masks are new in every run. name, digest: of private weights; they are not read here."""
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Raise ConfigError unless two parties can make the material of a net with these facts.
+
+        facts: of the net. shapes: of its slices, which are not read here: material is made for any shape.
+        """
+        if facts["weights"] != "public":
+            what = f"private weights ({facts['weights']}) without a dealer"
+            raise ConfigError(what, where="dealer", hint="use public weights, or a dealer")
+        if facts["aim"] != AIM:
+            what = (
+                f"the net was converted with aim={facts['aim']!r}, and two parties without a dealer serve 'pair' alone"
+            )
+            raise ConfigError(what, where="aim", hint='leave aim out, or convert the net with aim="pair"')
+
+    def stay(self) -> None:
+        """Do nothing: no third party could drop this session."""
+
+    def close(self) -> None:
+        """End the background thread and its connection. Never raises; may be called twice."""
+        self._supplies.close()
+
+    def _make(self, turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
+        try:
+            yield from self._material.make(requests)
+        except PeerError as error:
+            raise DealerError(error.what, where=_WHERE, hint=error.hint) from None
+
+
+class _PairSupplies(Supplies):
+    """The background thread of one of the two parties. channel: its own. make, buffer_bytes: as `Supplies` has them."""
+
+    def __init__(self, channel: Channel, make: Any, buffer_bytes: int) -> None:
+        self.channel, timeout = channel, channel.timeout
+        super().__init__(
+            make, _WHERE, lambda size: 2 * timeout + size / _SLOWEST, channel.close, buffer_bytes, CALL_BYTES
+        )
+
+    def _run(self) -> None:
+        with meter.uncounted():
+            super()._run()
+
+
+class _Leading(_PairSupplies):
+    """Party 0's thread: it chooses what is made next, and announces it."""
+
+    def __init__(self, channel: Channel, make: Any, buffer_bytes: int) -> None:
+        super().__init__(channel, make, buffer_bytes)
+        self.pulse = channel.timeout / 4
+
+    def idle(self) -> None:
+        self._announce(_NOTHING, 0, 0)
+
+    def next_job(self) -> tuple[Work, int, int] | None:
+        if (job := super().next_job()) is not None:
+            work, start, count = job
+            self._announce(work.number, start, count)
+        return job
+
+    def _announce(self, *numbers: int) -> None:
+        self.channel.send(1, torch.tensor(numbers))
+
+
+class _Following(_PairSupplies):
+    """Party 1's thread: it makes what party 0 announces."""
+
+    def __init__(self, channel: Channel, make: Any, buffer_bytes: int) -> None:
+        super().__init__(channel, make, buffer_bytes)
+        self._open: dict[int, Work] = {}  # supplies that are not made to their end, by number
+
+    def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Any = None) -> Supply:
+        with self._changed:
+            supply = super().reserve(turns, requests, make)
+            if requests:
+                self._open[supply.work.number] = supply.work
+            self._changed.notify_all()
+        return supply
+
+    def next_job(self) -> tuple[Work, int, int] | None:
+        while not self._over:
+            number, start, count = self.channel.receive(0, [torch.empty(3, dtype=torch.int64)])[0].tolist()
+            if number == _NOTHING:
+                continue
+            work = self._reserved_as(number)
+            if work is None:
+                return None
+            if start != work.made or not 0 < count <= len(work.requests) - start:
+                what = (
+                    f"party 0 makes requests {start} to {start + count} of supply {number}, this party {work.made} on"
+                )
+                raise AgreementError(what, where=_WHERE, hint="both parties must run the same net on the same batches")
+            work.made += count
+            if work.made == len(work.requests):
+                del self._open[number]
+            return work, start, count
+        return None
+
+    def _reserved_as(self, number: int) -> Work | None:
+        """Wait until this party reserves the supply with this number; return its state, or None after `close`."""
+        deadline = time.monotonic() + self.channel.timeout
+        with self._changed:
+            while number not in self._open and not self._over:
+                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    what = f"party 0 makes material for slice {number}, which this party did not begin"
+                    hint = f"within {self.channel.timeout:g} s: is it much slower? init(timeout=...) takes more seconds"
+                    raise PeerError(what, where=_WHERE, hint=hint)
+            return None if self._over else self._open[number]
