@@ -31,7 +31,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, lifted, masked, products, sums
+from hummingbird.mpc.pair import boolean, lifted, masked, products, quotients, sums
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, halves
 from hummingbird.mpc.pair.recipe import PairRecipe
@@ -40,7 +40,7 @@ from hummingbird.mpc.pair.transfers import Side, Transfers, part
 _ALL = (
     *(masked.MASKED, masked.THRESHOLDS),
     *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
-    *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
+    *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS, quotients.DIVIDE),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
     *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
 )
@@ -50,7 +50,6 @@ RECIPES: dict[str, PairRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _A
 _INSTEAD = {
     "poly": "use thresholds and products instead, such as splines",
     "lines": "use step tables: an aim other than rounds",
-    "divide": "multiply by 1/d, and truncate",
     "fixed": "use public weights, or a dealer",
     "linear": "use public weights, or a dealer",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair.lockstep import Rounds, together
-from hummingbird.mpc.pair.price import BACK, ROT, PairPrice, returned, words
-from hummingbird.mpc.pair.transfers import Side
+from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, returned, words
+from hummingbird.mpc.pair.transfers import Rot, Side
 
 Kind = TypeVar("Kind", bound=Request[Any])
 
@@ -66,15 +66,35 @@ def random_bit(side: Side, width: int, *numbers: tuple[int, Tensor]) -> Rounds[R
     rot, back = side.rot(), side.back()
     own = back.own if side.sends else rot.own
     bit = kernels.from_bits(own, side.n)
+    flag, products = yield from together(rot.words(width - 1, bit), _products(rot, back, bit, numbers))
+    return RandomBit(own, bit - 2 * flag, products)
+
+
+def _products(rot: Rot, back: Rot, bit: Tensor, numbers: Sequence[tuple[int, Tensor]]) -> Rounds[list[Tensor]]:
+    """Return shares of the products of shared numbers with the bit that both receivers' choices have as their xor.
+
+    bit: this party's choice as a number, int64 (n,). numbers: as for `random_bit`.
+    """
     signed = [(w, (1 - 2 * bit) * share) for w, share in numbers]
-    flag, *both = yield from together(
-        rot.words(width - 1, bit),
-        *(rot.words(w, share) for w, share in signed),
-        *(back.words(w, share) for w, share in signed),
+    both = yield from together(
+        *(rot.words(w, share) for w, share in signed), *(back.words(w, share) for w, share in signed)
     )
     main, other = both[: len(numbers)], both[len(numbers) :]
-    products = [bit * v + one + two for (_, v), one, two in zip(numbers, main, other, strict=True)]
-    return RandomBit(own, bit - 2 * flag, products)
+    return [bit * v + one + two for (_, v), one, two in zip(numbers, main, other, strict=True)]
+
+
+def times_bit(side: Side, bit: Tensor, *numbers: tuple[int, Tensor]) -> Rounds[list[Tensor]]:
+    """Return shares of the products of shared numbers with a shared bit.
+
+    bit: this party's xor share, packed uint8 (n/8,). numbers: as for `random_bit`. Cost: `times_bit_price`, 2 rounds.
+    """
+    rot, back = yield from together(side.rot().turned(bit), side.back().turned(bit))
+    return (yield from _products(rot, back, kernels.from_bits(bit, side.n), numbers))
+
+
+def times_bit_price(*numbers: int) -> PairPrice:
+    """Return the price of `times_bit`: 2 transfers and 2 bits, and 2 w bits for each number of w bits."""
+    return (TURNED | TURNED_BACK) + (words(*numbers) | returned(*numbers))
 
 
 def random_bit_price(width: int, *numbers: int) -> PairPrice:

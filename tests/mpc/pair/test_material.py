@@ -57,6 +57,7 @@ REQUESTS: list[Request[Any]] = [
     Truncation(40, 62),
     Selection(100, 0),
     Selection(100, 16),
+    *(Division(200, d) for d in (1, 2, 3, 7, 768, 1000, 1024, 1 << 20, (1 << 28) - 1, 1 << 28)),
     SquarePair((3, 5)),
     SquarePair((7, 9), bits=30),
     SquarePair((5,), bits=1),
@@ -176,6 +177,8 @@ def test_the_price_of_a_relu() -> None:
         (Wraps((32,)), 85, 455),
         (SharedBit((32,)), 1, 62),
         (WordTriple((32,), (32,)), 128, 0),
+        (Division(32, 768), 164, 1453),
+        (Division(32, 1024), 100, 577),
         (SquarePair((32,), bits=30), 29, 435),
         (LiftedSquares((32, 1), 20, 40), 32, 801),
         (LiftedProduct((32,), (32,), value=20, factor=18, product=36), 74, 1353),
@@ -237,7 +240,8 @@ def test_kinds_that_two_parties_cannot_make_are_named(kind: str) -> None:
 
 def test_a_refusal_comes_before_anything_is_sent() -> None:
     parties = pair()
-    for request in (Division(5, 3), Triple((3, 4), (4, 5), "matmul", {}), WordTriple((2, 1), (1, 3))):
+    polynomials = next(request for request, _ in CASES if request.kind == "poly")
+    for request in (polynomials, WordTriple((2, 1), (1, 3))):
         with meter.meter() as counted, pytest.raises(ConfigError, match=request.kind):
             parties[0].make([And(1, 8), request])
         assert not counted.total.bits_sent
