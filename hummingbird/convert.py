@@ -34,6 +34,7 @@ from hummingbird.mpc.plan.builders import (
     compares,
 )
 from hummingbird.mpc.plan.decoder import PrivateDecoder
+from hummingbird.mpc.plan.dry_run import requests_of
 from hummingbird.mpc.plan.net import PrivateNet, SharedResult
 from hummingbird.mpc.plan.ranges import check_ranges, check_rows, narrow, uneven
 from hummingbird.mpc.plan.rewritten import Rewritten
@@ -244,7 +245,12 @@ def build(
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = _facts(steps, config, owner, chosen, protocol, digest(plan))
     settings = f"protocol {protocol}, weights {facts['weights']}"
-    return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
+    private: PrivateNet[SharedResult] = PrivateNet(
+        plan, [bare(step) for step in order.steps], facts, settings, config.input_range
+    )
+    if chosen.pair:
+        private.requests_of = requests_of
+    return private
 
 
 def _prepared(

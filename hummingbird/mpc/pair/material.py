@@ -85,6 +85,15 @@ def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BIT
     return PairCost(sum(sent), bits, messages, 2 * rounds * 8 * HEADER_BYTES, rounds)
 
 
+def offline_bits(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BITS) -> int:
+    """Return the bits that both parties send to make each request by itself, without frames, as `Material` counts them.
+
+    Raises ConfigError for a kind that two parties cannot make.
+    """
+    costs = [cost([request], transfer_bits) for request in requests]
+    return sum(each.bits + each.transfer_bits for each in costs)
+
+
 class PairMaterial:
     """One of two parties that make their material together, over a channel that nothing else uses at the same time.
 
@@ -112,13 +121,10 @@ class PairMaterial:
         Raises ConfigError for a kind that two parties cannot make, before anything is sent.
         """
         started = time.perf_counter()
-        costs = [cost([request], self._transfer_bits) for request in requests]
+        bits = [offline_bits([request], self._transfer_bits) for request in requests]
         shares = run(self._made(requests), self._exchange)
         seconds = (time.perf_counter() - started) / max(1, len(requests))
-        return [
-            Material(made, of.bits + of.transfer_bits, (of.bits + of.transfer_bits) // 2, seconds, seconds)
-            for made, of in zip(shares, costs, strict=True)
-        ]
+        return [Material(made, of, of // 2, seconds, seconds) for made, of in zip(shares, bits, strict=True)]
 
     def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Words]]]:
         each = [_works(request, self.rank, self._transfer_bits) for request in requests]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -33,10 +33,12 @@ class DryRun:
 
     setup: the requests that it makes once, to share private weights.
     batch: the requests of every slice.
+    layers: the name of the layer that makes each request of a slice; empty if not known.
     """
 
     setup: list[Request[Any]]
     batch: list[Request[Any]]
+    layers: list[str] = field(default_factory=list)
 
 
 class _Silence(Channel):
@@ -67,7 +69,7 @@ def zeros(request: Request[Any]) -> Material:
 
 
 class Zeros:
-    """A dealer for a run that only records requests: it deals zeros, and keeps the requests in `requests`.
+    """A dealer for a run that only records requests: it deals zeros, and keeps the requests and their layers' names.
 
     slice_shape: the shape of the one slice that runs.
     """
@@ -77,9 +79,11 @@ class Zeros:
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
         self.slice_shape: tuple[int, ...] | None = slice_shape
         self.requests: list[Request[Any]] = []
+        self.layers: list[str] = []
 
     def correlation(self, request: Request[Any]) -> Material:
         self.requests.append(request)
+        self.layers.append(meter.current_layer())
         return zeros(request)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
@@ -113,14 +117,20 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
     with alone(net, parties, rank, recorder) as twin:
         setup = recorder.requests
         for fill in (0, 1):  # values for public inputs: 1 if the net refuses 0, as a mask that hides everything
-            recorder.requests = []
+            recorder.requests, recorder.layers = [], []
             try:
                 twin.run(input_shape, fill)
                 break
             except InputError:
                 if fill or len(calls.on_meta(net._graph, input_shape)) == 1:
                     raise
-    return DryRun(setup, recorder.requests)
+    return DryRun(setup, recorder.requests, recorder.layers)
+
+
+def requests_of(net: PrivateNet, input_shape: tuple[int, ...], parties: int) -> list[tuple[str, Request[Any]]]:
+    """Return the requests of a slice and the layer that makes each, for `PrivateNet.requests_of`; as `dry_run`."""
+    found = dry_run(net, input_shape, parties)
+    return list(zip(found.layers, found.batch, strict=True))
 
 
 def silent(parties: int, rank: int, dealer: Zeros) -> Session:
@@ -163,5 +173,6 @@ def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[A
     session = silent(parties, rank, dealer)
     with meter.paused(), crypten_run.lent(session):
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
+        twin.requests_of = None
         twin.set_up(session)
         yield Alone(twin, session)

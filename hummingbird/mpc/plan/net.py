@@ -31,7 +31,7 @@ from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
-from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, price
+from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
@@ -90,6 +90,9 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
     """
 
     images_per_slice: int | None = None
+    # Returns the requests of a slice of this shape for so many parties, and the layer that makes each. If it is set,
+    # the layers' offline bits are those that two parties need to make this material (`convert_model` with aim "pair").
+    requests_of: Callable[[PrivateNet[Any], tuple[int, ...], int], list[tuple[str, Request[Any]]]] | None = None
 
     def __init__(
         self,
@@ -200,7 +203,12 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
     def _price(self, input_shape: Sequence[int], parties: int) -> PlanPrice:
         key = (tuple(input_shape), parties)
         if key not in self._prices:
-            self._prices[key] = price(self.plan, self._graph, *key)
+            found = price(self.plan, self._graph, *key)
+            if self.requests_of is not None and parties == 2:
+                made = self.requests_of(self, *key)
+                self._requests.setdefault(key, [request for _, request in made])
+                found = PlanPrice(made_by_pair(found.steps, made), found.depths)
+            self._prices[key] = found
         return self._prices[key]
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:

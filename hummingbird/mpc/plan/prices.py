@@ -7,17 +7,21 @@ messages without the rounds and headers that it shares with them (depths.py), so
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from hummingbird.cost import FREE, Cost, opening
-from hummingbird.errors import InputError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Step, calls, run_all
 from hummingbird.graph.causal import AT
 from hummingbird.graph.steps import refs
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer, Spec
+from hummingbird.mpc.pair.material import offline_bits
 from hummingbird.mpc.plan.depths import Depths
 from hummingbird.mpc.plan.steps import PlanStep
 
@@ -93,6 +97,22 @@ def price(plan: Sequence[PlanStep], graph: Sequence[Step], shape: tuple[int, ...
         shared = out[number].cost.rounds
         out[number] = out[number]._replace(cost=out[number].cost - opening(parties, 0) * shared, shared=shared)
     return PlanPrice(out, depths)
+
+
+def made_by_pair(steps: Sequence[PlannedCost], made: Sequence[tuple[str, Request[Any]]]) -> list[PlannedCost]:
+    """Return the steps' prices with the offline bits of two parties that make the material with each other.
+
+    made: the requests of a slice, each with the name of its layer. Raises ConfigError for a request that two parties
+    cannot make.
+    """
+    bits: Counter[str] = Counter()
+    for name, request in made:
+        try:
+            bits[name] += offline_bits([request])
+        except ConfigError as error:
+            raise ConfigError(error.what, where=name, hint=error.hint) from None
+    # Steps of one name are one layer: all bits count for the first.
+    return [step._replace(cost=replace(step.cost, offline_bits=bits.pop(step.name, 0))) for step in steps]
 
 
 def _values(graph: Sequence[Step], shape: tuple[int, ...]) -> list[Any]:

@@ -12,7 +12,6 @@ from hummingbird.graph import Step
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.functions.tabulated import RANGE_HINT
 from hummingbird.mpc.plan.builders import ON_SQUARES, compares, in_range, ranged
-from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
 
 
