@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CRYPTEN = "CrypTen's ReLUs"
-_ROUNDS, _LATENCY, _LINK = "rounds", "latency", "link"  # aims
+_ROUNDS, _LATENCY, _LINK, PAIR = "rounds", "latency", "link", "pair"  # aims
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
 
@@ -123,7 +123,7 @@ class Estimate:
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
         shares = any(each.shared for each in self.layers)
-        notes = _notes(self.setup, variants, self.aim.startswith("throughput"), shares)
+        notes = _notes(self.setup, variants, self.aim.startswith(("throughput", PAIR)), shares)
         return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
 
     __repr__ = __str__
@@ -142,9 +142,11 @@ class Estimate:
         """
         layers = self._shown()
         sent = {"online, sent by each party": [each.cost.bits for each in layers]}
-        dealt = {"offline, sent by the dealer to all parties": [each.cost.offline_bits for each in layers]}
+        by = "by both parties to each other" if self.aim == PAIR else "by the dealer to all parties"
+        dealt = {f"offline, sent {by}": [each.cost.offline_bits for each in layers]}
         wire = {"online, between parties": [self._seconds(each.cost) for each in layers]}
-        link = {"offline, on the dealer's link": [each.cost.offline_bits / self.dealer_bandwidth for each in layers]}
+        where = "between parties" if self.aim == PAIR else "on the dealer's link"
+        link = {f"offline, {where}": [each.cost.offline_bits / self.dealer_bandwidth for each in layers]}
         measures = {
             "bytes": Measure("kB", ",.1f", 8e3, [sent, dealt]),
             "rounds": Measure("rounds", ",.0f", 1, [{"online": [each.cost.rounds for each in layers]}]),
@@ -194,9 +196,13 @@ class Estimate:
             seconds = self._seconds(cost), offline / self.dealer_bandwidth
             times = (f"{1e3 * each:,.2f}" for each in (*seconds, sum(seconds)))
             rows.append((name, str(cost.rounds), *sizes, *times))
-        head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms", "both ms")
+        by = "material" if self.aim == PAIR else "dealer"
+        head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", f"{by} ms", "both ms")
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
+        if self.aim == PAIR:
+            words = "in all: from both parties; material ms: both parties send it to each other, without its rounds"
+            return Report.of(words, text_table(head, rows), between="\n")
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
         words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
         return Report.of(words, text_table(head, rows), *self._shortest(), *self._fewest(), between="\n")
@@ -284,8 +290,10 @@ def estimate(
     numbers of words or flags.
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
-    Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links.
-    dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read.
+    Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links. With aim
+    "pair" offline bits are those that two parties send each other for their material, on their own link, and there are
+    no other aims.
+    dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read; not read for "pair".
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
 
@@ -309,6 +317,10 @@ def estimate(
         net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
     link = Link(rtt, bandwidth / lanes, dealer_bandwidth / lanes)
     aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS, str(link.aim)]
+    if aim == PAIR:
+        if parties != 2:
+            raise ConfigError(f"{parties} parties without a dealer", where="parties", hint="2, or another aim")
+        aims, dealer_bandwidth = [PAIR], 2 * bandwidth  # both parties send at the same time
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
@@ -317,7 +329,9 @@ def estimate(
         other = private if each == aim else convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=each)
         totals[each] = _total(other.costs(sizes, parties))
     totals = {each: totals[each] for each in dict.fromkeys([*aims, aim])}
-    gmw = private if protocol == "gmw" else convert.build(net, BitConfig.of(bits).windows, weights, "gmw")
+    beside_aim = PAIR if aim == PAIR else _LATENCY
+    windows = BitConfig.of(bits).windows
+    gmw = private if protocol == "gmw" else convert.build(net, windows, weights, "gmw", aim=beside_aim)
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:
         del beside["gmw"]
@@ -412,7 +426,7 @@ def _notes(setup: Cost, variants: str, thrifty: bool, shared: bool) -> list[str]
 
     These say what rounds in parentheses are, what private weights cost, and how each kind of table was chosen. setup:
     the price of private weights; `FREE` if there are none. variants: the names of the kinds of tables that the layers
-    use, joined into one text. thrifty: whether the aim is throughput, by which trees of tables are chosen differently.
+    use, joined into one text. thrifty: whether the aim is the fewest bits, by which other trees of tables are chosen.
     shared: whether a layer has rounds in parentheses, as its messages travel in the frames of longer layers.
     """
     out = []
@@ -441,8 +455,8 @@ def _notes(setup: Cost, variants: str, thrifty: bool, shared: bool) -> list[str]
         out.append("2^w lines, parabolas or cubics: a table of polynomials, the one of the fewest bits offline")
     if "tree " in variants and thrifty:
         out.append(
-            "tree of n: n step tables below a tree: the fewest bits of all parties and the dealer together, where a "
-            f"round\ncounts for {ROUND_BITS} bits of a value"
+            "tree of n: n step tables below a tree: the fewest bits of all parties and their material together, where "
+            f"a round\ncounts for {ROUND_BITS} bits of a value"
         )
     elif "tree " in variants:
         out.append(

@@ -153,7 +153,8 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         "--dealer",
         metavar="HOST:PORT",
         help="address of the dealer of correlated randomness (`python -m hummingbird dealer`), which must not collude "
-        "with any party. Default: party 0 starts one on this host",
+        "with any party. Default: party 0 starts one on this host. pair: no dealer, two parties make it with each "
+        "other; neither may deviate from the protocol",
     )
     if certificates:
         add_tls(

@@ -202,7 +202,8 @@ def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
     text += (
         "(throughput:RATIO counts each bit of the dealer RATIO times); or link:RTT:BANDWIDTH, for each layer the form "
     )
-    text += "of the fewest seconds, such as link:0.04:100e6; the same at all parties and for a "
+    text += "of the fewest seconds, such as link:0.04:100e6; or pair, what two parties make without a dealer; "
+    text += "the same at all parties and for a "
     parser.add_argument("--aim", help=f"{text}store (default: {default})")
 
 

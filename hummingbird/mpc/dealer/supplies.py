@@ -30,7 +30,7 @@ Requests = Sequence[Request[Any]]
 Make = Callable[[Sequence[ReceiverTurn], Requests], Iterator[Material]]
 
 
-class Work:
+class SupplyState:
     """The state of one supply in the background thread: how much of its material is made, and how much is taken.
 
     number: how many supplies were reserved before. turns, requests: the slice's requests in order, each with its
@@ -83,7 +83,7 @@ class Supplies:
         self._make, self._where, self._patience, self._cancel = make, where, patience, cancel
         self._buffer, self._call = buffer_bytes, min(call_bytes, buffer_bytes)
         self._changed = threading.Condition()
-        self._queue: list[Work] = []  # supplies with material that is still to be made or taken
+        self._queue: list[SupplyState] = []  # supplies with material that is still to be made or taken
         self._reserved = 0  # supplies so far
         self._steps = 0  # requests made so far
         self._failed: BaseException | None = None
@@ -99,7 +99,7 @@ class Supplies:
             constructor.
         """
         with self._changed:
-            work = Work(self._reserved, turns, requests, make or self._make)
+            work = SupplyState(self._reserved, turns, requests, make or self._make)
             self._reserved += 1
             self._queue.append(work)
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class Supplies:
                 thread.start()
                 self._thread = thread  # set after the start: `close` joins it, also if a signal raises here
 
-    def correlation(self, work: Work, request: Request[Any]) -> Material:
+    def correlation(self, work: SupplyState, request: Request[Any]) -> Material:
         """Return the material of a supply's next request, once it is made. work: the supply's state.
 
         request: must be the one that was reserved at this place, else DealerError. Also raises the thread's error, and
@@ -155,7 +155,7 @@ class Supplies:
             if material.ready is not None:
                 material.ready.wait()
 
-    def _wait(self, work: Work, count: int = 1) -> None:
+    def _wait(self, work: SupplyState, count: int = 1) -> None:
         """Wait until the material of `count` more requests of a supply can be taken. work: the supply's state.
 
         Raises the error that ended the thread. Raises DealerError if the thread was closed, or if it makes nothing for
@@ -217,7 +217,7 @@ class Supplies:
     def idle(self) -> None:
         """Do nothing; called every `pulse` seconds while the thread has nothing to do."""
 
-    def next_job(self) -> tuple[Work, int, int] | None:
+    def next_job(self) -> tuple[SupplyState, int, int] | None:
         """Choose the thread's next work: return a supply's state, the index of its first request to make, and how many.
 
         Waits until there is work and memory for it. Returns None once the thread is to end.
@@ -228,7 +228,7 @@ class Supplies:
             self.idle()
         return None
 
-    def _chosen(self) -> tuple[Work, int, int] | None:
+    def _chosen(self) -> tuple[SupplyState, int, int] | None:
         """Return the thread's next work; None once the thread is to end, or after `pulse` seconds without work."""
         with self._changed:
             while not self._over:
@@ -244,14 +244,14 @@ class Supplies:
                     return None
             return None
 
-    def _choose(self) -> Work | None:
+    def _choose(self) -> SupplyState | None:
         open_ends = [work for work in self._queue if work.made < len(work.requests)]
         begun = [work for work in open_ends if work.taken or work.wanted]
         if begun:
             return min(begun, key=lambda work: (not (work.wanted and work.made == work.taken), work.held))
         return open_ends[0] if open_ends else None
 
-    def _fitting(self, work: Work, room: int) -> int:
+    def _fitting(self, work: SupplyState, room: int) -> int:
         """Return how many of a supply's next requests the thread makes in its next call of `make`.
 
         work: the supply's state.
@@ -276,7 +276,7 @@ class Supply:
     supplies: the background thread. work: the state of this supply in it.
     """
 
-    def __init__(self, supplies: Supplies, work: Work) -> None:
+    def __init__(self, supplies: Supplies, work: SupplyState) -> None:
         self._supplies, self.work = supplies, work
         weakref.finalize(self, work.drop)  # a slice that is given up keeps no memory
 

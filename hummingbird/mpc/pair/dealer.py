@@ -1,8 +1,8 @@
 """The material of a session of two parties without a dealer: a background thread makes it with the other party.
 
-The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for, and
-on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made in
-lock-step. An announcement has three numbers: which supply, its first request, how many requests. With no work at hand,
+The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for,
+and on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made
+in lock-step. An announcement has three numbers: which supply, its first request, how many requests. Without work,
 party 0 announces nothing to do every quarter of the timeout, so that party 1 notices if it is gone.
 
 Reservations come in the same order at both parties, so a supply has the same number at both. Party 1 may get an
@@ -22,7 +22,7 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError, DealerError, PeerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
-from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply, Work
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply, SupplyState
 from hummingbird.mpc.pair.material import PairMaterial, recipe_of
 
 AIM = "pair"  # of a net whose material two parties can make
@@ -134,7 +134,7 @@ class _Leading(_PairSupplies):
     def idle(self) -> None:
         self._announce(_NOTHING, 0, 0)
 
-    def next_job(self) -> tuple[Work, int, int] | None:
+    def next_job(self) -> tuple[SupplyState, int, int] | None:
         if (job := super().next_job()) is not None:
             work, start, count = job
             self._announce(work.number, start, count)
@@ -149,7 +149,7 @@ class _Following(_PairSupplies):
 
     def __init__(self, channel: Channel, make: Any, buffer_bytes: int) -> None:
         super().__init__(channel, make, buffer_bytes)
-        self._open: dict[int, Work] = {}  # supplies that are not made to their end, by number
+        self._open: dict[int, SupplyState] = {}  # supplies that are not made to their end, by number
 
     def reserve(self, turns: Sequence[ReceiverTurn], requests: Requests, make: Any = None) -> Supply:
         with self._changed:
@@ -159,7 +159,7 @@ class _Following(_PairSupplies):
             self._changed.notify_all()
         return supply
 
-    def next_job(self) -> tuple[Work, int, int] | None:
+    def next_job(self) -> tuple[SupplyState, int, int] | None:
         while not self._over:
             number, start, count = self.channel.receive(0, [torch.empty(3, dtype=torch.int64)])[0].tolist()
             if number == _NOTHING:
@@ -178,7 +178,7 @@ class _Following(_PairSupplies):
             return work, start, count
         return None
 
-    def _reserved_as(self, number: int) -> Work | None:
+    def _reserved_as(self, number: int) -> SupplyState | None:
         """Wait until this party reserves the supply with this number; return its state, or None after `close`."""
         deadline = time.monotonic() + self.channel.timeout
         with self._changed:

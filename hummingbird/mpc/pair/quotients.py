@@ -1,8 +1,8 @@
 """Material of divisions by a public number d that is no power of two: masks and their quotients, both rounded down.
 
-Each party knows one of the numbers a and b of 64 bits, whose sum mod 2^64 is the mask. With w = [a + b >= 2^64], the top
-bit s of the mask, 2^64 = Q d + rho, and R = a mod d + b mod d, the mask is a + b - w 2^64 as an unsigned number, and
-2^64 s less than that as a signed one. So for u = w, and for u = w + s,
+Each party knows one of the numbers a and b of 64 bits, whose sum mod 2^64 is the mask. With w = [a + b >= 2^64], the
+top bit s of the mask, 2^64 = Q d + rho, and R = a mod d + b mod d, the mask is a + b - w 2^64 as an unsigned number,
+and 2^64 s less than that as a signed one. So for u = w, and for u = w + s,
 
     floor((a + b - u 2^64) / d) = floor(a / d) + floor(b / d) - u Q + g(u)      g(u) = floor((R - u rho) / d)
 

@@ -175,7 +175,7 @@ class TableChoice:
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
-        """Read an aim from a text: "rounds", "latency", "throughput", "throughput:28.4", "pair", "link:0.04:100e6:10e9".
+        """Read an aim from a text, such as "rounds", "latency", "throughput:28.4", "pair" or "link:0.04:100e6:10e9".
 
         The number of "throughput" is `dealer`; those of "link" are the fields of `Link`, of which the last may be left
         out. Raises ConfigError for other texts.
