@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from hummingbird.capacity.profile import Profile
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.commands.output import check_outputs
 from hummingbird.commands.program import machine
@@ -159,10 +160,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the services on this host beside the planner's figures, and their table."""
+def predict(args: argparse.Namespace, profile: Profile) -> list[dict[str, Any]]:
+    """Rows of the services on this host beside the planner's figures by this profile, and their table."""
     torch.set_num_threads(1)  # more would spin on the services' cores after every request
-    profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
+    rows, started = list[dict[str, Any]](), time.monotonic()
     makers = [make for name, make in serve_reality.services().items() if name in args.services]
     with progress_line(total=len(makers) * len(args.loads) * args.runs, unit="run") as bar:
         for number, make in enumerate(makers, 1):
@@ -185,8 +186,9 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("a load that no service can bear", where="--loads", hint=hint)
     check_outputs(args)
     if args.predict is not None:
+        profile = load_profile(args.predict)
         serve_reality.check_link(args.services)
-        rows = predict(args)
+        rows = predict(args, profile)
     else:
         rows = bench(args)
     write_rows(args.json, [{**row, **machine()} for row in rows])

@@ -88,6 +88,7 @@ class Supplies:
         self._steps = 0  # requests made so far
         self._failed: BaseException | None = None
         self._over = ""  # why no more material is handed out
+        self.reason = ""  # the text of the error that ended the thread
         self._thread: threading.Thread | None = None
         self.most_held = 0  # bytes of shares: the maximum so far
 
@@ -209,7 +210,7 @@ class Supplies:
             except BaseException as error:  # noqa: BLE001 - `_wait` raises it in the caller
                 with self._changed:
                     if not self._over:
-                        self._failed = error
+                        self._failed, self.reason = error, str(error)
                     self._over = self._over or "an earlier request failed"
                     self._changed.notify_all()
                 return

@@ -2,8 +2,9 @@
 
 The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for,
 and on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made
-in lock-step. An announcement has three numbers: which supply, its first request, how many requests. Without work,
-party 0 announces nothing to do every quarter of the timeout, so that party 1 notices if it is gone.
+in lock-step. An announcement has four numbers: which supply, its first request, how many requests, and a digest of
+them, which party 1 compares with its own. Without work, party 0 announces nothing to do every quarter of the timeout,
+so that party 1 notices if it is gone.
 
 Reservations come in the same order at both parties, so a supply has the same number at both. Party 1 may get an
 announcement before it reserves the supply; it waits for that, `timeout` seconds at most. Party 1 never waits for
@@ -12,6 +13,7 @@ material that party 0 does not need as well: both make the same requests between
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,6 +33,13 @@ CALL_BYTES = 8 << 20  # of the shares that one call makes: a call works with som
 _SLOWEST = 1e5  # bytes of shares per second; a slower link counts as dead
 _NOTHING = -1  # in place of a supply's number
 _WHERE = "material of two parties"
+_SAME = "both parties must run the same net on the same batches"
+
+
+def _digest(requests: Requests) -> int:
+    """Return a digest of requests as a number of 64 bits, signed."""
+    text = "\n".join(map(str, requests)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 
 class PairDealer:
@@ -122,6 +131,8 @@ class _PairSupplies(Supplies):
     def _run(self) -> None:
         with meter.uncounted():
             super()._run()
+        if self.reason:
+            self.channel.abort(self.reason)  # the other party would wait until the timeout
 
 
 class _Leading(_PairSupplies):
@@ -132,12 +143,12 @@ class _Leading(_PairSupplies):
         self.pulse = channel.timeout / 4
 
     def idle(self) -> None:
-        self._announce(_NOTHING, 0, 0)
+        self._announce(_NOTHING, 0, 0, 0)
 
     def next_job(self) -> tuple[SupplyState, int, int] | None:
         if (job := super().next_job()) is not None:
             work, start, count = job
-            self._announce(work.number, start, count)
+            self._announce(work.number, start, count, _digest(work.requests[start : start + count]))
         return job
 
     def _announce(self, *numbers: int) -> None:
@@ -161,7 +172,7 @@ class _Following(_PairSupplies):
 
     def next_job(self) -> tuple[SupplyState, int, int] | None:
         while not self._over:
-            number, start, count = self.channel.receive(0, [torch.empty(3, dtype=torch.int64)])[0].tolist()
+            number, start, count, digest = self.channel.receive(0, [torch.empty(4, dtype=torch.int64)])[0].tolist()
             if number == _NOTHING:
                 continue
             work = self._reserved_as(number)
@@ -171,7 +182,11 @@ class _Following(_PairSupplies):
                 what = (
                     f"party 0 makes requests {start} to {start + count} of supply {number}, this party {work.made} on"
                 )
-                raise AgreementError(what, where=_WHERE, hint="both parties must run the same net on the same batches")
+                raise AgreementError(what, where=_WHERE, hint=_SAME)
+            if digest != _digest(asked := work.requests[start : start + count]):
+                what = f"party 0 makes material of other requests than this party, which needs {asked[0]}"
+                what = f"{what} and {count - 1} more" if count > 1 else what
+                raise AgreementError(what, where=_WHERE, hint=_SAME)
             work.made += count
             if work.made == len(work.requests):
                 del self._open[number]

@@ -1,0 +1,211 @@
+"""Sessions of two parties without a dealer: answers, prices, lanes, deaths, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hummingbird
+from hummingbird.bits import BitConfig, BitWindow, Rows
+from hummingbird.channel import meter
+from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
+from hummingbird.mpc.pair.dealer import PairDealer
+from hummingbird.mpc.pair.material import cost
+from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.protocols.boolean import And
+from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.step_tables import TableChoice
+from tests.support.pairs import columns, wrong
+from tests.support.parties import Finished, channels, finish, start, together
+from tests.support.patience import HANG, until
+
+JOB = ["-m", "tests.jobs.pair_session"]
+
+
+def session(*words: object, parties: int = 2, **variables: str) -> list[Any]:
+    """The processes of a run. variables: further ones of their environment."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        return start([*JOB, *map(str, words)], parties)
+
+
+def rows(ended: list[Finished]) -> list[dict[str, Any]]:
+    assert all(party.code == 0 for party in ended), "\n".join(party.err for party in ended)
+    return [json.loads(line) for party in ended for line in party.out.splitlines()]
+
+
+# Whole sessions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_net_is_right_and_costs_what_was_predicted(lanes: int) -> None:
+    """Three slices in every run; a layer norm, whose mean is a quotient by 512, and its root a spline."""
+    found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes))))
+    assert len(found) == 4 * lanes
+    for row in found:
+        assert row["aim"] == "pair" and row["error"] < 2**-8, row
+        assert row["predicted"] == row["counted"] and row["counted"][2] > 0
+
+
+@pytest.mark.slow
+def test_an_idle_session_goes_on_after_its_timeout() -> None:
+    """Party 0 tells party 1 that it is there, every quarter of the timeout."""
+    found = rows(finish(session(20, 2, 30)))
+    assert max(row["error"] for row in found) < 2**-8
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_party_that_is_killed_ends_the_other_one(victim: int) -> None:
+    parties = session(HANG, 10_000)
+    out = parties[1 - victim].stdout
+    assert out is not None and out.readline(), parties[1 - victim].stderr.read()
+    time.sleep(random.random())
+    os.kill(parties[victim].pid, signal.SIGKILL)
+    ended = finish(parties)
+    text = ended[1 - victim].err
+    assert ended[1 - victim].code == 1 and f"party {victim} closed the connection: it ended or was killed" in text, text
+    assert "Traceback" not in text and "hint: " in text, text
+
+
+def test_parties_that_name_different_dealers() -> None:
+    ended = finish(session(HANG, 1, DEALER="pair,unix:/nowhere"))
+    for party in ended:
+        assert party.code == 1 and "Traceback" not in party.err, party.err
+        assert "the parties disagree on dealer" in party.err and "pair" in party.err and "unix:/nowhere" in party.err
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"AIM": "latency"}, "converted with aim='latency'"),
+        ({"WEIGHTS": "0"}, "private weights (private to party 0) without a dealer"),
+    ],
+    ids=str,
+)
+def test_nets_that_need_a_dealer_are_refused(variables: dict[str, str], words: str) -> None:
+    for party in finish(session(HANG, 1, **variables)):
+        assert party.code == 1 and "Traceback" not in party.err and "hint: " in party.err
+    assert words in party.err
+
+
+def test_three_parties_need_a_dealer() -> None:
+    for party in finish(session(HANG, 1, parties=3)):
+        assert party.code == 1 and "with 3 parties: two parties can make" in party.err and "hint: " in party.err
+
+
+# The thread -----------------------------------------------------------------------------------------------------------
+
+
+def dealers(timeout: float = HANG, **options: int) -> list[PairDealer]:
+    return together([lambda c=c: PairDealer(c, **options) for c in channels(2, timeout)])
+
+
+def close(both: list[PairDealer]) -> None:
+    for dealer in both:
+        dealer.close()
+
+
+def test_supplies_in_any_order_and_within_the_bound() -> None:
+    """Slices that are taken in turns; the memory that is made ahead stays within the bound."""
+    both = dealers(buffer_bytes=40_000)
+    requests = [Lifting(300, 20, 36), And(2, 500)] * 10
+
+    def take(dealer: PairDealer) -> list[Any]:
+        supplies = [dealer.reserve(requests) for _ in range(3)]
+        order = [number for _ in requests for number in (2, 0, 1)]
+        return [supplies[number].correlation(requests[at // 3]) for at, number in enumerate(order)]
+
+    done = together([lambda d=d: take(d) for d in both])
+    for at, materials in enumerate(zip(*done, strict=True)):
+        assert wrong(requests[at // 3], columns(requests[at // 3], materials)) == []
+    assert all(dealer._supplies.most_held <= 40_000 for dealer in both)
+    close(both)
+
+
+def test_no_meter_counts_the_thread() -> None:
+    both = dealers()
+    with meter.meter() as counted:
+        together([lambda d=d: d.correlation(And(1, 80)) for d in both])
+    assert not counted.total.bits_sent and not counted.total.rounds
+    close(both)
+
+
+def test_parties_with_other_requests_get_an_error() -> None:
+    both = dealers()
+    asked = [And(1, 80), And(1, 96)]
+
+    def ask(rank: int) -> None:
+        with pytest.raises(HummingbirdError) as raised:
+            both[rank].correlation(asked[rank])
+        assert isinstance(raised.value, (AgreementError, DealerError)), raised.value
+
+    together([lambda rank=rank: ask(rank) for rank in range(2)])
+    close(both)
+
+
+def test_a_slice_that_the_other_party_does_not_begin() -> None:
+    both = dealers(timeout=2.0)
+    with pytest.raises(HummingbirdError):
+        both[0].correlation(And(1, 80))
+    with pytest.raises(HummingbirdError, match="party 0 makes material for slice 0, which this party did not begin"):
+        both[1].correlation(And(1, 80))
+    close(both)
+
+
+def test_closing_ends_the_threads() -> None:
+    both = dealers()
+    close(both)
+    until(lambda: not any(dealer._supplies._thread.is_alive() for dealer in both), "the threads' end")
+    with pytest.raises(DealerError, match="closed"):
+        both[0].correlation(And(1, 8))
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_aim_takes_small_tables() -> None:
+    aim = TableChoice.of("pair")
+    assert str(aim) == "pair" and aim.pair and not aim.in_one_round(8)
+    assert [aim.tables(w, 2) for w in (2, 4, 8, 16, 22)] == [1, 1, 2, 5, 5]
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Hardswish(), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(128, 12)),
+        *(nn.LayerNorm(12), nn.SiLU(), nn.Linear(12, 9), nn.Sigmoid(), nn.Softmax(-1)),
+    ).eval()
+    rows = {"10": Rows(-4.0, 4.0)} if protocol == "masked" else {}
+    bits = BitConfig(BitWindow(20, 0)).with_rows(rows)
+    private = hummingbird.convert_model(net, bits, protocol=protocol, aim="pair", example=torch.zeros(1, 3, 16, 16))
+    requests = dry_run(private, (2, 3, 16, 16), 2).batch
+    assert cost(requests).all_bits > 0 and not {"poly", "lines"} & {request.kind for request in requests}
+    layers = private.costs((2, 3, 16, 16), 2)
+    assert sum(layer.cost.offline_bits for layer in layers) == sum(
+        (each := cost([request])).bits + each.transfer_bits for request in requests
+    )
+
+
+def test_functions_that_need_tables_are_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4), nn.Mish())
+    with pytest.raises(ModelError, match="cannot make tables of mish") as raised:
+        hummingbird.convert_model(net, aim="pair")
+    assert [problem.name for problem in raised.value.problems] == ["1", "3"]
+
+
+def test_estimate_names_the_parties_own_material() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    found = hummingbird.estimate(net, (8, 4), BitWindow(20, 12), aim="pair")
+    assert "material ms" in str(found) and "dealer" not in str(found)
+    assert found.offline_bytes > hummingbird.estimate(net, (8, 4), BitWindow(20, 12)).offline_bytes
+    with pytest.raises(ConfigError, match="3 parties without a dealer"):
+        hummingbird.estimate(net, (8, 4), parties=3, aim="pair")
