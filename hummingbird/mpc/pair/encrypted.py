@@ -146,7 +146,7 @@ def ring_of(primes: int) -> Ring:
 
 
 @dataclass(frozen=True, repr=False)
-class Keys:
+class PairKeys:
     """A party's secret, and the public key of the other party, modulo as many primes as any product of a call takes.
 
     secret: int32 (primes, N). public: int32 (2, primes, N). Both are transformed (NTT).
@@ -156,7 +156,7 @@ class Keys:
     public: Tensor
 
     @staticmethod
-    def exchanged(primes: int) -> Rounds[Keys | None]:
+    def exchanged(primes: int) -> Rounds[PairKeys | None]:
         """Draw a secret, and exchange public keys: `key_bytes` each way, 1 round. Nothing and None for no primes."""
         if not primes:
             return None
@@ -165,7 +165,7 @@ class Keys:
         secret = ring.ntt(drawn.expand(primes, -1).contiguous())
         zero = torch.zeros(1, DEGREE, dtype=torch.int32)
         (theirs,) = yield [_encrypted(ring, zero.expand(primes, -1, -1).transpose(0, 1), secret)], [key_bytes(primes)]
-        return Keys(secret, _opened(ring, theirs, 1)[0])
+        return PairKeys(secret, _opened(ring, theirs, 1)[0])
 
 
 def key_bytes(primes: int) -> int:
@@ -196,7 +196,7 @@ def _opened(ring: Ring, message: Tensor, count: int) -> Tensor:
 # Encryption, answers, decryption --------------------------------------------------------------------------------------
 
 
-def encrypt(keys: Keys, how: Encryption, polys: Tensor) -> Tensor:
+def encrypt(keys: PairKeys, how: Encryption, polys: Tensor) -> Tensor:
     """Encrypt polynomials mod 2^bits under this party's secret; return the message, uint8 (`how.new_bytes`,).
 
     polys: int64 (n, N), of which the low bits count.
@@ -224,7 +224,7 @@ def summed(how: Encryption, left: Tensor, right: Tensor) -> Tensor:
     return accumulate(how.ring, right, left, pairs, 1)
 
 
-def answers(keys: Keys, how: Encryption, sums: Tensor, masks: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+def answers(keys: PairKeys, how: Encryption, sums: Tensor, masks: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
     """Hide sums behind masks and flood, and drop primes; return both parts of an answer, from `joined` to be sent.
 
     sums: int32 (n, 2, primes, N). masks: of the coefficients at the places `used`, int64 (n, values), uniform and for
@@ -257,7 +257,7 @@ def joined(how: Encryption, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.cat([*seconds, kernels.pack_words(first.flatten(), BITS)])
 
 
-def decrypt(keys: Keys, how: Encryption, message: Tensor, polynomials: int, used: Tensor) -> Tensor:
+def decrypt(keys: PairKeys, how: Encryption, message: Tensor, polynomials: int, used: Tensor) -> Tensor:
     """Decrypt the other party's answers; return the coefficients at the places `used`, int64 (polynomials, values).
 
     The bits above `how.bits` are arbitrary.

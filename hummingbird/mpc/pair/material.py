@@ -32,21 +32,21 @@ from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, masked, matrices, products, sums
-from hummingbird.mpc.pair.encrypted import Keys, key_bytes
+from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
-from hummingbird.mpc.pair.recipe import Recipe
+from hummingbird.mpc.pair.recipe import MaterialRecipe
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
 
-_ALL: tuple[Recipe[Any], ...] = (
+_ALL: tuple[MaterialRecipe[Any], ...] = (
     *(masked.MASKED, masked.THRESHOLDS),
     *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
     *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
 )
-RECIPES: dict[str, Recipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
+RECIPES: dict[str, MaterialRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 
 # What a net uses instead of material that two parties cannot make.
 _INSTEAD = {
@@ -59,7 +59,7 @@ _INSTEAD = {
 }
 
 
-def recipe_of(request: Request[Any]) -> Recipe[Any]:
+def recipe_of(request: Request[Any]) -> MaterialRecipe[Any]:
     """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make."""
     found, what = RECIPES.get(request.kind), f"two parties cannot make material of kind {request.kind!r}"
     if isinstance(request, Triple) and request.op != "mul":
@@ -127,7 +127,7 @@ class PairMaterial:
         flat = [work for of_request in works for work in of_request]
         (out, into), keys = yield from together(
             self._transfers.draw(sum(work.sent for work in flat), sum(work.received for work in flat)),
-            Keys.exchanged(max((recipe_of(request).primes(request) for request in requests), default=0)),
+            PairKeys.exchanged(max((recipe_of(request).primes(request) for request in requests), default=0)),
         )
         protocols, sides, at, to = [], [], 0, 0
         for request, of_request in zip(requests, works, strict=True):

@@ -32,15 +32,15 @@ from torch import Tensor
 
 from hummingbird import prg, ring
 from hummingbird.mpc.pair import encrypted
-from hummingbird.mpc.pair.encrypted import DEGREE, MOST_TERMS, Encryption, Keys
+from hummingbird.mpc.pair.encrypted import DEGREE, MOST_TERMS, Encryption, PairKeys
 from hummingbird.mpc.pair.lockstep import Rounds
 from hummingbird.mpc.pair.price import PairPrice
-from hummingbird.mpc.pair.recipe import Part, Recipe
+from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
 from hummingbird.mpc.pair.transfers import Side
 from hummingbird.mpc.protocols.beaver import Triple
 
 
-class Sizes(NamedTuple):
+class StackSizes(NamedTuple):
     """The sizes of a stack of matrix products, (batch, rows, inner) times (batch, inner, columns)."""
 
     batch: int
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MatrixBlocks:
     """How a stack of products of encrypted matrices with own ones is cut into polynomials. `blocks_of` makes it.
 
     sizes: the encrypted matrices are (batch, rows, inner), the own ones (batch, inner, columns).
@@ -58,14 +58,14 @@ class Blocks:
     how: the encryption.
     """
 
-    sizes: Sizes
-    block: Sizes
+    sizes: StackSizes
+    block: StackSizes
     how: Encryption
 
     @property
-    def count(self) -> Sizes:
+    def count(self) -> StackSizes:
         """How many blocks there are along each dimension."""
-        return Sizes(*(-(-size // part) for size, part in zip(self.sizes, self.block, strict=True)))
+        return StackSizes(*(-(-size // part) for size, part in zip(self.sizes, self.block, strict=True)))
 
     @property
     def inputs(self) -> int:
@@ -110,7 +110,7 @@ class Blocks:
 
 
 @lru_cache(maxsize=1024)
-def blocks_of(sizes: Sizes, bits: int) -> Blocks | None:
+def blocks_of(sizes: StackSizes, bits: int) -> MatrixBlocks | None:
     """Return the blocks with which products mod 2^bits take the fewest bytes; None if no encryption is enough.
 
     sizes: at least 1 each.
@@ -119,8 +119,8 @@ def blocks_of(sizes: Sizes, bits: int) -> Blocks | None:
     for i in _even(min(sizes.rows, DEGREE)):
         for m in _even(min(sizes.columns, DEGREE // i)):
             j = -(-sizes.inner // -(-sizes.inner // min(sizes.inner, DEGREE // (i * m))))
-            block = Sizes(1, i, j, m)
-            parts = Blocks(sizes, block, Encryption(bits, 0, 0, 0))
+            block = StackSizes(1, i, j, m)
+            parts = MatrixBlocks(sizes, block, Encryption(bits, 0, 0, 0))
             values = parts.replies * i * m
             how = Encryption.of(bits, sizes.inner * m, values)
             if parts.count.inner > MOST_TERMS or how is None:
@@ -141,7 +141,7 @@ def _even(total: int) -> list[int]:
     return sizes
 
 
-def crossed(keys: Keys, blocks: Blocks, x: Tensor, w: Tensor) -> Rounds[Tensor]:
+def crossed(keys: PairKeys, blocks: MatrixBlocks, x: Tensor, w: Tensor) -> Rounds[Tensor]:
     """Return a share of x^0 w^1 + x^1 w^0, int64 (batch, rows, columns), of both parties' matrices; 2 rounds.
 
     x, w: this party's, int64 of the sizes of `blocks`. The bits above those of the encryption are arbitrary.
@@ -174,11 +174,11 @@ class Stack:
     result: arranges the stack's results, (batch, rows, columns), as those of the product.
     """
 
-    sizes: Sizes
+    sizes: StackSizes
     operands: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     result: Callable[[Tensor], Tensor]
 
-    def blocks(self, bits: int) -> tuple[bool, Blocks | None]:
+    def blocks(self, bits: int) -> tuple[bool, MatrixBlocks | None]:
         """Return whether the second operand is encrypted, and the blocks; None if no encryption is enough.
 
         If it is, all matrices are transposed.
@@ -186,11 +186,11 @@ class Stack:
         batch, rows, inner, columns = self.sizes
         found = [
             (turned, blocks_of(sizes, bits))
-            for turned, sizes in ((False, self.sizes), (True, Sizes(batch, columns, inner, rows)))
+            for turned, sizes in ((False, self.sizes), (True, StackSizes(batch, columns, inner, rows)))
         ]
         return min(found, key=lambda one: math.inf if one[1] is None else sum(one[1].message_bytes))
 
-    def crossed(self, keys: Keys, bits: int, a: Tensor, b: Tensor) -> Rounds[Tensor]:
+    def crossed(self, keys: PairKeys, bits: int, a: Tensor, b: Tensor) -> Rounds[Tensor]:
         """Return a share of a^0 b^1 + a^1 b^0, in the shape of the product, mod 2^bits; 2 rounds."""
         turned, blocks = self.blocks(bits)
         assert blocks is not None
@@ -215,13 +215,13 @@ def matmul_stack(size0: tuple[int, ...], size1: tuple[int, ...]) -> Stack:
     size = (*batch, *([rows] if len(size0) > 1 else []), *([columns] if len(size1) > 1 else []))
     if math.prod(right[:-2]) == 1:  # one right matrix: all left ones are rows of one matrix
         return Stack(
-            Sizes(1, math.prod(left[:-1]), inner, columns),
+            StackSizes(1, math.prod(left[:-1]), inner, columns),
             lambda a, b: (a.reshape(1, -1, inner), b.reshape(1, inner, columns)),
             lambda out: out.reshape(size),
         )
     if math.prod(left[:-2]) == 1:
         return Stack(
-            Sizes(1, rows, inner, math.prod(batch) * columns),
+            StackSizes(1, rows, inner, math.prod(batch) * columns),
             lambda a, b: (
                 a.reshape(1, rows, inner),
                 b.reshape(-1, inner, columns).transpose(0, 1).reshape(1, inner, -1),
@@ -229,7 +229,7 @@ def matmul_stack(size0: tuple[int, ...], size1: tuple[int, ...]) -> Stack:
             lambda out: out.view(rows, -1, columns).transpose(0, 1).reshape(size),
         )
     return Stack(
-        Sizes(math.prod(batch), rows, inner, columns),
+        StackSizes(math.prod(batch), rows, inner, columns),
         lambda a, b: (
             a.reshape(left).expand(*batch, rows, inner).reshape(-1, rows, inner),
             b.reshape(right).expand(*batch, inner, columns).reshape(-1, inner, columns),
@@ -264,7 +264,7 @@ def convolution_stack(request: Triple) -> Stack:
         return ring.arranged(request.op, weights, groups).reshape(groups, -1, inner), right
 
     return Stack(
-        Sizes(groups, outputs // groups, inner, images * len(read)),
+        StackSizes(groups, outputs // groups, inner, images * len(read)),
         operands,
         lambda found: found.reshape(outputs, images, -1).transpose(0, 1).reshape(out),
     )
@@ -275,10 +275,14 @@ _OPTIONS = (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0
 
 def _of_each(value: Any, dimensions: int) -> list[int]:
     """Return an option of a convolution for each dimension. value: a number for all of them, or a list."""
-    return [int(v) for v in value] * (dimensions // len(value)) if isinstance(value, (list, tuple)) else [value] * dimensions
+    return (
+        [int(v) for v in value] * (dimensions // len(value))
+        if isinstance(value, (list, tuple))
+        else [value] * dimensions
+    )
 
 
-class _Products(Recipe[Triple]):
+class _Products(MaterialRecipe[Triple]):
     """Matrix products and convolutions of random matrices."""
 
     kind = Triple
@@ -302,7 +306,7 @@ class _Products(Recipe[Triple]):
         return found.how.primes if found else 0
 
     def made(
-        self, request: Triple, sides: Sequence[Side], keys: Keys | None, rank: int, transfer_bits: float
+        self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
     ) -> Rounds[dict[str, Tensor]]:
         a, b = (prg.fresh().words(*size) for size in (request.size0, request.size1))
         c = ring.bilinear(request.op, a, b, request.bits, **request.kwargs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.pair.encrypted import Keys
+from hummingbird.mpc.pair.encrypted import PairKeys
 from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.price import BACK, ROT, PairPrice, beside, halves, returned, words
 from hummingbird.mpc.pair.transfers import Side
@@ -32,7 +32,7 @@ class Part:
     price: PairPrice
 
 
-class Recipe(ABC, Generic[Kind]):
+class MaterialRecipe(ABC, Generic[Kind]):
     """How two parties make the material of one kind of request, and its exact price.
 
     kind: the class of the requests. refuses: says why two parties cannot make a request of this kind; "" if they can.
@@ -57,7 +57,7 @@ class Recipe(ABC, Generic[Kind]):
 
     @abstractmethod
     def made(
-        self, request: Kind, sides: Sequence[Side], keys: Keys | None, rank: int, transfer_bits: float
+        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
     ) -> Rounds[dict[str, Tensor]]:
         """Make a party's shares of a request's fields, as tensors whose first elements are those of the fields.
 
@@ -66,7 +66,7 @@ class Recipe(ABC, Generic[Kind]):
 
 
 @dataclass(frozen=True)
-class PairRecipe(Recipe[Kind]):
+class PairRecipe(MaterialRecipe[Kind]):
     """A recipe by which the same is done for each value of a request; party 1 sends for the second half.
 
     values: how many values a request has.
@@ -93,7 +93,7 @@ class PairRecipe(Recipe[Kind]):
         return beside(*((part.price.turned if part.sender else part.price).times(part.n) for part in parts))
 
     def made(
-        self, request: Kind, sides: Sequence[Side], keys: Keys | None, rank: int, transfer_bits: float
+        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
     ) -> Rounds[dict[str, Tensor]]:
         if not sides:
             return {name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()}

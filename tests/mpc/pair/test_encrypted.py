@@ -15,7 +15,7 @@ from hummingbird import prg
 from hummingbird.he.scheme.params import choose, most_primes
 from hummingbird.kernels.ciphertexts import ETA, Ring
 from hummingbird.mpc.pair import encrypted
-from hummingbird.mpc.pair.encrypted import DEGREE, MOST_DISTANCE, MOST_PRIMES, PRIMES, Encryption, Keys
+from hummingbird.mpc.pair.encrypted import DEGREE, MOST_DISTANCE, MOST_PRIMES, PRIMES, Encryption, PairKeys
 from tests.support.chance import DEVIATIONS, chi_square_limit
 from tests.support.pairs import low, stepwise
 
@@ -23,8 +23,8 @@ TERMS, VALUES = 1 << 16, 1 << 12
 ALL = torch.arange(DEGREE)
 
 
-def keys(primes: int = MOST_PRIMES) -> list[Keys]:
-    return stepwise([Keys.exchanged(primes) for _ in range(2)]).results
+def keys(primes: int = MOST_PRIMES) -> list[PairKeys]:
+    return stepwise([PairKeys.exchanged(primes) for _ in range(2)]).results
 
 
 def encryption(bits: int, terms: int = TERMS, values: int = VALUES) -> Encryption:
@@ -53,7 +53,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return total
 
 
-def answered(both: list[Keys], how: Encryption, x: Tensor, w: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+def answered(both: list[PairKeys], how: Encryption, x: Tensor, w: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     """Party 1's answer to party 0's polynomials x, for its factors w: the sum of products."""
     inputs = encrypted.received(how, encrypted.encrypt(both[0], how, x), len(x))
     sums = encrypted.summed(how, inputs, encrypted.factors(how, w))
@@ -144,7 +144,7 @@ def test_a_product_beyond_the_largest_secure_modulus_is_refused() -> None:
 # What an answer shows -------------------------------------------------------------------------------------------------
 
 
-def errors_of(both: list[Keys], how: Encryption, message: Tensor, x: Tensor) -> Tensor:
+def errors_of(both: list[PairKeys], how: Encryption, message: Tensor, x: Tensor) -> Tensor:
     """The encryption's errors, which its owner knows: phase less round(Q x / 2^k)."""
     parts = encrypted.received(how, message, 1)
     phases = encrypted.phase(how.ring, parts, both[0].secret[: how.primes].contiguous(), "ntt")

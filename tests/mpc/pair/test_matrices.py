@@ -13,9 +13,9 @@ from torch import Tensor
 from hummingbird import prg, ring
 from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
-from hummingbird.mpc.pair.encrypted import DEGREE, Encryption, Keys
+from hummingbird.mpc.pair.encrypted import DEGREE, Encryption, PairKeys
 from hummingbird.mpc.pair.material import PairMaterial, cost
-from hummingbird.mpc.pair.matrices import Blocks, Sizes, blocks_of, convolution_stack, crossed, matmul_stack
+from hummingbird.mpc.pair.matrices import MatrixBlocks, StackSizes, blocks_of, convolution_stack, crossed, matmul_stack
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.protocols.boolean import And
@@ -96,11 +96,11 @@ def test_each_has_its_own_price(request_: Triple) -> None:
 @pytest.mark.parametrize("block", list(product((1, 2, 3, 5), (1, 3, 4, 7), (1, 2, 4))), ids=str)
 def test_every_block_gives_the_product(block: tuple[int, int, int]) -> None:
     """Blocks that divide the sizes and blocks that do not: five rows, seven inner, four columns, two matrices."""
-    sizes = Sizes(2, 5, 7, 4)
+    sizes = StackSizes(2, 5, 7, 4)
     how = Encryption.of(24, 7 * block[2], 100)
     assert how is not None
-    blocks = Blocks(sizes, Sizes(1, *block), how)
-    keys = stepwise([Keys.exchanged(how.primes) for _ in range(2)]).results
+    blocks = MatrixBlocks(sizes, StackSizes(1, *block), how)
+    keys = stepwise([PairKeys.exchanged(how.primes) for _ in range(2)]).results
     x, w = (prg.fresh().words(2, *size) for size in ((2, 5, 7), (2, 7, 4)))  # for each party
     seen = stepwise([crossed(keys[rank], blocks, x[rank], w[rank]) for rank in range(2)])
     assert [message.numel() for message in seen.messages[0]] == list(blocks.message_bytes)
@@ -111,9 +111,9 @@ def test_a_block_that_fills_a_polynomial() -> None:
     """The last entry's other terms pass X^N, and come back with the other sign below the first entry."""
     how = Encryption.of(64, 512 * 4, 100)
     assert how is not None
-    blocks = Blocks(Sizes(1, 4, 512, 4), Sizes(1, 4, 512, 4), how)
+    blocks = MatrixBlocks(StackSizes(1, 4, 512, 4), StackSizes(1, 4, 512, 4), how)
     assert math.prod(blocks.block) == DEGREE
-    keys = stepwise([Keys.exchanged(how.primes) for _ in range(2)]).results
+    keys = stepwise([PairKeys.exchanged(how.primes) for _ in range(2)]).results
     x, w = (prg.fresh().words(2, 1, *size) for size in ((4, 512), (512, 4)))
     seen = stepwise([crossed(keys[rank], blocks, x[rank], w[rank]) for rank in range(2)])
     assert torch.equal(sum(seen.results), x[0] @ w[1] + x[1] @ w[0])
@@ -121,14 +121,14 @@ def test_a_block_that_fills_a_polynomial() -> None:
 
 def test_the_blocks_have_the_fewest_bytes() -> None:
     """No block that is tried by hand takes fewer; and a shape's transpose takes as many."""
-    sizes = Sizes(1, 60, 24, 130)
+    sizes = StackSizes(1, 60, 24, 130)
     best = blocks_of(sizes, 40)
     assert best is not None
     for i, j, m in product((1, 5, 15, 30, 60), (1, 2, 6, 12, 24), (1, 5, 13, 26, 65, 130)):
         values = -(-60 // i) * -(-130 // m) * i * m
         how = Encryption.of(40, 24 * m, values)
         if i * j * m <= DEGREE and how is not None:
-            assert sum(best.message_bytes) <= sum(Blocks(sizes, Sizes(1, i, j, m), how).message_bytes)
+            assert sum(best.message_bytes) <= sum(MatrixBlocks(sizes, StackSizes(1, i, j, m), how).message_bytes)
     one, other = (cost([Triple(*sizes, "matmul", {})]) for sizes in (((60, 24), (24, 130)), ((130, 24), (24, 60))))
     assert one == other
 
@@ -143,9 +143,9 @@ def test_the_size_of_an_attention_head() -> None:
 def test_shares_of_fixed_operands_are_uniform() -> None:
     """For operands that are all 0, or all ones, each party's share is uniform in each bit."""
     for value in (0, -1):
-        blocks = blocks_of(Sizes(1, 64, 2, 64), 40)
+        blocks = blocks_of(StackSizes(1, 64, 2, 64), 40)
         assert blocks is not None
-        keys = stepwise([Keys.exchanged(blocks.how.primes) for _ in range(2)]).results
+        keys = stepwise([PairKeys.exchanged(blocks.how.primes) for _ in range(2)]).results
         x, w = torch.full((1, 64, 2), value), torch.full((1, 2, 64), value)
         found: list[Tensor] = stepwise([crossed(one, blocks, x, w) for one in keys]).results
         assert torch.equal(low(found[0] + found[1], 40), low(2 * (x @ w), 40))
