@@ -31,7 +31,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, lifted, masked, matrices, products, sums
+from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
@@ -44,7 +44,7 @@ _ALL: tuple[MaterialRecipe[Any], ...] = (
     *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
-    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
+    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS, lifted_matrices.LIFTED_MATRICES),
 )
 RECIPES: dict[str, MaterialRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 
@@ -55,7 +55,6 @@ _INSTEAD = {
     "divide": "multiply by 1/d, and truncate",
     "fixed": "use public weights, or a dealer",
     "linear": "use public weights, or a dealer",
-    "lifted_matmul": "convert the net without ranges, so that both matrices are lifted first",
 }
 
 

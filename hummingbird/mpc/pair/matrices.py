@@ -200,6 +200,11 @@ class Stack:
         found = yield from crossed(keys, blocks, left, right)
         return self.result(found.transpose(1, 2) if turned else found)
 
+    def primes(self, bits: int) -> int:
+        """Return modulo how many primes `crossed` takes keys."""
+        _, blocks = self.blocks(bits)
+        return blocks.how.primes if blocks else 0
+
     def price(self, bits: int) -> PairPrice:
         """Return the price of `crossed`."""
         _, blocks = self.blocks(bits)
@@ -236,6 +241,13 @@ def matmul_stack(size0: tuple[int, ...], size1: tuple[int, ...]) -> Stack:
         ),
         lambda out: out.reshape(size),
     )
+
+
+def refused(stack: Stack, bits: int) -> str:
+    """Say why two parties cannot make a stack of products mod 2^bits; "" if they can."""
+    if not math.prod(stack.sizes):
+        return "a matrix without elements"
+    return "" if stack.blocks(bits)[1] else f"no secure encryption hides a product of {bits} bits of this size"
 
 
 def convolution_stack(request: Triple) -> Stack:
@@ -291,9 +303,7 @@ class _Products(MaterialRecipe[Triple]):
     def refuses(self, request: Triple) -> str:
         if request.op != "matmul" and len(request.size0) != len(request.size1):
             return "its input has no dimension of images"
-        if not self._empty(request) and self._stack(request).blocks(request.bits)[1] is None:
-            return f"no secure encryption hides a product of {request.bits} bits of this size"
-        return ""
+        return "" if self._empty(request) else refused(self._stack(request), request.bits)
 
     def parts(self, request: Triple, transfer_bits: float) -> list[Part]:
         return []
@@ -302,8 +312,7 @@ class _Products(MaterialRecipe[Triple]):
         return PairPrice() if self._empty(request) else self._stack(request).price(request.bits)
 
     def primes(self, request: Triple) -> int:
-        found = None if self._empty(request) else self._stack(request).blocks(request.bits)[1]
-        return found.how.primes if found else 0
+        return 0 if self._empty(request) else self._stack(request).primes(request.bits)
 
     def made(
         self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float

@@ -21,6 +21,7 @@ from hummingbird.mpc.protocols.boolean import And, AndPair
 from hummingbird.mpc.protocols.division import Division
 from hummingbird.mpc.protocols.gmw import PrivateAnd
 from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.registry import KINDS
@@ -91,6 +92,12 @@ REQUESTS: list[Request[Any]] = [
     LiftedProduct((40,), (40,), value=3, factor=2, product=4, cut=1),
     LiftedRows((3, 5), value=20, factor=18, sums=40, product=62, cut=18),
     LiftedRows((3, 5), value=20, factor=18, sums=40, product=30, cut=2),
+    LiftedMatMul((2, 3, 5), (5, 4), value=9, factor=7, product=36),
+    LiftedMatMul((3, 5), (2, 5, 4), value=9, factor=7, product=12),
+    LiftedMatMul((2, 3, 5), (2, 5, 4), value=20, factor=30, product=30),
+    LiftedMatMul((2, 1, 3, 5), (3, 5, 1), value=30, factor=18, product=30),
+    LiftedMatMul((1, 17), (17, 1), value=64, factor=64, product=64),
+    LiftedMatMul((4, 4), (4, 4), value=20, factor=25, product=64),
     WordTriple((2, 3, 4), (3, 4)),
     WordTriple((1, 2), (3, 5, 2)),
     And(0, 5),
