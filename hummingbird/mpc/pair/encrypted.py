@@ -35,6 +35,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird import kernels, prg
@@ -210,9 +211,13 @@ def received(how: Encryption, message: Tensor, polynomials: int) -> Tensor:
 
 
 def factors(how: Encryption, polys: Tensor) -> Tensor:
-    """Transform a party's own polynomials for `summed`: int64 (n, N), of the low bits, to int32 (n, primes, N)."""
+    """Transform a party's own polynomials for `summed`: int64 (n, N), of the low bits, to int32 (n, primes, N).
+
+    Coefficients at the end may be missing: they are 0.
+    """
     centred = polys << 64 - how.bits >> 64 - how.bits
-    return how.ring.ntt(torch.stack([_centred(torch.remainder(centred, q), q) for q in how.ring.primes], 1).int())
+    residues = torch.stack([_centred(torch.remainder(centred, q), q) for q in how.ring.primes], 1)
+    return how.ring.ntt(F.pad(residues.int(), (0, DEGREE - polys.shape[1])))
 
 
 def summed(how: Encryption, left: Tensor, right: Tensor) -> Tensor:
@@ -238,9 +243,9 @@ def answers(keys: PairKeys, how: Encryption, sums: Tensor, masks: Tensor, used: 
         for part in keys.public
     ]  # the kernel computes m + e - a s; here a is u and s is minus the key
     parts = ring.intt(add(ring, sums, torch.stack(zeros, 1)))
-    polys = torch.zeros(count, DEGREE, dtype=torch.int64)
-    polys[:, used] = -masks
-    hiding = add(ring, _scaled(ring, polys, how.bits), wide(ring, prg.fresh(), count, how.flood + 1))
+    hiding = torch.zeros_like(parts[:, 0])
+    hiding[..., used] = _scaled(ring, -masks, how.bits)
+    hiding = add(ring, hiding, wide(ring, prg.fresh(), count, how.flood + 1))
     parts[:, 0] = add(ring, parts[:, 0].contiguous(), hiding)
     rows = parts.view(-1, 1, how.primes, DEGREE)
     for primes in range(how.primes, how.kept, -1):
@@ -278,10 +283,10 @@ def decrypt(keys: PairKeys, how: Encryption, message: Tensor, polynomials: int, 
 
 
 def _scaled(ring: Ring, x: Tensor, bits: int) -> Tensor:
-    """Return round(Q x / 2^bits) modulo each prime, int32 (n, primes, N), centred.
+    """Return round(Q x / 2^bits) modulo each prime, int32 (n, primes, values), centred.
 
     With v = [Q x] mod 2^bits, centred, it is (Q x - v) / 2^bits, and Q is 0 modulo each of its primes.
-    x: int64 (n, N).
+    x: int64 (n, values).
     """
     factor = (math.prod(ring.primes) + (1 << 63)) % (1 << 64) - (1 << 63)
     v, out = x * factor << 64 - bits >> 64 - bits, []

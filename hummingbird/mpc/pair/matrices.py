@@ -96,11 +96,11 @@ class MatrixBlocks:
         return F.pad(F.pad(x, (0, (m - 1) * j)).reshape(self.inputs, i * j * m), (0, DEGREE - i * j * m))
 
     def own_polys(self, w: Tensor) -> Tensor:
-        """Return the polynomials of own columns, int64 (blocks along the inner dimension, N), of (inner, m) or less."""
+        """Return the polynomials of own columns, (inner, m) or less: int64 (blocks along the inner dimension, j m)."""
         _, _, j, m = self.block
         inner = self.count.inner
         w = F.pad(w, (0, m - w.shape[1], 0, inner * j - w.shape[0])).view(inner, j, m).transpose(1, 2)
-        return F.pad(w.reshape(inner, m * j), (0, DEGREE - m * j))
+        return w.reshape(inner, m * j)
 
     def result(self, values: Tensor) -> Tensor:
         """Return the products, int64 (batch, rows, columns), of all replies' coefficients, (replies, `used`)."""

@@ -148,7 +148,13 @@ def test_fields_are_those_of_independent_checks() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [MaskedOpening(200_003, 20, 12, 2, 36), Lifting(100_000, 20, 36), MaskedThresholds(100_000, 2, 20, 12, 2, 36, 0)],
+    [
+        MaskedOpening(200_003, 20, 12, 2, 36),
+        Lifting(100_000, 20, 36),
+        MaskedThresholds(100_000, 2, 20, 12, 2, 36, 0),
+        Triple((3, 100, 50), (3, 50, 80), "matmul", {}),
+        LiftedMatMul((100, 40), (40, 30), value=9, factor=8, product=20),
+    ],
     ids=lambda request: request.kind,
 )
 def test_many_values(request_: Request[Any]) -> None:
