@@ -7,9 +7,9 @@ The fields of a request are those of its module in mpc/protocols and obey its `d
 
 Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
 and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
-messages of its transfers.
+messages of its transfers, and public keys for its encrypted products.
 
-Semi-honest: a party that deviates in a transfer can learn the other one's secrets, unseen. A party's fields are uniform
+Semi-honest: a party that deviates can learn the other one's secrets, unseen. A party's fields are uniform
 to the other one, and do not follow from a seed. All of this is on the CPU.
 """
 

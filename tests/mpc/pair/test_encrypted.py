@@ -137,6 +137,13 @@ def test_products_are_exact(bits: int) -> None:
     assert torch.equal(low(found + masks, bits)[0], low(wanted, bits)[used])
 
 
+@pytest.mark.parametrize(
+    ("bits", "primes", "kept", "flood"), [(20, 5, 2, 106), (37, 6, 2, 115), (54, 7, 3, 124), (64, 8, 3, 140)]
+)
+def test_the_table_of_docs_pair(bits: int, primes: int, kept: int, flood: int) -> None:
+    assert encryption(bits, 512, 200_000) == Encryption(bits, primes, kept, flood)
+
+
 def test_a_product_beyond_the_largest_secure_modulus_is_refused() -> None:
     assert Encryption.of(64, 1 << 13, 1 << 20) is not None and Encryption.of(64, 1 << 26, 1 << 26) is None
 
