@@ -4,7 +4,7 @@
 
 The seconds are those of a party's processor and of the clock, the least of several calls for --count values of each
 kind; bytes are both parties' together, and equal to the price. A ReLU is of [20:12) in 36 bits, with two tables and
-their merge.
+their merge. Matrix products are those of attention with 12 heads of width 64 over 128 words, for each head.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair.material import PairMaterial, cost
+from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.lifted_product import LiftedProduct
@@ -29,10 +30,12 @@ from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
 from scripts.program import add_json, alone, columns, main_of, new_parser, write_rows
 
+HEADS = 12
 
-def requests(n: int) -> dict[str, list[Request[Any]]]:
-    """Requests for n values of each kind."""
-    return {
+
+def requests(n: int) -> dict[str, tuple[int, list[Request[Any]]]]:
+    """Requests of each kind, and for how many values: n, or heads."""
+    values: dict[str, list[Request[Any]]] = {
         "masked ReLU": [MaskedOpening(n, 20, 12, 2, 36), And(2, n)],
         "masked ReLU, 64 bits": [MaskedOpening(n, 20, 12, 2, 64), And(2, n)],
         "three thresholds": [MaskedThresholds(n, 3, 20, 12, 2, 36, 0), And(6, n)],
@@ -41,13 +44,22 @@ def requests(n: int) -> dict[str, list[Request[Any]]]:
         "selection": [Selection(n, 0)],
         "product, 20 and 18 bits": [LiftedProduct((n,), (n,), 20, 18, 36)],
     }
+    heads: dict[str, list[Request[Any]]] = {
+        "scores, 64 bits": [Triple((HEADS, 128, 64), (HEADS, 64, 128), "matmul", {})],
+        "means, 54 bits": [Triple((HEADS, 128, 128), (HEADS, 128, 64), "matmul", {}, bits=54)],
+        "scores, 37 bits": [Triple((HEADS, 128, 64), (HEADS, 64, 128), "matmul", {}, bits=37)],
+    }
+    return {
+        **{name: (n, wanted) for name, wanted in values.items()},
+        **{name: (HEADS, wanted) for name, wanted in heads.items()},
+    }
 
 
 def measured(session: Session, n: int, calls: int) -> list[dict[str, Any]]:
     """A party's rows; HummingbirdError if the meter counts other bits than are priced."""
     alone()
     party, rows = PairMaterial(session.channel), []
-    for name, wanted in requests(n).items():
+    for name, (count, wanted) in requests(n).items():
         taken, used, price = [], [], cost(wanted)
         for _ in range(calls):
             with hummingbird.meter() as meter:
@@ -59,11 +71,11 @@ def measured(session: Session, n: int, calls: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "kind": name,
-                "microseconds": 1e6 * min(taken) / n,
-                "processor_microseconds": 1e6 * min(used) / n,
-                "transfers": price.transfers / n,
-                "bits": price.bits / n,
-                "bytes": price.all_bits / 8 / n,
+                "microseconds": 1e6 * min(taken) / count,
+                "processor_microseconds": 1e6 * min(used) / count,
+                "transfers": price.transfers / count,
+                "bits": price.bits / count,
+                "bytes": price.all_bits / 8 / count,
                 "rounds": price.rounds,
                 "sent": sent,
                 "priced": price.all_bits,

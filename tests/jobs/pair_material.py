@@ -14,6 +14,7 @@ import hummingbird
 from hummingbird.commands.party import run_party
 from hummingbird.mpc.pair.material import PairMaterial, cost
 from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.session import launch
@@ -26,6 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     session = launch.init(timeout=HANG)
     parties, requests = PairMaterial(session.channel), [MaskedOpening(COUNT, 20, 0, 5, 36), And(2, COUNT)]
+    requests.append(Triple((2, 16, 16), (2, 16, 16), "matmul", {}))
     with hummingbird.meter() as counted:
         parties.make(requests)
     x = torch.arange(COUNT) - COUNT // 2

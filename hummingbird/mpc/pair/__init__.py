@@ -1,4 +1,4 @@
-"""Two parties make the material of their protocols themselves, from oblivious transfers, without a dealer.
+"""Two parties make the material of their protocols themselves, from transfers and encryption, without a dealer.
 
 material.py    requests in lock-step, their fields and their cost
 recipe.py      how one kind of request is made: a record for each kind, in the modules below
@@ -6,7 +6,9 @@ masked.py      masked openings, and thresholds
 boolean.py     ANDs of bits, and bits as numbers
 sums.py        lifts, truncations, selections, wraps: carries of sums
 products.py    products, squares and rows
-lifted.py      products and squares of values that are lifted as they are opened
+lifted.py      products and squares of values that are lifted as they are opened; lifted_matrices.py: of matrices
+matrices.py    matrix products and convolutions
+encrypted.py   products with encrypted polynomials
 masks.py       masks that neither party knows, step tables of their bits, and their squares
 carry.py       carries of a sum of two numbers, each known to one party
 transfers.py   random transfers, and the words that they carry

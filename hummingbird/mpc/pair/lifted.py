@@ -50,7 +50,7 @@ _WORD = 64
 
 
 @dataclass
-class _Masks:
+class LiftedMasks:
     """A party's part of masks of k bits; what has a default is None if the masks have as many bits as their shares.
 
     share: its additive share mod 2^ring, int64 (n,); the low k bits are its summand.
@@ -76,26 +76,26 @@ class _Masks:
         return out
 
 
-def _masks(side: Side, k: int, ring: int, digit: int) -> Rounds[_Masks]:
+def lifted_masks(side: Side, k: int, ring: int, digit: int) -> Rounds[LiftedMasks]:
     """Draw masks of k bits; return a party's part of them, with shares mod 2^ring."""
     if k == ring:
-        return _Masks(side.words(), {})
+        return LiftedMasks(side.words(), {})
     low = yield from carry.add(side, digits(digit, k - 1))
     found = yield from top_bits(side, low, ring - k)
-    return _Masks(found.own - (found.carry << k), low.rots, found.carry, found.top, found.rot)
+    return LiftedMasks(found.own - (found.carry << k), low.rots, found.carry, found.top, found.rot)
 
 
-def _masks_price(k: int, ring: int, digit: int) -> PairPrice:
+def lifted_masks_price(k: int, ring: int, digit: int) -> PairPrice:
     return carry.price(digits(digit, k - 1)) + top_price(ring - k) if k < ring else PairPrice()
 
 
-def _squares(side: Side, k: int, ring: int, digit: int, bits: int) -> Rounds[_Masks]:
-    """Draw masks as `_masks` does, with their squares mod 2^bits; k < ring."""
+def _squares(side: Side, k: int, ring: int, digit: int, bits: int) -> Rounds[LiftedMasks]:
+    """Draw masks as `lifted_masks` does, with their squares mod 2^bits; k < ring."""
     top = side.rot()
     drawn = yield from masks.squared(side, MaskShape(k, k - 1, ring, k, digit), (), bits, [top])
     bit = kernels.from_bits(top.own, side.n)
     product = yield from top.words(ring - k, bit)
-    return _Masks(drawn.share, {}, drawn.carry, bit - 2 * product, top, drawn.square)
+    return LiftedMasks(drawn.share, {}, drawn.carry, bit - 2 * product, top, drawn.square)
 
 
 def _squares_price(k: int, ring: int, digit: int, bits: int) -> PairPrice:
@@ -128,7 +128,7 @@ def _cut_price(bits: int, product: int, digit: int) -> PairPrice:
     return carry.of_given_price(digits(digit, bits)) + turned + words(product - 1, beyond)
 
 
-def _bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Tensor]]) -> Rounds[list[Tensor]]:
+def bit_times(rot: Rot, back: Rot, own: Tensor, numbers: Sequence[tuple[int, Tensor]]) -> Rounds[list[Tensor]]:
     """Return shares of an xor-shared bit times shared numbers mod 2^w, int64 (rows, n) for each. 1 round.
 
     rot, back: a main transfer and one of the other direction whose choices are the receivers' shares of the bit.
@@ -197,7 +197,7 @@ class _Choices:
     shared: list[tuple[Rot, Rot, Tensor]]
 
 
-def _choices(side: Side, shape: _Shape, masks_: _Masks) -> Rounds[_Choices]:
+def _choices(side: Side, shape: _Shape, masks_: LiftedMasks) -> Rounds[_Choices]:
     """Return transfers with the bits of the smaller operand's masks as choices: 1 round, or none without a lift.
 
     masks_: the masks. If they are not lifted, they are drawn here, as random choices.
@@ -218,7 +218,7 @@ def _choices(side: Side, shape: _Shape, masks_: _Masks) -> Rounds[_Choices]:
     return _Choices([rots[j] for j in range(shape.factor)], back, both)
 
 
-def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fields]]:
+def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[LiftedMasks, LiftedMasks, _Fields]]:
     """Draw both operands' masks; return a party's part of them, and its shares of their products.
 
     The products are, by name, lambda mu ("product"), t mu ("top"), lambda s ("other"), t s ("tops") and, for squares,
@@ -226,8 +226,8 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
     """
     wide, mask = side.wide(shape.times), (shape.k, shape.ring, shape.digit)
     left, right = yield from together(
-        _squares(wide, *mask, shape.squares) if shape.squares else _masks(wide, *mask),
-        _masks(side, shape.factor, shape.product, shape.digit),
+        _squares(wide, *mask, shape.squares) if shape.squares else lifted_masks(wide, *mask),
+        lifted_masks(side, shape.factor, shape.product, shape.digit),
     )
     chosen, back = yield from together(
         _choices(side, shape, right), finished(None) if left.top is None else wide.back().turned(left.top.own)
@@ -235,7 +235,7 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
     value = left.share.view(shape.times, side.n)
     widths = shape.word - shape.factor, shape.product - shape.factor
     shared = [
-        _bit_times(one, other, own, [(width, value)])
+        bit_times(one, other, own, [(width, value)])
         for (one, other, own), width in zip(chosen.shared, widths, strict=False)
     ]
     first, second, (over, other), tops = yield from together(
@@ -255,7 +255,9 @@ def _multiplied(side: Side, shape: _Shape) -> Rounds[tuple[_Masks, _Masks, _Fiel
     return left, right, {**made, **dict(zip(("top", "tops", "turned"), shaped, strict=False))}
 
 
-def _top_times(side: Side, shape: _Shape, rot: Rot, back: Rot, left: _Masks, right: _Masks) -> Rounds[list[Tensor]]:
+def _top_times(
+    side: Side, shape: _Shape, rot: Rot, back: Rot, left: LiftedMasks, right: LiftedMasks
+) -> Rounds[list[Tensor]]:
     """Return shares of the larger operand's top bit times mu, s and 2^(k-1) - lambda, as `_Shape.wide` has them.
 
     rot, back: transfers of both directions whose choices are the receivers' shares of the bit. left, right: the larger
@@ -264,7 +266,7 @@ def _top_times(side: Side, shape: _Shape, rot: Rot, back: Rot, left: _Masks, rig
     half = (1 << shape.k - 1) if side.rank == 0 else 0
     top = torch.zeros_like(right.share) if right.number is None else right.number
     numbers = right.share.repeat(shape.times), top.repeat(shape.times), half - left.share
-    return _bit_times(
+    return bit_times(
         rot, back, rot.own, [(width, number[None]) for width, number in zip(shape.wide, numbers, strict=True)]
     )
 
@@ -272,8 +274,8 @@ def _top_times(side: Side, shape: _Shape, rot: Rot, back: Rot, left: _Masks, rig
 def _multiplied_price(shape: _Shape) -> PairPrice:
     """Return the price of `_multiplied` for an element of the smaller operand."""
     mask = shape.k, shape.ring, shape.digit
-    drawn = _squares_price(*mask, shape.squares) if shape.squares else _masks_price(*mask)
-    drawn = drawn.times(shape.times) | _masks_price(shape.factor, shape.product, shape.digit)
+    drawn = _squares_price(*mask, shape.squares) if shape.squares else lifted_masks_price(*mask)
+    drawn = drawn.times(shape.times) | lifted_masks_price(shape.factor, shape.product, shape.digit)
     lifted = shape.k < shape.ring
     turned = TURNED_BACK.times(shape.times) if lifted else PairPrice()
     sent = words(*(width for width in shape.wide for _ in range(shape.times)))
@@ -343,7 +345,7 @@ def _squares_alone(request: LiftedSquares, side: Side, transfer_bits: float) -> 
     assert made.top is not None and made.square is not None
     back = yield from side.back().turned(made.top.own)
     half = (1 << k - 1) if side.rank == 0 else 0
-    (turned,) = yield from _bit_times(made.top, back, made.top.own, [(wide, (half - made.share)[None])])
+    (turned,) = yield from bit_times(made.top, back, made.top.own, [(wide, (half - made.share)[None])])
     return {**made.fields("", "mask"), "squares": made.square, "turned": turned[0]}
 
 

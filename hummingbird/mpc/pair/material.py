@@ -7,9 +7,9 @@ The fields of a request are those of its module in mpc/protocols and obey its `d
 
 Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
 and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
-messages of its transfers.
+messages of its transfers, and public keys for its encrypted products.
 
-Semi-honest: a party that deviates in a transfer can learn the other one's secrets, unseen. A party's fields are uniform
+Semi-honest: a party that deviates can learn the other one's secrets, unseen. A party's fields are uniform
 to the other one, and do not follow from a seed. All of this is on the CPU.
 """
 
@@ -31,20 +31,22 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, lifted, masked, products, quotients, sums
+from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
+from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost, halves
-from hummingbird.mpc.pair.recipe import PairRecipe
+from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
+from hummingbird.mpc.pair.recipe import MaterialRecipe
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
+from hummingbird.mpc.protocols.beaver import Triple
 
-_ALL = (
+_ALL: tuple[MaterialRecipe[Any], ...] = (
     *(masked.MASKED, masked.THRESHOLDS),
     *(boolean.AND, boolean.AND_PRIVATE, boolean.AND_PAIR, boolean.BINARY, boolean.B2A),
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS, quotients.DIVIDE),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
-    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS),
+    *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS, lifted_matrices.LIFTED_MATRICES),
 )
-RECIPES: dict[str, PairRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
+RECIPES: dict[str, MaterialRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 
 # What a net uses instead of material that two parties cannot make.
 _INSTEAD = {
@@ -53,14 +55,15 @@ _INSTEAD = {
     "fixed": "use public weights, or a dealer",
     "linear": "use public weights, or a dealer",
 }
-_PRODUCT = "matrix products between two parties take encrypted products, or a dealer"
 
 
-def recipe_of(request: Request[Any]) -> PairRecipe[Any]:
+def recipe_of(request: Request[Any]) -> MaterialRecipe[Any]:
     """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make."""
     found, what = RECIPES.get(request.kind), f"two parties cannot make material of kind {request.kind!r}"
+    if isinstance(request, Triple) and request.op != "mul":
+        found = matrices.MATRICES
     if found is None:
-        raise ConfigError(what, where="dealer", hint=_INSTEAD.get(request.kind, _PRODUCT))
+        raise ConfigError(what, where="dealer", hint=_INSTEAD.get(request.kind, "use a dealer"))
     if why := found.refuses(request):
         raise ConfigError(f"{what}: {why}", where="dealer", hint=found.instead)
     return found
@@ -71,18 +74,15 @@ def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BIT
 
     transfer_bits: as `PairMaterial` takes it. Raises ConfigError for a kind that two parties cannot make.
     """
-    sent, bits, longest = [0, 0], 0, 0
+    sent, bits, longest, primes = [0, 0], 0, 0, 0
     for request in requests:
         found = recipe_of(request)
-        price = found.price(request, transfer_bits)
-        for sender, n in enumerate(halves(found.values(request))):
-            sent[sender] += n * price.main
-            sent[1 - sender] += n * price.back
-            bits += n * price.bits
-            longest = max(longest, price.rounds if n else -1)
+        price = found.total(request, transfer_bits)
+        sent = [sent[0] + price.main, sent[1] + price.back]
+        bits, longest, primes = bits + price.bits, max(longest, price.rounds), max(primes, found.primes(request))
     messages = 8 * sum(cot_message(count, random=True) for count in sent)
     rounds = 1 + longest
-    return PairCost(sum(sent), bits, messages, 2 * rounds * 8 * HEADER_BYTES, rounds)
+    return PairCost(sum(sent), bits + 16 * key_bytes(primes), messages, 2 * rounds * 8 * HEADER_BYTES, rounds)
 
 
 def offline_bits(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BITS) -> int:
@@ -127,19 +127,27 @@ class PairMaterial:
         return [Material(made, of, of // 2, seconds, seconds) for made, of in zip(shares, bits, strict=True)]
 
     def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Words]]]:
-        each = [_works(request, self.rank, self._transfer_bits) for request in requests]
-        works = [work for of_request in each for work in of_request]
-        out, into = yield from self._transfers.draw(sum(work.sent for work in works), sum(w.received for w in works))
+        works = [_works(request, self.rank, self._transfer_bits) for request in requests]
+        flat = [work for of_request in works for work in of_request]
+        (out, into), keys = yield from together(
+            self._transfers.draw(sum(work.sent for work in flat), sum(work.received for work in flat)),
+            PairKeys.exchanged(max((recipe_of(request).primes(request) for request in requests), default=0)),
+        )
         protocols, sides, at, to = [], [], 0, 0
-        for work in works:
-            mine, theirs = part(out, at, work.sent), part(into, to, work.received)
-            at, to = at + work.sent, to + work.received
-            sides.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
-            protocols.append(recipe_of(work.request).make(work.request, sides[-1], self._transfer_bits))
+        for request, of_request in zip(requests, works, strict=True):
+            own = []
+            for work in of_request:
+                mine, theirs = part(out, at, work.sent), part(into, to, work.received)
+                at, to = at + work.sent, to + work.received
+                own.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
+            protocols.append(recipe_of(request).made(request, own, keys, self.rank, self._transfer_bits))
+            sides += own
         made = yield from together(*protocols)
         assert all(side.done for side in sides), "the price counts other transfers than are used"
-        done = iter(made)
-        return [_fields(request, [next(done) for _ in of]) for request, of in zip(requests, each, strict=True)]
+        return [
+            {name: _field(item, fields[name]) for name, item in request.parts.items()}
+            for request, fields in zip(requests, made, strict=True)
+        ]
 
     def _exchange(self, message: Tensor, size: int) -> Tensor:
         peer, like = 1 - self.rank, torch.empty(size, dtype=torch.uint8)
@@ -148,13 +156,12 @@ class PairMaterial:
 
 @dataclass(frozen=True)
 class _Work:
-    """A half of a request's values, as one party has it.
+    """A part of a request, as one party has it.
 
-    n: their number. sends: whether this party sends the main transfers. sent, received: how many transfers it sends and
-    receives.
+    n: the number of values. sends: whether this party sends the main transfers. sent, received: how many transfers it
+    sends and receives.
     """
 
-    request: Request[Any]
     n: int
     sends: bool
     sent: int
@@ -162,30 +169,15 @@ class _Work:
 
 
 def _works(request: Request[Any], rank: int, transfer_bits: float) -> list[_Work]:
-    """Return the halves of a request that have values; none, one or two.
+    """Return the parts of a request.
 
     rank: this party's. transfer_bits: as `PairMaterial` takes it.
     """
-    found = recipe_of(request)
-    price = found.price(request, transfer_bits)
     out = []
-    for sender, n in enumerate(halves(found.values(request))):
-        main, back = n * price.main, n * price.back
-        if n:
-            out.append(_Work(request, n, sender == rank, *((main, back) if sender == rank else (back, main))))
+    for item in recipe_of(request).parts(request, transfer_bits):
+        main, back, sends = item.n * item.price.main, item.n * item.price.back, item.sender == rank
+        out.append(_Work(item.n, sends, *((main, back) if sends else (back, main))))
     return out
-
-
-def _fields(request: Request[Any], parts: Sequence[dict[str, Tensor]]) -> dict[str, Words]:
-    """Join a party's fields of both halves, in the forms in which a dealer's receiver has them.
-
-    parts: of each half, by the name of the field; empty for a request without values.
-    """
-    if not parts:
-        return {name: _field(item, torch.zeros(item.shape, dtype=item.dtype)) for name, item in request.parts.items()}
-    joined = {name: torch.cat([half[name] for half in parts], -1) for name in parts[0]}
-    found = recipe_of(request).finish(request, joined)
-    return {name: _field(item, found[name]) for name, item in request.parts.items()}
 
 
 def _field(item: Field, found: Tensor) -> Words:

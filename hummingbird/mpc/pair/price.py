@@ -44,6 +44,11 @@ class PairPrice:
         )
 
     @property
+    def turned(self) -> PairPrice:
+        """Return the price of the same with the parties' parts exchanged."""
+        return PairPrice(self.back, self.main, self.returned, self.sent, self.rounds)
+
+    @property
     def transfers(self) -> int:
         """Return the number of transfers for a value, in both directions."""
         return self.main + self.back
@@ -95,8 +100,9 @@ def own_words(width: int) -> PairPrice:
 class PairCost:
     """The cost of requests that two parties make together.
 
-    transfers: random transfers in both directions. bits: what both parties send, without their transfers' messages and
-    without frames. transfer_bits: those messages. frame_bits: the frames' headers. rounds: exchanges of messages.
+    transfers: random transfers in both directions. bits: what both parties send, public keys included, without their
+    transfers' messages and without frames. transfer_bits: those messages. frame_bits: the frames' headers. rounds:
+    exchanges of messages.
     """
 
     transfers: int

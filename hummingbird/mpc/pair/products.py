@@ -147,8 +147,6 @@ def _arranged(request: Triple, fields: _Fields) -> _Fields:
 
 
 def _refused(request: Triple) -> str:
-    if request.op != "mul":
-        return f"its product is {request.op}"
     return "" if Broadcast(request.size0, request.size1).fits else "both of its operands are broadcast"
 
 
@@ -183,6 +181,6 @@ MULTIPLY = PairRecipe(
     _multiply,
     _arranged,
     _refused,
-    "matrix products and convolutions between two parties take encrypted products, or a dealer",
+    "give one operand the shape of the result",
 )
 ROWS = PairRecipe(RowProducts, lambda request: math.prod(request.shape[:-1]), _rows_price, _rows, _by_row)

@@ -1,34 +1,79 @@
-"""How two parties make the material of one kind of request: a record; and random bits times shared numbers."""
+"""How two parties make the material of one kind of request: records; and random bits times shared numbers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.pair.encrypted import PairKeys
 from hummingbird.mpc.pair.lockstep import Rounds, together
-from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, returned, words
+from hummingbird.mpc.pair.price import BACK, ROT, TURNED, TURNED_BACK, PairPrice, beside, halves, returned, words
 from hummingbird.mpc.pair.transfers import Rot, Side
 
 Kind = TypeVar("Kind", bound=Request[Any])
 
 
 @dataclass(frozen=True)
-class PairRecipe(Generic[Kind]):
+class Part:
+    """Values for which one party sends the main transfers.
+
+    n: how many, a multiple of 16. sender: the party. price: for each value, of which only the transfers count here.
+    """
+
+    n: int
+    sender: int
+    price: PairPrice
+
+
+class MaterialRecipe(ABC, Generic[Kind]):
     """How two parties make the material of one kind of request, and its exact price.
 
-    kind: the class of the requests.
-    values: how many values a request has; for each the same is done.
+    kind: the class of the requests. refuses: says why two parties cannot make a request of this kind; "" if they can.
+    instead: the hint for a request that is refused.
+    """
+
+    kind: type[Kind]
+    refuses: Callable[[Kind], str]
+    instead: str
+
+    @abstractmethod
+    def parts(self, request: Kind, transfer_bits: float) -> list[Part]:
+        """Return the transfers that a request takes, if a transfer costs so many bits."""
+
+    @abstractmethod
+    def total(self, request: Kind, transfer_bits: float) -> PairPrice:
+        """Return the price of a whole request: party 0 is the sender of the main transfers."""
+
+    def primes(self, request: Kind) -> int:
+        """Return modulo how many primes a request's encrypted products take keys; 0 for none."""
+        return 0
+
+    @abstractmethod
+    def made(
+        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+    ) -> Rounds[dict[str, Tensor]]:
+        """Make a party's shares of a request's fields, as tensors whose first elements are those of the fields.
+
+        sides: for each of the `parts` this party's transfers. keys: modulo at least `primes`. rank: this party's.
+        """
+
+
+@dataclass(frozen=True)
+class PairRecipe(MaterialRecipe[Kind]):
+    """A recipe by which the same is done for each value of a request; party 1 sends for the second half.
+
+    values: how many values a request has.
     price: the price for one value of a request, if a transfer costs so many bits.
     make: makes a party's shares of the fields of a request for the values of a `Side`, by name: of a field "ring" int64
         (..., n), of bits uint8 (..., n/8), of a step table uint8 (n 2^c / 8,).
     finish: turns these, joined for all values, into tensors whose first elements are those of the fields.
-    refuses: says why two parties cannot make a request of this kind; "" if they can.
-    instead: the hint for a request that is refused.
     """
 
     kind: type[Kind]
@@ -38,6 +83,22 @@ class PairRecipe(Generic[Kind]):
     finish: Callable[[Kind, dict[str, Tensor]], dict[str, Tensor]] = lambda request, fields: fields
     refuses: Callable[[Kind], str] = lambda request: ""
     instead: str = ""
+
+    def parts(self, request: Kind, transfer_bits: float) -> list[Part]:
+        price, found = self.price(request, transfer_bits), enumerate(halves(self.values(request)))
+        return [Part(n, sender, price) for sender, n in found if n]
+
+    def total(self, request: Kind, transfer_bits: float) -> PairPrice:
+        parts = self.parts(request, transfer_bits)
+        return beside(*((part.price.turned if part.sender else part.price).times(part.n) for part in parts))
+
+    def made(
+        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+    ) -> Rounds[dict[str, Tensor]]:
+        if not sides:
+            return {name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()}
+        each = yield from together(*(self.make(request, side, transfer_bits) for side in sides))
+        return self.finish(request, {name: torch.cat([half[name] for half in each], -1) for name in each[0]})
 
 
 @dataclass

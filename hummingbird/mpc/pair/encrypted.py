@@ -1,0 +1,319 @@
+"""Products of a party's polynomials with the other party's encrypted ones, exact modulo 2^k for k up to 64: BFV.
+
+A ciphertext (c_0, c_1) of a polynomial x has the phase c_0 + c_1 s = Q x / 2^k + noise mod Q (Brakerski 2012; Fan and
+Vercauteren, ePrint 2012/144). The other party multiplies it by its own polynomials w, adds up, and answers with the
+values less masks r:
+
+    sum of w (c_0, c_1)  +  u (b, a) + (e_0, e_1)  +  (-Q r / 2^k + flood, 0)
+
+(b, a) is the public key, an encryption of 0, and u is ternary. So c_1 is a sample of ring learning with errors under u.
+The owner of s learns x w - r in the coefficients that are sent, and the noise.
+
+*Noise.* Factors here are uniform masks, |w| <= 2^(k-1), and a sum has T of their coefficients. An error is at most 21,
+a rounded coefficient is within 1/2. Before the flood, a coefficient's noise is at most
+
+    D = 21.5 T 2^(k-1) + 21 (2N + 1) + 1/2
+
+*Privacy.* It depends on w, and the flood hides it, uniform in [-2^F, 2^F): the statistical distance of the flood from
+the flood with noise D is at most D / 2^(F+1). `Encryption.of` takes the fewest primes for which the sum over all values
+of an answer is at most 2^-40, and refuses a product for which the largest secure modulus is not enough.
+
+*Correctness.* F = floor(log2 Q - k - 3), so that the flood is at most an eighth of Q / 2^k. Then primes are dropped;
+each step rounds both parts, which changes a coefficient by at most (N + 1)/2. The result is exact while the noise stays
+below half of Q' / 2^k, where Q' has the primes that are kept.
+
+N = 8192 and primes of 26 bits: 8 of them are secure for a ternary secret by both tables of he/scheme/params.py, which a
+test compares. Secrets and public keys are fresh for each call of `PairMaterial`; a seed stands for the uniform part of
+what is encrypted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird import kernels, prg
+from hummingbird.cost import packed
+from hummingbird.kernels.ciphertexts import (
+    ETA,
+    Ring,
+    accumulate,
+    add,
+    encrypt_ntt,
+    largest_primes,
+    noise,
+    pack,
+    packed_bytes,
+    phase,
+    switch,
+    ternary,
+    uniform,
+    unpack,
+    wide,
+)
+from hummingbird.kernels.ciphertexts.ring import BITS
+from hummingbird.mpc.pair.lockstep import Rounds
+
+DEGREE, MOST_PRIMES = 8192, 8
+PRIMES = largest_primes(DEGREE, MOST_PRIMES)
+MOST_DISTANCE = Fraction(1, 1 << 40)  # of what an answer shows of the other party's factors, for each request
+MOST_TERMS = 4096  # polynomials in a sum, for which the kernel is exact
+_ROUNDED = Fraction(1, 1 << 20)  # of a unit: more than what float64 adds as values are decoded
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """The parameters with which polynomials mod 2^bits are encrypted for one product.
+
+    bits: of a value. primes: how many primes a new ciphertext has. kept: how many an answer has. flood: F, of the noise
+    that hides factors, uniform in [-2^F, 2^F).
+    """
+
+    bits: int
+    primes: int
+    kept: int
+    flood: int
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(bits: int, terms: int, values: int) -> Encryption | None:
+        """Return the parameters with the fewest primes that are exact and private; None if no secure ones are.
+
+        terms: how many coefficients the factors of one sum have, over all its polynomials. values: how many values the
+        answers send.
+        """
+        before = noise_before(bits, terms)
+        for primes in range(2, MOST_PRIMES + 1):
+            flood = (math.prod(PRIMES[:primes]) >> bits + 3).bit_length() - 1
+            if flood < 0 or values * before / (2 << flood) > MOST_DISTANCE:
+                continue
+            for kept in range(1, primes):
+                found = Encryption(bits, primes, kept, flood)
+                if found.noise_after(terms) < (Fraction(1, 2) - _ROUNDED) * found.unit:
+                    return found
+        return None
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of new ciphertexts."""
+        return ring_of(self.primes)
+
+    @property
+    def rest(self) -> Ring:
+        """The ring of answers."""
+        return ring_of(self.kept)
+
+    @property
+    def unit(self) -> Fraction:
+        """How much a value of 1 adds to the phase of an answer: Q' / 2^bits."""
+        return Fraction(math.prod(PRIMES[: self.kept]), 1 << self.bits)
+
+    def noise_after(self, terms: int) -> Fraction:
+        """Return a bound on the noise of an answer, with the flood and after primes were dropped."""
+        found = noise_before(self.bits, terms) + (1 << self.flood)
+        for prime in reversed(PRIMES[self.kept : self.primes]):
+            found = found / prime + Fraction(DEGREE + 1, 2)
+        return found
+
+    def new_bytes(self, polynomials: int) -> int:
+        """Return the bytes of a message with new ciphertexts of so many polynomials."""
+        return prg.SEED_BYTES + packed_bytes((polynomials, self.primes, DEGREE))
+
+    def answer_bytes(self, polynomials: int, values: int) -> int:
+        """Return the bytes of a message with answers of so many polynomials, of which `values` coefficients count."""
+        return packed_bytes((polynomials, self.kept, DEGREE)) + packed(BITS * self.kept * values)
+
+
+def noise_before(bits: int, terms: int) -> Fraction:
+    """Return a bound on a coefficient's noise before the flood (D above).
+
+    terms: how many coefficients of at most 2^(bits-1) in absolute value the factors of one sum have.
+    """
+    return Fraction((2 * ETA + 1) * terms << bits - 1, 2) + ETA * (2 * DEGREE + 1) + Fraction(1, 2)
+
+
+def ring_of(primes: int) -> Ring:
+    """Return the ring of the first `primes` primes."""
+    return Ring.of(DEGREE, PRIMES[:primes])
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class PairKeys:
+    """A party's secret, and the public key of the other party, modulo as many primes as any product of a call takes.
+
+    secret: int32 (primes, N). public: int32 (2, primes, N). Both are transformed (NTT).
+    """
+
+    secret: Tensor
+    public: Tensor
+
+    @staticmethod
+    def exchanged(primes: int) -> Rounds[PairKeys | None]:
+        """Draw a secret, and exchange public keys: `key_bytes` each way, 1 round. Nothing and None for no primes."""
+        if not primes:
+            return None
+        ring = ring_of(primes)
+        drawn = ternary(prg.fresh(), DEGREE)
+        secret = ring.ntt(drawn.expand(primes, -1).contiguous())
+        zero = torch.zeros(1, DEGREE, dtype=torch.int32)
+        (theirs,) = yield [_encrypted(ring, zero.expand(primes, -1, -1).transpose(0, 1), secret)], [key_bytes(primes)]
+        return PairKeys(secret, _opened(ring, theirs, 1)[0])
+
+
+def key_bytes(primes: int) -> int:
+    """Return the bytes of a public key modulo so many primes; 0 for none."""
+    return prg.SEED_BYTES + packed_bytes((1, primes, DEGREE)) if primes else 0
+
+
+def _encrypted(ring: Ring, message: Tensor, secret: Tensor) -> Tensor:
+    """Return the message that holds new ciphertexts: the seed of their uniform parts, and all c_0 = message + e - a s.
+
+    message: coefficients, int32 (n, primes, N), centred.
+    """
+    seed = prg.new_seed()
+    a = uniform(ring, prg.Stream(seed, "cpu"), len(message))
+    nothing = torch.zeros(len(message), DEGREE, dtype=torch.int32)
+    body = encrypt_ntt(ring, nothing, noise(prg.fresh(), len(message), DEGREE), a, secret)
+    body = add(ring, body, ring.ntt(message.contiguous()))
+    return torch.cat([torch.frombuffer(bytearray(seed), dtype=torch.uint8), pack(ring, body)])
+
+
+def _opened(ring: Ring, message: Tensor, count: int) -> Tensor:
+    """Return the ciphertexts of a message from `_encrypted`, int32 (count, 2, primes, N), transformed (NTT)."""
+    seed = message[: prg.SEED_BYTES].numpy().tobytes()
+    body = unpack(ring, message[prg.SEED_BYTES :].contiguous(), (count, len(ring.primes), DEGREE))
+    return torch.stack([body, uniform(ring, prg.Stream(seed, "cpu"), count)], 1)
+
+
+# Encryption, answers, decryption --------------------------------------------------------------------------------------
+
+
+def encrypt(keys: PairKeys, how: Encryption, polys: Tensor) -> Tensor:
+    """Encrypt polynomials mod 2^bits under this party's secret; return the message, uint8 (`how.new_bytes`,).
+
+    polys: int64 (n, N), of which the low bits count.
+    """
+    return _encrypted(how.ring, _scaled(how.ring, polys, how.bits), keys.secret[: how.primes])
+
+
+def received(how: Encryption, message: Tensor, polynomials: int) -> Tensor:
+    """Return the ciphertexts of the other party's message, int32 (polynomials, 2, primes, N)."""
+    return _opened(how.ring, message, polynomials)
+
+
+def factors(how: Encryption, polys: Tensor) -> Tensor:
+    """Transform a party's own polynomials for `summed`: int64 (n, N), of the low bits, to int32 (n, primes, N).
+
+    Coefficients at the end may be missing: they are 0.
+    """
+    centred = polys << 64 - how.bits >> 64 - how.bits
+    residues = torch.stack([_centred(torch.remainder(centred, q), q) for q in how.ring.primes], 1)
+    return how.ring.ntt(F.pad(residues.int(), (0, DEGREE - polys.shape[1])))
+
+
+def summed(how: Encryption, left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum of products of n ciphertexts with n own polynomials, int32 (1, 2, primes, N).
+
+    left: int32 (n, 2, primes, N). right: from `factors`. n <= 4,096.
+    """
+    pairs = torch.stack([torch.arange(len(left)), torch.zeros(len(left), dtype=torch.int64)], 1)
+    return accumulate(how.ring, right, left, pairs, 1)
+
+
+def answers(keys: PairKeys, how: Encryption, sums: Tensor, masks: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """Hide sums behind masks and flood, and drop primes; return both parts of an answer, from `joined` to be sent.
+
+    sums: int32 (n, 2, primes, N). masks: of the coefficients at the places `used`, int64 (n, values), uniform and for
+    this answer only. Returns c_0 at these places, int64 (kept, n, values), and c_1, int32 (n, kept, N).
+    """
+    ring, count = how.ring, len(sums)
+    u = ring.ntt(ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE).expand(-1, how.primes, -1).contiguous())
+    nothing = torch.zeros(count, DEGREE, dtype=torch.int32)
+    zeros = [
+        encrypt_ntt(ring, nothing, noise(prg.fresh(), count, DEGREE), u, -part[: how.primes].contiguous())
+        for part in keys.public
+    ]  # the kernel computes m + e - a s; here a is u and s is minus the key
+    parts = ring.intt(add(ring, sums, torch.stack(zeros, 1)))
+    hiding = torch.zeros_like(parts[:, 0])
+    hiding[..., used] = _scaled(ring, -masks, how.bits)
+    hiding = add(ring, hiding, wide(ring, prg.fresh(), count, how.flood + 1))
+    parts[:, 0] = add(ring, parts[:, 0].contiguous(), hiding)
+    rows = parts.view(-1, 1, how.primes, DEGREE)
+    for primes in range(how.primes, how.kept, -1):
+        rows = switch(ring.take(primes), rows, "mixed")
+    first, second = rows.view(count, 2, how.kept, DEGREE).unbind(1)
+    return first[..., used].transpose(0, 1).long(), second.contiguous()
+
+
+def joined(how: Encryption, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Join answers to one message, uint8 (`how.answer_bytes`,)."""
+    moduli = torch.tensor(how.rest.primes)[:, None, None]
+    first = torch.cat([torch.remainder(part, moduli) for part, _ in parts], 1)
+    seconds = [pack(how.rest, second) for _, second in parts]
+    return torch.cat([*seconds, kernels.pack_words(first.flatten(), BITS)])
+
+
+def decrypt(keys: PairKeys, how: Encryption, message: Tensor, polynomials: int, used: Tensor) -> Tensor:
+    """Decrypt the other party's answers; return the coefficients at the places `used`, int64 (polynomials, values).
+
+    The bits above `how.bits` are arbitrary.
+    """
+    ring, cut = how.rest, packed_bytes((polynomials, how.kept, DEGREE))
+    words = kernels.unpack_words(message[cut:].contiguous(), how.kept * polynomials * len(used), BITS)
+    moduli = torch.tensor(ring.primes)[:, None, None]
+    first = _centred(words.view(how.kept, polynomials, len(used)), moduli).int()
+    second, out = unpack(ring, message[:cut].contiguous(), (polynomials, how.kept, DEGREE)), []
+    for at in range(0, polynomials, 64):
+        rows = slice(at, min(at + 64, polynomials))
+        parts = torch.zeros(rows.stop - at, 2, how.kept, DEGREE, dtype=torch.int32)
+        parts[:, 0, :, used] = first[:, rows].transpose(0, 1)
+        parts[:, 1] = ring.ntt(second[rows])
+        phases = phase(ring, parts, keys.secret[: how.kept].contiguous(), "mixed")
+        out.append(_decoded(phases[..., used], ring.primes, how.bits))
+    return torch.cat(out)
+
+
+def _scaled(ring: Ring, x: Tensor, bits: int) -> Tensor:
+    """Return round(Q x / 2^bits) modulo each prime, int32 (n, primes, values), centred.
+
+    With v = [Q x] mod 2^bits, centred, it is (Q x - v) / 2^bits, and Q is 0 modulo each of its primes.
+    x: int64 (n, values).
+    """
+    factor = (math.prod(ring.primes) + (1 << 63)) % (1 << 64) - (1 << 63)
+    v, out = x * factor << 64 - bits >> 64 - bits, []
+    for q in ring.primes:
+        inverse = pow(1 << bits, -1, q)
+        out.append(_centred(torch.remainder(torch.remainder(v, q) * -inverse, q), q))  # below 2^52
+    return torch.stack(out, 1).int()
+
+
+def _centred(x: Tensor, q: Tensor | int) -> Tensor:
+    """Return residues from 0 to q - 1 as residues between -q/2 and q/2."""
+    return x - (x > q // 2) * q
+
+
+def _decoded(x: Tensor, primes: tuple[int, ...], bits: int) -> Tensor:
+    """Return round(2^bits X / Q) of numbers X modulo all primes, int64; the bits above `bits` are arbitrary.
+
+    X / Q is the sum of y / q over the primes, modulo 1, with y = X / (Q/q) mod q. So whole parts and remainders of
+    2^bits y / q are exact, and float64 adds the fractions with an error below 2^-48.
+    x: int32 (n, primes, values).
+    """
+    whole, fraction = torch.zeros_like(x[:, 0]).long(), torch.zeros_like(x[:, 0]).double()
+    for q, row in zip(primes, x.long().unbind(1), strict=True):
+        rest, quotient = torch.remainder(row * pow(math.prod(primes) // q, -1, q), q), torch.zeros_like(row)
+        for step in (bits // 2, bits - bits // 2):
+            rest = rest << step  # below 2^58
+            quotient = (quotient << step) + torch.div(rest, q, rounding_mode="floor")
+            rest = torch.remainder(rest, q)
+        whole, fraction = whole + quotient, fraction + rest.double() / q
+    return whole + fraction.round().long()
