@@ -15,7 +15,6 @@ to the other one, and do not follow from a seed. All of this is on the CPU.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,13 +28,13 @@ from hummingbird.channel.channel import Channel
 from hummingbird.cost import HEADER_BYTES, cot_message
 from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
-from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
+from hummingbird.mpc.pair.pieces import in_turn, joined, pieces
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
-from hummingbird.mpc.pair.recipe import MaterialRecipe
+from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
 
@@ -74,6 +73,17 @@ def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BIT
 
     transfer_bits: as `PairMaterial` takes it. Raises ConfigError for a kind that two parties cannot make.
     """
+    groups = in_turn([_pieces(request, transfer_bits) for request in requests])
+    return sum((_cost([piece for _, piece in group], transfer_bits) for group in groups), PairCost(0, 0, 0, 0, 0))
+
+
+def _pieces(request: Request[Any], transfer_bits: float) -> list[Request[Any]]:
+    found = recipe_of(request)
+    values = found.values(request) if isinstance(found, PairRecipe) else 0
+    return pieces(request, found.total(request, transfer_bits).transfers / values) if values else [request]
+
+
+def _cost(requests: Sequence[Request[Any]], transfer_bits: float) -> PairCost:
     sent, bits, longest, primes = [0, 0], 0, 0, 0
     for request in requests:
         found = recipe_of(request)
@@ -122,11 +132,17 @@ class PairMaterial:
         """
         started = time.perf_counter()
         bits = [offline_bits([request], self._transfer_bits) for request in requests]
-        shares = run(self._made(requests), self._exchange)
+        cut = [_pieces(request, self._transfer_bits) for request in requests]
+        parts: list[list[dict[str, Tensor]]] = [[] for _ in requests]
+        for group in in_turn(cut):
+            found = run(self._made([piece for _, piece in group]), self._exchange)
+            for (at, _), fields in zip(group, found, strict=True):
+                parts[at].append(fields)
+        shares = [_fields(*each) for each in zip(requests, cut, parts, strict=True)]
         seconds = (time.perf_counter() - started) / max(1, len(requests))
         return [Material(made, of, of // 2, seconds, seconds) for made, of in zip(shares, bits, strict=True)]
 
-    def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Words]]]:
+    def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Tensor]]]:
         works = [_works(request, self.rank, self._transfer_bits) for request in requests]
         flat = [work for of_request in works for work in of_request]
         (out, into), keys = yield from together(
@@ -144,10 +160,7 @@ class PairMaterial:
             sides += own
         made = yield from together(*protocols)
         assert all(side.done for side in sides), "the price counts other transfers than are used"
-        return [
-            {name: _field(item, fields[name]) for name, item in request.parts.items()}
-            for request, fields in zip(requests, made, strict=True)
-        ]
+        return made
 
     def _exchange(self, message: Tensor, size: int) -> Tensor:
         peer, like = 1 - self.rank, torch.empty(size, dtype=torch.uint8)
@@ -180,17 +193,17 @@ def _works(request: Request[Any], rank: int, transfer_bits: float) -> list[_Work
     return out
 
 
-def _field(item: Field, found: Tensor) -> Words:
-    """Return a field in the form in which a dealer's receiver has it.
+def _fields(request: Request[Any], cut: Sequence[Request[Any]], parts: Sequence[dict[str, Tensor]]) -> dict[str, Words]:
+    """Return the fields of a request in the form in which a dealer's receiver has them.
 
-    found: the field's elements, and perhaps more behind them, or behind each row.
+    cut: its pieces. parts: for each piece the elements of its fields, and perhaps more behind them.
     """
-    if found.dim() > 1:
-        found = found[..., : item.shape[-1]]
-    flat = found.reshape(-1)[: math.prod(item.shape)]
-    if item.kind == "ring" and item.width < 64:
-        return item.received(kernels.pack_words(flat.long(), item.width))
-    return item.received(flat.view(item.shape))
+    out: dict[str, Words] = {}
+    for name, item in request.parts.items():
+        found = joined(item, [(piece.parts[name], own[name]) for piece, own in zip(cut, parts, strict=True)])
+        packed = item.kind == "ring" and item.width < 64
+        out[name] = item.received(kernels.pack_words(found.reshape(-1).long(), item.width) if packed else found)
+    return out
 
 
 __all__ = ["RECIPES", "PairMaterial", "cost", "recipe_of"]

@@ -111,6 +111,9 @@ class PairCost:
     frame_bits: int
     rounds: int
 
+    def __add__(self, other: PairCost) -> PairCost:
+        return PairCost(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
     @property
     def all_bits(self) -> int:
         """Return all bits that both parties send, as the channel's meters count them."""

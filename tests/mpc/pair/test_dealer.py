@@ -23,6 +23,7 @@ from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.step_tables import TableChoice
+from tests.jobs.pair_session import NETS
 from tests.support.pairs import columns, wrong
 from tests.support.parties import Finished, channels, finish, start, together
 from tests.support.patience import HANG, until
@@ -54,6 +55,16 @@ def test_a_net_is_right_and_costs_what_was_predicted(lanes: int) -> None:
     for row in found:
         assert row["aim"] == "pair" and row["error"] < 2**-8, row
         assert row["predicted"] == row["counted"] and row["counted"][2] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("net", list(NETS))
+def test_every_net_is_right(net: str, protocol: str) -> None:
+    found = rows(finish(session(HANG, 1, NET=net, PROTOCOL=protocol)))
+    assert len(found) == 2
+    for row in found:
+        assert row["error"] < 2**-8 and row["predicted"] == row["counted"], row
 
 
 @pytest.mark.slow

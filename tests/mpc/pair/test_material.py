@@ -13,6 +13,7 @@ from hummingbird.channel import meter
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.pair import pieces
 from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost
 from hummingbird.mpc.pair.price import halves
 from hummingbird.mpc.protocols import masked, thresholds
@@ -172,6 +173,39 @@ def test_many_values(request_: Request[Any]) -> None:
                 assert off < 7.6, name
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        MaskedOpening(9_001, 20, 12, 2, 36),
+        MaskedThresholds(9_001, 3, 20, 12, 2, 36, 0),
+        And(3, 9_001),
+        AndPair(3, 2, 9_001),
+        Truncation(8_200, 16),
+        Selection(8_200, 0),
+        SquarePair((3, 3_000), bits=20),
+        Triple((3, 3_000), (3, 3_000), "mul", {}, bits=16),
+        LiftedProduct((2, 4_200), (2, 4_200), value=9, factor=7, product=36),
+        WordTriple((3, 3_000), (3, 3_000)),
+        Wraps((3, 3_000)),
+    ],
+    ids=lambda request: request.kind,
+)
+def test_a_large_request_is_made_in_pieces(request_: Request[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields and prices are those of one request; a small one beside it takes part in the first piece alone."""
+    request = request_
+    monkeypatch.setattr(pieces, "AT_ONCE", 1)
+    parties, beside = pair(), And(1, 100)
+    with meter.meter() as counted:
+        done = made(parties, [beside, request])
+    price = cost([beside, request])
+    assert (counted.total.bits_sent, counted.total.rounds) == (price.all_bits, 2 * price.rounds)
+    shares = columns(request, [found for _, found in done])
+    assert wrong(request, shares) == []
+    assert all(share.shape == request.parts[name].shape for name, both in shares.items() for share in both)
+    monkeypatch.undo()
+    assert cost([request]).rounds < price.rounds
+
+
 def test_party_0_sends_the_first_half() -> None:
     assert [halves(n) for n in (0, 1, 16, 17, 32, 33, 1000)] == [
         (0, 0),
@@ -186,7 +220,7 @@ def test_party_0_sends_the_first_half() -> None:
 
 def test_the_price_of_a_relu() -> None:
     """404 bits and 31 transfers with the merge of two tables, 172 B at most by SoftSpoken OT, halves included."""
-    n = 1 << 20
+    n = 1 << 16
     whole = cost([MaskedOpening(n, 20, 12, 2, 36), And(2, n)])
     assert (whole.transfers, whole.bits, whole.rounds) == (31 * n, 404 * n, 11)
     assert whole.transfer_bits == 31 * 31 * n and whole.all_bits / n / 8 < 172
