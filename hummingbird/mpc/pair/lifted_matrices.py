@@ -22,7 +22,7 @@ from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.matrices import matmul_stack, refused
 from hummingbird.mpc.pair.price import TURNED_BACK, PairPrice, returned, words
 from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
-from hummingbird.mpc.pair.terms import Terms
+from hummingbird.mpc.pair.terms import ProductTerms
 from hummingbird.mpc.pair.transfers import Side
 from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
 
@@ -34,7 +34,7 @@ class _Elements:
     """
 
     def __init__(self, request: LiftedMatMul, own: int) -> None:
-        self.terms = Terms((request.size0, request.size1), own)
+        self.terms = ProductTerms((request.size0, request.size1), own)
         self.bits, self.product = (request.value, request.factor)[own], request.product
         self.n = -(-self.terms.count // 16) * 16  # with those that there are not, which are 0
         both = request.product - request.value - request.factor

@@ -17,16 +17,15 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.mpc.pair.encrypted import PairKeys
 from hummingbird.mpc.pair.lockstep import Rounds, together
-from hummingbird.mpc.pair.price import PairPrice, beside, halves
 from hummingbird.mpc.pair.products import shared_product, shared_product_price
-from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
+from hummingbird.mpc.pair.recipe import MaterialRecipe, Part, halved
 from hummingbird.mpc.pair.transfers import Side
 from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.protocols.lifted_matmul import terms
 
 
 @dataclass(frozen=True)
-class Terms:
+class ProductTerms:
     """The terms of a matrix product, (..., i, j, l), by the elements of one of its matrices.
 
     sizes: of both matrices, (..., i, j) and (..., j, l), at least 1 each. own: which of them, 0 or 1.
@@ -83,12 +82,7 @@ class _ByTerms(MaterialRecipe[Triple]):
 
     def parts(self, request: Triple, transfer_bits: float) -> list[Part]:
         found = _terms_of(request)
-        price = shared_product_price(request.bits, found.times)
-        return [Part(n, sender, price) for sender, n in enumerate(halves(found.count)) if n]
-
-    def total(self, request: Triple, transfer_bits: float) -> PairPrice:
-        parts = self.parts(request, transfer_bits)
-        return beside(*((part.price.turned if part.sender else part.price).times(part.n) for part in parts))
+        return halved(found.count, shared_product_price(request.bits, found.times))
 
     def made(
         self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
@@ -105,9 +99,9 @@ class _ByTerms(MaterialRecipe[Triple]):
         return {"a": a, "b": b, "c": c} if found.own else {"a": b, "b": a, "c": c}
 
 
-def _terms_of(request: Triple) -> Terms:
+def _terms_of(request: Triple) -> ProductTerms:
     sizes = (1, *request.size0)[-max(2, len(request.size0)) :], (*request.size1, 1)[: max(2, len(request.size1))]
-    return Terms(sizes, int(math.prod(sizes[1]) <= math.prod(sizes[0])))
+    return ProductTerms(sizes, int(math.prod(sizes[1]) <= math.prod(sizes[0])))
 
 
 BY_TERMS = _ByTerms()
