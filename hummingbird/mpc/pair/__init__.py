@@ -7,7 +7,7 @@ boolean.py     ANDs of bits, and bits as numbers
 sums.py        lifts, truncations, selections, wraps: carries of sums
 products.py    products, squares and rows
 lifted.py      products and squares of values that are lifted as they are opened; lifted_matrices.py: of matrices
-matrices.py    matrix products and convolutions
+matrices.py    matrix products and convolutions; terms.py: small ones
 encrypted.py   products with encrypted polynomials
 masks.py       masks that neither party knows, step tables of their bits, and their squares
 carry.py       carries of a sum of two numbers, each known to one party

@@ -9,10 +9,8 @@ the main transfers of lambda's elements, party 1 those of mu's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,23 +22,21 @@ from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.matrices import matmul_stack, refused
 from hummingbird.mpc.pair.price import TURNED_BACK, PairPrice, returned, words
 from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
+from hummingbird.mpc.pair.terms import ProductTerms
 from hummingbird.mpc.pair.transfers import Side
-from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul, terms
+from hummingbird.mpc.protocols.lifted_matmul import LiftedMatMul
 
 
 class _Elements:
-    """The elements of one of a product's two matrices, and the terms in which each occurs: equally many.
+    """The elements of one of a product's two matrices: their masks, and the products with their top bits.
 
     request: the product. own: 0 for the first matrix, 1 for the second.
     """
 
     def __init__(self, request: LiftedMatMul, own: int) -> None:
-        self.size, self.bits = (request.size0, request.size1)[own], (request.value, request.factor)[own]
-        self.product, self.every = request.product, terms(request.size0, request.size1)
-        self.lacks = (-1, -3)[own]  # the dimension of the terms that the matrix has not
-        self.count = math.prod(self.size)
-        self.n = -(-self.count // 16) * 16  # with those that there are not, which are 0
-        self.times = math.prod(self.every) // self.count
+        self.terms = ProductTerms((request.size0, request.size1), own)
+        self.bits, self.product = (request.value, request.factor)[own], request.product
+        self.n = -(-self.terms.count // 16) * 16  # with those that there are not, which are 0
         both = request.product - request.value - request.factor
         self.widths = [max(0, self.product - self.bits), max(0, both) * (own == 0)]  # of the products with a top bit
 
@@ -50,34 +46,27 @@ class _Elements:
     def masks_price(self, digit: int) -> PairPrice:
         return lifted_masks_price(self.bits, self.product, digit)
 
-    def tops(self, side: Side, masks: LiftedMasks, numbers: Sequence[Tensor | None]) -> Rounds[list[Tensor]]:
+    def own(self, share: Tensor) -> Tensor:
+        """Return numbers of the elements, (n,), in the matrix' shape."""
+        return share[: self.terms.count].view(self.terms.size)
+
+    def tops(self, side: Side, masks: LiftedMasks, numbers: Sequence[Tensor]) -> Rounds[list[Tensor]]:
         """Return shares of the top bits times numbers, one for each width, of every term, int64 (terms,); 2 rounds.
 
         numbers: this party's shares of numbers of the other matrix' elements, in its shape.
         """
         if masks.top is None:
             return []
-        element = torch.arange(self.count).view(self.size).unsqueeze(self.lacks).expand(self.every)
-        order = element.flatten().argsort(stable=True).view(self.count, self.times)
-
-        def by_element(number: Tensor | None) -> Tensor:
-            if number is None:
-                return torch.zeros(self.times, self.n, dtype=torch.int64)
-            each = number.unsqueeze(-4 - self.lacks).expand(self.every).flatten()[order]
-            return F.pad(each.t(), (0, self.n - self.count))
-
         back = yield from side.back().turned(masks.top.own)
-        wanted = [(width, by_element(number)) for width, number in zip(self.widths, numbers, strict=True)]
+        rows = (F.pad(self.terms.rows(number), (0, self.n - self.terms.count)) for number in numbers)
+        wanted = [(width, row) for width, row in zip(self.widths, rows, strict=False) if width]
         found = yield from bit_times(masks.top, back, masks.top.own, wanted)
-        return [
-            torch.empty_like(order.flatten()).scatter(0, order.t().flatten(), each[:, : self.count].flatten())
-            for each in found
-        ]
+        return [self.terms.arranged(each).flatten() for each in found]
 
     def tops_price(self) -> PairPrice:
         if self.bits == self.product:
             return PairPrice()
-        sent = words(*self.widths * self.times)
+        sent = words(*self.widths * self.terms.times)
         return TURNED_BACK + (sent | returned(sent.sent))
 
 
@@ -114,12 +103,12 @@ class _LiftedMatrices(MaterialRecipe[LiftedMatMul]):
         masks = yield from together(
             *(each.masks(side, best_digit(transfer_bits)) for each, side in zip(both, sides, strict=True))
         )
-        x, y = (mask.share[: each.count].view(each.size) for mask, each in zip(masks, both, strict=True))
-        s = masks[1].number
+        x, y = (each.own(mask.share) for mask, each in zip(masks, both, strict=True))
+        top = masks[1].number
         product, left, right = yield from together(
             matmul_stack(request.size0, request.size1).crossed(keys, bits, x, y),
-            both[0].tops(sides[0], masks[0], [y, None if s is None else s[: both[1].count].view(both[1].size)]),
-            both[1].tops(sides[1], masks[1], [x, None]),
+            both[0].tops(sides[0], masks[0], [y, *([] if top is None else [both[1].own(top)])]),
+            both[1].tops(sides[1], masks[1], [x]),
         )
         fields = {**masks[0].fields("", "mask"), **masks[1].fields("factor_", "factor")}
         fields["product"] = ring.bilinear("matmul", x, y, bits) + product

@@ -35,6 +35,7 @@ from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.pieces import in_turn, joined, pieces
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
+from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
 
@@ -60,7 +61,7 @@ def recipe_of(request: Request[Any]) -> MaterialRecipe[Any]:
     """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make."""
     found, what = RECIPES.get(request.kind), f"two parties cannot make material of kind {request.kind!r}"
     if isinstance(request, Triple) and request.op != "mul":
-        found = matrices.MATRICES
+        found = BY_TERMS if matrices.better_by_terms(request) else matrices.MATRICES
     if found is None:
         raise ConfigError(what, where="dealer", hint=_INSTEAD.get(request.kind, "use a dealer"))
     if why := found.refuses(request):

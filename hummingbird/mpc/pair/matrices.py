@@ -14,6 +14,8 @@ one a block of j x m of w, with i j m <= N (Huang et al., Cheetah, USENIX Securi
 Entry (a, c) of their product is the coefficient of X^((a m + c) j + j - 1): the other terms are off by less than j. The
 answers for blocks along J are added before they are sent. The blocks are those with the fewest bytes.
 
+Small matrices are multiplied by transfers, if that takes fewer bytes (terms.py).
+
 A convolution is the product of its weights (O, J) and of the values that each of its outputs reads (J, outputs), a
 stack of them for groups.
 """
@@ -32,10 +34,11 @@ from torch import Tensor
 
 from hummingbird import prg, ring
 from hummingbird.mpc.pair import encrypted
-from hummingbird.mpc.pair.encrypted import DEGREE, MOST_TERMS, Encryption, PairKeys
+from hummingbird.mpc.pair.encrypted import DEGREE, MOST_TERMS, Encryption, PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds
-from hummingbird.mpc.pair.price import PairPrice
+from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairPrice
 from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
+from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side
 from hummingbird.mpc.protocols.beaver import Triple
 
@@ -303,23 +306,23 @@ class _Products(MaterialRecipe[Triple]):
     def refuses(self, request: Triple) -> str:
         if request.op != "matmul" and len(request.size0) != len(request.size1):
             return "its input has no dimension of images"
-        return "" if self._empty(request) else refused(self._stack(request), request.bits)
+        return "" if self.empty(request) else refused(self._stack(request), request.bits)
 
     def parts(self, request: Triple, transfer_bits: float) -> list[Part]:
         return []
 
     def total(self, request: Triple, transfer_bits: float) -> PairPrice:
-        return PairPrice() if self._empty(request) else self._stack(request).price(request.bits)
+        return PairPrice() if self.empty(request) else self._stack(request).price(request.bits)
 
     def primes(self, request: Triple) -> int:
-        return 0 if self._empty(request) else self._stack(request).primes(request.bits)
+        return 0 if self.empty(request) else self._stack(request).primes(request.bits)
 
     def made(
         self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
     ) -> Rounds[dict[str, Tensor]]:
         a, b = (prg.fresh().words(*size) for size in (request.size0, request.size1))
         c = ring.bilinear(request.op, a, b, request.bits, **request.kwargs)
-        if not self._empty(request):
+        if not self.empty(request):
             assert keys is not None
             c = c + (yield from self._stack(request).crossed(keys, request.bits, a, b))
         return {"a": a, "b": b, "c": c}
@@ -329,8 +332,17 @@ class _Products(MaterialRecipe[Triple]):
         return matmul_stack(request.size0, request.size1) if request.op == "matmul" else convolution_stack(request)
 
     @staticmethod
-    def _empty(request: Triple) -> bool:
+    def empty(request: Triple) -> bool:
+        """Whether a matrix has no elements, so that nothing is sent."""
         return not (math.prod(request.size0) and math.prod(request.size1))
 
 
 MATRICES = _Products()
+
+
+def better_by_terms(request: Triple) -> bool:
+    """Whether a matrix product takes fewer bytes term by term (terms.py), if a transfer costs `SOFTSPOKEN_BITS`."""
+    if request.op != "matmul" or MATRICES.empty(request) or MATRICES.refuses(request):
+        return False
+    by_terms = BY_TERMS.total(request, SOFTSPOKEN_BITS).weight(SOFTSPOKEN_BITS)
+    return by_terms < MATRICES.total(request, SOFTSPOKEN_BITS).bits + 16 * key_bytes(MATRICES.primes(request))

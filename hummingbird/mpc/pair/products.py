@@ -115,7 +115,7 @@ def _square(request: SquarePair, side: Side, transfer_bits: float) -> Rounds[_Fi
     return {"r": own, "square": square}
 
 
-def _product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]:
+def shared_product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]:
     """Draw shared numbers b mod 2^width; return shares of b, int64 (n,), and of a b, int64 (rows, n).
 
     a: this party's share of a, int64 (rows, n).
@@ -126,7 +126,7 @@ def _product(side: Side, width: int, a: Tensor) -> Rounds[tuple[Tensor, Tensor]]
     return b, a * b + one + two
 
 
-def _product_price(width: int, rows: int) -> PairPrice:
+def shared_product_price(width: int, rows: int) -> PairPrice:
     one = crossed_price(width, width, rows)
     return one | beside(*[BACK] * width, returned(one.sent))
 
@@ -134,7 +134,7 @@ def _product_price(width: int, rows: int) -> PairPrice:
 def _multiply(request: Triple, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     times = Broadcast(request.size0, request.size1).times
     a = side.wide(times).words().view(times, side.n)
-    b, c = yield from _product(side, request.bits, a)
+    b, c = yield from shared_product(side, request.bits, a)
     return {"a": a, "b": b, "c": c}
 
 
@@ -154,13 +154,13 @@ def _rows(request: RowProducts, side: Side, transfer_bits: float) -> Rounds[_Fie
     length = request.shape[-1]
     flat, square = yield from _squared(side.wide(length), _WORD)
     a, squares = flat.view(length, side.n), square.view(length, side.n)
-    b, products = yield from _product(side, request.bits, a)
+    b, products = yield from shared_product(side, request.bits, a)
     return {"a": a, "b": b, "squares": squares.sum(0), "products": products}
 
 
 def _rows_price(request: RowProducts, transfer_bits: float) -> PairPrice:
     length = request.shape[-1]
-    return crossed_price(_WORD - 1, _WORD, doubled=1).times(length) + _product_price(request.bits, length)
+    return crossed_price(_WORD - 1, _WORD, doubled=1).times(length) + shared_product_price(request.bits, length)
 
 
 def _by_row(request: RowProducts, fields: _Fields) -> _Fields:
@@ -177,7 +177,7 @@ SQUARE = PairRecipe(
 MULTIPLY = PairRecipe(
     Triple,
     lambda request: Broadcast(request.size0, request.size1).elements,
-    lambda request, _: _product_price(request.bits, Broadcast(request.size0, request.size1).times),
+    lambda request, _: shared_product_price(request.bits, Broadcast(request.size0, request.size1).times),
     _multiply,
     _arranged,
     _refused,

@@ -24,12 +24,17 @@ Kind = TypeVar("Kind", bound=Request[Any])
 class Part:
     """Values for which one party sends the main transfers.
 
-    n: how many, a multiple of 16. sender: the party. price: for each value, of which only the transfers count here.
+    n: how many, a multiple of 16. sender: the party. price: for each value.
     """
 
     n: int
     sender: int
     price: PairPrice
+
+
+def halved(values: int, price: PairPrice) -> list[Part]:
+    """Divide values into two parts, of which party 0 and party 1 are the senders; none for no values."""
+    return [Part(n, sender, price) for sender, n in enumerate(halves(values)) if n]
 
 
 class MaterialRecipe(ABC, Generic[Kind]):
@@ -47,9 +52,10 @@ class MaterialRecipe(ABC, Generic[Kind]):
     def parts(self, request: Kind, transfer_bits: float) -> list[Part]:
         """Return the transfers that a request takes, if a transfer costs so many bits."""
 
-    @abstractmethod
     def total(self, request: Kind, transfer_bits: float) -> PairPrice:
-        """Return the price of a whole request: party 0 is the sender of the main transfers."""
+        """Return the price of a whole request, by default that of its parts: main transfers are party 0's."""
+        parts = self.parts(request, transfer_bits)
+        return beside(*((part.price.turned if part.sender else part.price).times(part.n) for part in parts))
 
     def primes(self, request: Kind) -> int:
         """Return modulo how many primes a request's encrypted products take keys; 0 for none."""
@@ -85,12 +91,7 @@ class PairRecipe(MaterialRecipe[Kind]):
     instead: str = ""
 
     def parts(self, request: Kind, transfer_bits: float) -> list[Part]:
-        price, found = self.price(request, transfer_bits), enumerate(halves(self.values(request)))
-        return [Part(n, sender, price) for sender, n in found if n]
-
-    def total(self, request: Kind, transfer_bits: float) -> PairPrice:
-        parts = self.parts(request, transfer_bits)
-        return beside(*((part.price.turned if part.sender else part.price).times(part.n) for part in parts))
+        return halved(self.values(request), self.price(request, transfer_bits))
 
     def made(
         self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float

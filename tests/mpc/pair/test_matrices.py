@@ -13,6 +13,7 @@ from torch import Tensor
 from hummingbird import prg, ring
 from hummingbird.channel import meter
 from hummingbird.errors import ConfigError
+from hummingbird.mpc.pair import matrices
 from hummingbird.mpc.pair.encrypted import DEGREE, Encryption, PairKeys
 from hummingbird.mpc.pair.material import PairMaterial, cost
 from hummingbird.mpc.pair.matrices import MatrixBlocks, StackSizes, blocks_of, convolution_stack, crossed, matmul_stack
@@ -71,15 +72,21 @@ def test_a_request_is_a_stack_of_matrix_products(request_: Triple) -> None:
     assert torch.equal(stack.result(left @ right), wanted)
 
 
-def test_every_request_is_right_at_its_price() -> None:
-    """All in one call, in lock-step with other kinds, whose keys are those of the largest modulus."""
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_every_request_is_right_at_its_price(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one call, in lock-step with other kinds, whose keys are those of the largest modulus.
+
+    encrypted: also the products that take fewer bytes term by term.
+    """
+    if encrypted:
+        monkeypatch.setattr(matrices, "better_by_terms", lambda request: False)
     wanted = [And(2, 100), *REQUESTS, Lifting(50, 9, 20)]
     parties = pair()
     with meter.meter() as counted:
         done = made(parties, wanted)
     price = cost(wanted)
     assert (counted.total.bits_sent, counted.total.rounds) == (price.all_bits, 2 * price.rounds)
-    assert cost(REQUESTS).rounds == 3
+    assert cost(REQUESTS).rounds == 3 and (cost(REQUESTS).transfers == 0) == encrypted
     for request, *materials in zip(wanted, *done, strict=True):
         assert wrong(request, columns(request, materials)) == [], request
 
@@ -131,6 +138,15 @@ def test_the_blocks_have_the_fewest_bytes() -> None:
             assert sum(best.message_bytes) <= sum(MatrixBlocks(sizes, StackSizes(1, i, j, m), how).message_bytes)
     one, other = (cost([Triple(*sizes, "matmul", {})]) for sizes in (((60, 24), (24, 130)), ((130, 24), (24, 60))))
     assert one == other
+
+
+def test_small_products_are_made_term_by_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever takes fewer bytes: a term takes 520 bytes, a pair of polynomials hundreds of thousands."""
+    small, large = (Triple((4, n, n), (4, n, n), "matmul", {}) for n in (4, 32))
+    assert cost([small]).transfers == 2 * 64 * 64 and cost([large]).transfers == 0
+    least = [cost([request]).all_bits for request in (small, large)]
+    monkeypatch.setattr(matrices, "better_by_terms", lambda request: request is large)
+    assert all(cost([one]).all_bits > bits for one, bits in zip((small, large), least, strict=True))
 
 
 @pytest.mark.slow
