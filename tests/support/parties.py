@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from tests.support import python
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
 from tests.support.ports import free_port
+
+
+_LEFT_BEHIND = 5.0  # seconds for the other parties after one has failed
 
 
 def init_alone(**options: Any) -> Session:
@@ -58,7 +62,10 @@ def sessions(parties: int) -> list[Session]:
 
 
 def together(functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run one function per party at the same time; raise the first exception of any, else return all results."""
+    """Run one function per party at the same time; raise the first exception of any, else return all results.
+
+    A party that waits for one that has failed is left behind after some seconds.
+    """
     results: list[Any] = [None] * len(functions)
     errors: list[BaseException | None] = [None] * len(functions)
 
@@ -71,9 +78,13 @@ def together(functions: Sequence[Callable[[], Any]]) -> list[Any]:
     threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(len(functions))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(HANG)
-        assert not thread.is_alive(), "a party hangs"
+    deadline, failed = time.monotonic() + HANG, None
+    while any(thread.is_alive() for thread in threads):
+        failed = failed or (time.monotonic() if any(errors) else None)
+        assert failed or time.monotonic() < deadline, "a party hangs"
+        if failed and time.monotonic() > failed + _LEFT_BEHIND:
+            break
+        time.sleep(0.002)
     for error in errors:
         if error is not None:
             raise error
