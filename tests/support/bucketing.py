@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc.dealer.bucket_store import BucketStore, deal_sets
 from hummingbird.mpc.dealer.sealing import KeyPair, new_key
 from hummingbird.mpc.session.lanes import LanePosition
@@ -38,14 +39,10 @@ class BucketParties:
         made: list[BucketStore | None] = [None, None]
 
         def open_one(rank: int) -> None:
-            try:
-                made[rank] = BucketStore(self.channels[rank], url, keys.parties[rank], places[rank], timeout)
-            except HummingbirdError:
-                self.channels[rank].close()
-                raise
+            made[rank] = BucketStore(self.channels[rank], url, keys.parties[rank], places[rank], timeout)
 
         try:
-            together([lambda rank=rank: open_one(rank) for rank in range(2)])
+            self._both(open_one)
         except BaseException:
             for store in made:
                 if store is not None:
@@ -54,7 +51,22 @@ class BucketParties:
         self.stores = [store for store in made if store is not None]
 
     def admit(self, slices: int = 1) -> None:
-        together([lambda store=store: store.admit(FACTS, [SHAPE] * slices) for store in self.stores])
+        self._both(lambda rank: self.stores[rank].admit(FACTS, [SHAPE] * slices))
+
+    def _both(self, call: Callable[[int], object]) -> None:
+        """Call a function at both parties; raise the error of the one that failed first, and then left."""
+        errors: list[HummingbirdError] = []
+
+        def guarded(rank: int) -> None:
+            try:
+                call(rank)
+            except HummingbirdError as error:
+                errors.append(error)
+                self.channels[rank].close()  # as a party that ends
+
+        together([lambda rank=rank: guarded(rank) for rank in range(2)])
+        if errors:
+            raise next((error for error in errors if not isinstance(error, PeerError)), errors[0])
 
     def use(self, slices: int = 1) -> list[tuple[str, int]]:
         """Reserve slices, and take their material, which must fit together; the set's id and slot of each."""

@@ -36,7 +36,6 @@ _PAGE = 1000  # names that one request lists
 _FILES = ("checksums", "corrections", "ledger", "header.json", "seed")  # the seed last: without it the others are noise
 _MOST_LIST = 1 << 12  # bytes of the list of files
 _LENGTH = 4  # bytes of the length of that list
-_ATTEMPT, _CONNECT = timedelta(seconds=30), timedelta(seconds=5)  # for one request
 _RETRIES = 10
 _RIGHTS = (
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL (or what Google or Azure have for them) "
@@ -54,7 +53,7 @@ class Bucket:
 
     url: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; {rank} in it stands for the party's rank.
     rank, lane: of the party's lane.
-    timeout: seconds for a request, with all its repetitions.
+    timeout: seconds in which a request is repeated if it fails; each attempt may take 30 s (obstore's default).
     Raises EnvironmentProblem if the package obstore is not installed, and InputError for a URL of another kind. The
     methods raise DealerError if the object store refuses a request, or does not answer in time.
     """
@@ -64,14 +63,9 @@ class Bucket:
             from obstore.store import from_url
         self.where = f"{url.replace('{rank}', str(rank)).rstrip('/')}/party-{rank}"
         self._lane = f"lane-{lane}"
+        how: dict[str, Any] = {"retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=timeout)}}
         if self.where.startswith("file:"):
-            how: dict[str, Any] = {"mkdir": True}
-        else:
-            attempt = min(_ATTEMPT, timedelta(seconds=timeout))
-            how = {
-                "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=timeout)},
-                "client_options": {"timeout": attempt, "connect_timeout": min(_CONNECT, attempt)},
-            }
+            how = {"mkdir": True}
         try:
             self._store: Any = from_url(self.where, **how)
         except Exception as problem:  # obstore has a class for each kind of fault, under several roots

@@ -233,9 +233,9 @@ def deal_sets(
     text = kept.line()
     for rank, receiver in enumerate(receivers):
         bucket, owner = places[rank][0], {"name": kept.id, "party": rank, "lane": 0}
-        if kept.id not in (there := bucket.nets()):
+        if not (there := bucket.nets()):
             bucket.add_net(kept.id, b"".join(seal([text], len(text), key, receiver, **owner)))  # type: ignore[arg-type]
-            there = bucket.nets()
+            there = bucket.nets()  # again: another dealer may have begun at the same time
         if there != [kept.id]:
             hint = f"{_PREFIX}, and for each --images"
             raise InputError("sets for another net, or of another size, are dealt here", where=bucket.where, hint=hint)

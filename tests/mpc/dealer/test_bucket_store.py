@@ -80,11 +80,11 @@ def test_requests_and_bytes(server: ObjectServer, keys: Keys) -> None:
     """A run of one batch: at each party 4 requests for the check, 2 for what is dealt, and 3 a set, 1 list a party."""
     keys.deal(URL, 3)
     assert server.counts["PUT sets"] == 6 and server.counts["PUT nets"] == 2 and server.counts["LIST nets"] == 4
-    sizes = [_size(rank) for rank in range(2)]
-    assert max(sizes) < PART
+    sizes = [_sizes(rank) for rank in range(2)]
+    assert max(max(each.values()) for each in sizes) < PART
     server.counts.clear()
     parties = BucketParties(URL, keys)
-    parties.use(2 * SLOTS)
+    names = {name for name, _ in parties.use(2 * SLOTS)}
     parties.close()
     assert server.counts["LIST sets"] in (2, 3, 4)  # and one for each second in which no set was known
     del server.counts["LIST sets"]
@@ -93,16 +93,15 @@ def test_requests_and_bytes(server: ObjectServer, keys: Keys) -> None:
     each = Counter({"LIST nets": 1, "GET nets": 1}) + check
     expected = Counter({"PUT claims": 2 * sets, "GET sets": 2 * sets, "DELETE": 2 * sets}) + each + each
     assert server.counts == expected
-    assert server.sent == sets * sum(sizes)
+    assert len(names) == sets and server.sent == sum(each[name] for each in sizes for name in names)
 
 
-def _size(rank: int) -> int:
-    """Bytes of one set in a party's bucket; all have the same."""
+def _sizes(rank: int) -> dict[str, int]:
+    """Bytes of each set in a party's bucket."""
     import obstore
 
-    found = [each["size"] for page in obstore.list(Bucket(URL, rank)._store, "sets") for each in page]
-    assert len(set(found)) == 1
-    return int(found[0])
+    pages = obstore.list(Bucket(URL, rank)._store, "sets")
+    return {each["path"].rpartition("/")[2]: each["size"] for page in pages for each in page}
 
 
 def test_sets_of_several_dealers(server: ObjectServer, keys: Keys) -> None:
@@ -143,9 +142,7 @@ def test_groups_take_different_sets(server: ObjectServer, keys: Keys) -> None:
         group.close()
 
 
-def test_a_set_is_read_ahead_within_a_bound(
-    server: ObjectServer, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_is_read_ahead_within_a_bound(server: ObjectServer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     """None in a run of one batch; from the second batch on one set, unless it is too large."""
     keys.deal(URL, 6)
     parties = BucketParties(URL, keys)
@@ -217,8 +214,13 @@ def test_what_does_not_fit_is_refused(server: ObjectServer, keys: Keys) -> None:
     for changed in ({"slots": 5}, {"facts": FACTS | {"bits": "c"}}, {"steps": [[REQUEST] * 3]}, {"lanes": 2}):
         with pytest.raises(InputError, match="sets for another net, or of another size, are dealt here"):
             keys.deal("s3://place-{rank}/nets/squares", 1, **changed)
+    assert len(left(0)) == len(left(1)) == 1
+    BucketParties(URL, keys).close()
+    Bucket(URL, 0).add_net("0" * 32, b"by another dealer, at the same moment")
     with pytest.raises(DealerError, match="sets for 2 nets are dealt here"):
         BucketParties(URL, keys)
+    with pytest.raises(InputError, match="sets for another net"):
+        keys.deal(URL, 1)
     other = Keys(_folder(keys, "other"))
     server.add("place-0", "place-1")
     keys.deal(URL, 1)
