@@ -158,8 +158,11 @@ class Bucket:
         try:
             return self._ask(path, *request, **how)
         except FileNotFoundError as problem:
-            what, hint = f"there is no such bucket or object: {path}", "is the bucket's name right? it must exist"
-            raise DealerError(f"{what} ({_code(problem)})", where=self.where, hint=hint) from None
+            raise self._nothing(problem) from None
+
+    def _nothing(self, problem: BaseException) -> DealerError:
+        hint = "is the bucket's name right? it must exist"
+        return DealerError(f"there is no such bucket or object ({_code(problem)})", where=self.where, hint=hint)
 
     def _ask(self, path: str, method: str, *words: Any, **how: Any) -> Any:
         """Make a request of the object store; return its answer. path: what it is about, for errors.
@@ -182,6 +185,8 @@ class Bucket:
             raise DealerError(what, where=self.where, hint=_RIGHTS) from None
         except (BaseError, OSError) as problem:
             text = _first_line(problem)
+            if _code(problem) == "NoSuchBucket":
+                raise self._nothing(problem) from None
             if "169.254" in text or "metadata" in text or "redential" in text:  # the address that a cloud's hosts ask
                 raise DealerError("no credentials for the object store", where=self.where, hint=_RIGHTS) from None
             raise DealerError(f"the object store failed: {text}", where=self.where, hint=_RIGHTS) from None
