@@ -17,6 +17,7 @@ from tests.support import python
 from tests.support.object_server import ObjectServer, served
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
+from tests.support.ports import free_port
 
 URL = "s3://place-{rank}/digits"
 NET = ["--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
@@ -79,7 +80,7 @@ def test_parties_of_torchrun(server: ObjectServer, tmp_path: Path) -> None:
     """Also with all sets in one bucket."""
     url = "s3://place-0/one"
     assert deal(tmp_path, "--sets", "3", out=url) == 0
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=static")
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "--rdzv-backend=static")
     launcher += ("--master-addr=127.0.0.1", "--nnodes=1")
     code, printed = infer(
         tmp_path, "--store", url, "--store-key", str(tmp_path / "party-{rank}.key"), launcher=launcher
@@ -118,5 +119,5 @@ def test_options_that_do_not_fit(server: ObjectServer, tmp_path: Path, capsys: p
     assert "2 keys for 3 parties" in capsys.readouterr().err
     assert deal(tmp_path, out="s3://nowhere/x") == 1
     assert "no such bucket" in capsys.readouterr().err
-    assert deal(tmp_path, "--owner", "1") == 1
+    assert deal(tmp_path, "--private-weights") == 1
     assert "masks of private weights are not dealt into an object store" in capsys.readouterr().err
