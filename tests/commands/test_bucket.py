@@ -80,7 +80,13 @@ def test_parties_of_torchrun(server: ObjectServer, tmp_path: Path) -> None:
     """Also with all sets in one bucket."""
     url = "s3://place-0/one"
     assert deal(tmp_path, "--sets", "3", out=url) == 0
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "--rdzv-backend=static")
+    launcher = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--master-port={free_port()}",
+        "--rdzv-backend=static",
+    )
     launcher += ("--master-addr=127.0.0.1", "--nnodes=1")
     code, printed = infer(
         tmp_path, "--store", url, "--store-key", str(tmp_path / "party-{rank}.key"), launcher=launcher

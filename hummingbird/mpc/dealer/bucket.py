@@ -36,7 +36,7 @@ _PAGE = 1000  # names that one request lists
 _FILES = ("checksums", "corrections", "ledger", "header.json", "seed")  # the seed last: without it the others are noise
 _MOST_LIST = 1 << 12  # bytes of the list of files
 _LENGTH = 4  # bytes of the length of that list
-_RETRIES = 10
+_RETRIES = 1000  # the timeout ends them
 _RIGHTS = (
     "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL (or what Google or Azure have for them) "
     "say who this is, and where; is it allowed to list, read, create and delete objects there?"
