@@ -53,7 +53,7 @@ def left(rank: int) -> set[str]:
 
 
 def files(keys: Keys) -> list[str]:
-    """What processes have left in the folder for temporary files."""
+    """The names of files in the folder for temporary files."""
     return [path.name for path in (keys.folder / "temporary").rglob("*") if path.is_file()]
 
 
