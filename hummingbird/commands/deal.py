@@ -141,10 +141,13 @@ def run(args: argparse.Namespace) -> int:
             return _into_bucket(args, slot, what)
         return _once(args, slot, what) if args.keep is None else _again_and_again(args, slot, what)
     except _Stopped as stopped:
-        print("stopped: nothing is left of what was begun", flush=True)
+        print("stopped: nothing is left of what was begun", flush=True)  # whole sets in an object store stay
         return 128 + stopped.number
     except OSError as error:
-        hint = "is there room on the disk, and may this user write there? --out names the folder, --images the amount"
+        folder = "TMPDIR" if is_url(args.out) else "--out"
+        hint = (
+            f"is there room on the disk, and may this user write there? {folder} names the folder, --images the amount"
+        )
         raise InputError(f"{error.strerror}", where=str(error.filename or args.out), hint=hint) from None
 
 

@@ -19,9 +19,9 @@ USER, WORD = "tester", "secret"
 class ObjectServer:
     """moto's server in this process, on a free port of loopback.
 
-    counts: requests by kind, as "PUT sets"; sent: bytes of the objects that it has sent. ignores: whether it drops
-    If-None-Match, as old object stores do. loses: called with kind and number of each request; true: it is carried out,
-    and answered with an error, so that the client repeats it.
+    counts: requests by kind, as "PUT sets". sent: bytes of the objects that it has sent. ignores: whether it drops
+    If-None-Match, as old object stores do. away: whether every request fails. loses: called with kind and number of
+    each request; true: it is carried out, and answered with an error, so that the client repeats it.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class ObjectServer:
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
-        self.sent, self.ignores = 0, False
+        self.sent, self.ignores, self.away = 0, False, False
         self.loses: Callable[[str, int], bool] = lambda kind, number: False
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -65,6 +65,7 @@ class ObjectServer:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         if lost:
             b"".join(self._app(environ, lambda *_: None))
+        if lost or self.away:
             start("503 Service Unavailable", [("Content-Length", "0")])
             return [b""]
         data = b"".join(self._app(environ, start))

@@ -9,8 +9,8 @@ made only with the dealer's private key or the party's own:
 
 The key of the chunks is HKDF-SHA256(X25519(single-use, party) | X25519(dealer, party)), with the whole header in the
 derivation, so that an object with a changed header has another key (as HPKE's mode Auth, RFC 9180, which binds `info`
-and both results in the same way). A chunk's nonce is its number and whether it is the last one, as in STREAM (Hoang,
-Reyhanitabar, Rogaway and Vizar, 2015): chunks that are missing, repeated or in another order are noticed.
+and both results in the same way). A chunk's nonce is its number, and the header has the size of the content: chunks
+that are missing, repeated or in another order are noticed.
 
 Nothing here imports torch. Who gets a party's private key can open what was sealed to it before.
 """
@@ -151,10 +151,10 @@ def seal(
     shared = once.exchange(to) + X25519PrivateKey.from_private_bytes(dealer.private).exchange(to)
     cipher = AESGCM(_derived(shared, text))
     yield len(text).to_bytes(_LENGTH, "big") + text
-    last, found = max(0, -(-size // CHUNK) - 1), 0
+    found = 0
     for number, chunk in enumerate(_cut(iter(pieces), CHUNK)):
         found += len(chunk)
-        yield cipher.encrypt(_nonce(number, number == last), chunk, None)
+        yield cipher.encrypt(_nonce(number), chunk, None)
     assert found == size, "the content has another size than was said"
 
 
@@ -189,9 +189,8 @@ def unseal(pieces: Iterable[bytes], owner: KeyPair, *, name: str, party: int, la
     cipher = AESGCM(_derived(shared, text))
     for number in range(max(1, -(-header.size // CHUNK))):
         size = min(CHUNK, header.size - number * CHUNK)
-        last = (number + 1) * CHUNK >= header.size
         try:
-            yield cipher.decrypt(_nonce(number, last), bytes(_take(source, kept, size + TAG)), None)
+            yield cipher.decrypt(_nonce(number), bytes(_take(source, kept, size + TAG)), None)
         except InvalidTag:
             raise _damaged(
                 f"bytes {number * CHUNK:,} to {number * CHUNK + size:,} of its content are not the dealer's", where
@@ -248,8 +247,8 @@ def _derived(shared: bytes, header: bytes) -> bytes:
     return HKDF(SHA256(), _KEY, salt=None, info=b"hummingbird sealed object" + header).derive(shared)
 
 
-def _nonce(number: int, last: bool) -> bytes:
-    return number.to_bytes(11, "big") + bytes([last])
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")  # the key serves for this object only
 
 
 def _short(key: bytes) -> str:

@@ -292,6 +292,16 @@ def test_a_lost_answer_costs_no_slot(server: ObjectServer, keys: Keys) -> None:
     parties.close()
 
 
+def test_a_server_that_is_away_for_a_while_is_waited_for(server: ObjectServer, keys: Keys) -> None:
+    """Every request fails for two seconds, and nothing is carried out."""
+    keys.deal(URL, 2)
+    parties = BucketParties(URL, keys)
+    server.away = True
+    threading.Timer(2.0, lambda: setattr(server, "away", False)).start()
+    assert len(set(parties.use(2 * SLOTS))) == 2 * SLOTS
+    parties.close()
+
+
 def test_a_set_that_is_open_has_no_files(server: ObjectServer, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its first slot is marked as used."""
     mark, seen = StoreDealer.mark, []
