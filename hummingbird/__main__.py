@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hummingbird.errors import HummingbirdError, refuse_namesake
 
 COMMANDS = (
-    *("info", "check", "run", "estimate", "save", "infer", "deal", "dealer"),
+    *("info", "check", "run", "estimate", "save", "infer", "deal", "keys", "dealer"),
     *("serve", "ask", "plan"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server", "pir-owner"),

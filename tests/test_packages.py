@@ -17,6 +17,7 @@ from setuptools.config.pyprojecttoml import load_file
 import hummingbird
 from hummingbird.errors import EnvironmentProblem, refuse_namesake
 from hummingbird.launching import sending
+from hummingbird.mpc.dealer.bucket import Bucket
 from hummingbird.pictures import picture
 from hummingbird.rpc import telemetry
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
@@ -63,7 +64,7 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_every_import_is_of_the_base_or_of_an_extra_that_code_uses() -> None:
     """Triton comes with torch where there are GPUs, Google's protobuf with CrypTen's onnx."""
-    assert {"torch", "crypten", "grpc"} <= BASE and {"serve", "launch", "plot", "hub"} == set(EXTRAS)
+    assert {"torch", "crypten", "grpc"} <= BASE and {"serve", "launch", "bucket", "plot", "hub"} == set(EXTRAS)
     found = {pair for path in FILES for pair in imports(path)}
     brought = {name: extra for extra, names in EXTRAS.items() for name in names}
     assert {name for name, _ in found} <= BASE | set(brought)
@@ -122,6 +123,10 @@ def launched(tmp_path: Path) -> None:
     sending.packed_call(print, (), {})
 
 
+def in_bucket(tmp_path: Path) -> None:
+    Bucket(f"file://{tmp_path}", 0)
+
+
 def plotted(tmp_path: Path) -> None:
     with picture(1, 1):
         pass
@@ -133,6 +138,7 @@ def plotted(tmp_path: Path) -> None:
         (metrics, "prometheus_client", "serve"),
         (health, "grpc_health", "serve"),
         (launched, "cloudpickle", "launch"),
+        (in_bucket, "obstore", "bucket"),
         (plotted, "matplotlib", "plot"),
     ],
 )

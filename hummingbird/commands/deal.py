@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +18,12 @@ from hummingbird.convert import convert_decoder
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.bucket import is_url
+from hummingbird.mpc.dealer.bucket_store import deal_sets
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.kept import Keeper, keep
+from hummingbird.mpc.dealer.sealing import read_key, read_public
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.prg import cipher_of
@@ -55,6 +60,11 @@ _EPILOG = """example:
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 1x8x8 --listen 127.0.0.1:910{rank} \\
       --store kept
 
+  twenty sets of ten slots in an object store, each sealed to its party's key; another dealer may add more meanwhile:
+  python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 8x1x8x8 \\
+      --bits checkpoints/digits.bits.json --images 80 --sets 20 --key dealer.key --to party-0.key.pub party-1.key.pub \\
+      --out s3://bucket-{rank}/digits
+
   for conversations of `serve --prompt`, 100 of them:
   python -m hummingbird deal --model models.gpt:gpt_small --weights checkpoints/wikitext2-gpt.pt --input 1x256x192 \\
       --prompt 64 --images 100 --out talks
@@ -74,8 +84,16 @@ def add_parser(commands: Any) -> None:
     text = "deal another set for --images images whenever fewer than K slots are unused, until SIGTERM; for parties on "
     text += "this host"
     sub.add_argument("--keep", type=count, metavar="K", help=text)
-    text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also a folder that was kept before"
-    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help=text)
+    text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also a folder that was kept before; or an object "
+    text += "store such as s3://bucket-{rank}/prefix, where {rank} stands for each party's rank"
+    sub.add_argument("--out", required=True, metavar="DIR|URL", help=text)
+    group = sub.add_argument_group("an object store")
+    text = "how many sets to deal, each for --images images (default 1); several dealers may deal at a time"
+    group.add_argument("--sets", type=count, metavar="S", help=text)
+    text = "this dealer's key file, which `python -m hummingbird keys` has made"
+    group.add_argument("--key", metavar="FILE", help=text)
+    text = "the files of the parties' public keys, by rank"
+    group.add_argument("--to", nargs="+", metavar="PUB", help=text)
     text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand; then this host's GPU "
     text += "deals too, if it has one"
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
@@ -95,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep is None and (args.metrics is not None or args.log is not None):
         hint = "add --keep K, or leave them out"
         raise InputError("--metrics and --log need --keep", where="deal", hint=hint)
+    _check_out(args)
     devices.keep_freed_memory()
     deal_on(args.threads)
     slot = _slot(args)
@@ -105,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     each = f" and each of {lanes} lanes" if lanes > 1 else ""
     split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
     amount = f"{lanes * size / 8e6:,.1f} MB for all parties{split}"
-    sets = "" if args.keep is None else "sets of "
+    sets = "" if args.keep is None and not is_url(args.out) else "sets of "
     what_for = f"slices of {images} images" if args.prompt is None else "conversations"
     print(f"{sets}{slots} {what_for} for {args.parties} parties{each}: {amount}", flush=True)
     what = {
@@ -118,12 +137,17 @@ def run(args: argparse.Namespace) -> int:
         "cipher": cipher_of(args.device),
     }
     try:
+        if is_url(args.out):
+            return _into_bucket(args, slot, what)
         return _once(args, slot, what) if args.keep is None else _again_and_again(args, slot, what)
     except _Stopped as stopped:
-        print("stopped: nothing is left of what was begun", flush=True)
+        print("stopped: nothing is left of what was begun", flush=True)  # whole sets in an object store stay
         return 128 + stopped.number
     except OSError as error:
-        hint = "is there room on the disk, and may this user write there? --out names the folder, --images the amount"
+        folder = "TMPDIR" if is_url(args.out) else "--out"
+        hint = (
+            f"is there room on the disk, and may this user write there? {folder} names the folder, --images the amount"
+        )
         raise InputError(f"{error.strerror}", where=str(error.filename or args.out), hint=hint) from None
 
 
@@ -152,7 +176,27 @@ def _slot(args: argparse.Namespace) -> _Slot:
     return _Slot(found.setup, [kinds[kind] for kind in order], decoder.shape(0), decoder.facts)
 
 
-def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
+def _check_out(args: argparse.Namespace) -> None:
+    """Raise InputError for options that do not fit the place where the material goes."""
+    needs = ("key", "to")
+    if is_url(args.out):
+        if args.keep is not None:
+            hint = "deal more sets with --sets, as often as needed"
+            raise InputError("an object store is not kept full", where="--keep", hint=hint)
+        missing = [f"--{name}" for name in needs if getattr(args, name) is None]
+        if missing:
+            hint = "`python -m hummingbird keys` makes keys, for the dealer and for each party"
+            raise InputError(f"an object store needs {' and '.join(missing)}", where="--out", hint=hint)
+        return
+    given = [f"--{name}" for name in ("sets", *needs) if getattr(args, name) is not None]
+    if given:
+        hint = "leave them out, or name an object store, such as --out s3://bucket/prefix"
+        raise InputError(f"{' and '.join(given)} are for an object store", where="deal", hint=hint)
+
+
+@contextlib.contextmanager
+def _stoppable(what: dict[str, Any]) -> Iterator[tuple[Any, Callable[[int], None]]]:
+    """Show a progress bar; yield it, and the function that advances it, which raises `_Stopped` after a signal."""
     told: list[int] = []  # signals to stop; the handler only notes them (rpc/signals.py)
     before = [(each, signal.signal(each, lambda number, _: told.append(number))) for each in _SIGNALS]
     try:
@@ -163,10 +207,30 @@ def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
                     raise _Stopped(told[0])
                 bar.update(images)
 
-            seconds = deal(args.out, setup=slot.setup, progress=progress, **what)
+            yield bar, progress
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _into_bucket(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
+    if slot.setup:
+        hint = "public weights, a folder of its own for each party (--out DIR), or a dealer"
+        raise ConfigError("masks of private weights are not dealt into an object store", where="--out", hint=hint)
+    sets, receivers = args.sets or 1, [read_public(path) for path in args.to]
+    with _stoppable(what) as (bar, progress):
+
+        def say(text: str) -> None:
+            bar.reset()
+            bar.write(text)
+
+        deal_sets(args.out, sets, read_key(args.key), receivers, progress=progress, say=say, **what)
+    return 0
+
+
+def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
+    with _stoppable(what) as (_, progress):
+        seconds = deal(args.out, setup=slot.setup, progress=progress, **what)
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")
     print("hand each party its folder over a secure channel, and delete it here: two of them open everything")
     return 0
@@ -185,7 +249,7 @@ def _again_and_again(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]
 def _keep(args: argparse.Namespace, what: dict[str, Any], program: ServiceProgram) -> None:
     keeper = None
     try:
-        keeper = Keeper(args.out, **what)
+        keeper = Keeper(Path(args.out), **what)
         if program.metrics is not None:
             from hummingbird.mpc.dealer.figures import KeeperFigures
 

@@ -127,7 +127,7 @@ def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:
-    """Add the options --lanes, --device, --dealer, --store, --peer-* and --timeout of a session.
+    """Add the options --lanes, --device, --dealer, --store, --store-key, --peer-* and --timeout of a session.
 
     certificates: whether to add --tls-* too.
     """
@@ -144,10 +144,10 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--store",
-        metavar="DIR",
+        metavar="DIR|URL",
         help="use material that `python -m hummingbird deal` has dealt in advance, without a dealer: this party's "
-        "folder, the folder that holds party-RANK ({rank} is replaced), or the folder of `deal --keep`. Anyone who can "
-        "read two parties' folders can read their secrets",
+        "folder, the folder that holds party-RANK ({rank} is replaced), the folder of `deal --keep`, or an object "
+        "store such as s3://bucket/prefix. Anyone who can read two parties' folders can read their secrets",
     )
     source.add_argument(
         "--dealer",
@@ -156,6 +156,8 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         "with any party. Default: party 0 starts one on this host. pair: no dealer, two parties make it with each "
         "other; neither may deviate from the protocol",
     )
+    text = "with an object store: this party's key file ({rank} is replaced), of `python -m hummingbird keys`"
+    group.add_argument("--store-key", metavar="FILE", help=text)
     if certificates:
         add_tls(
             group,
@@ -184,7 +186,7 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
     tls, party = tls_of(args), str(environment(args.lanes).party)
     if tls is not None:
         tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in (tls.cert, tls.key, tls.ca)))
-    options = {name: getattr(args, name) for name in ("lanes", "device", "dealer", "store", "timeout")}
+    options = {name: getattr(args, name) for name in ("lanes", "device", "dealer", "store", "store_key", "timeout")}
     for name in ("peer_listen", "peer_address"):
         value = getattr(args, name)
         options[name] = None if value is None else value.replace("{rank}", party)

@@ -21,7 +21,7 @@ import torch
 
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
-from hummingbird.mpc.dealer.kept_store import STORES, KeptStore
+from hummingbird.mpc.dealer.kept_store import STORES, SetStore
 from hummingbird.mpc.session.session import Session
 from hummingbird.rpc.admission import Limits as WireLimits
 from hummingbird.rpc.server import GRACE
@@ -117,7 +117,7 @@ class LocalDispatcher:
         self.counts, self._counting = Counts(), threading.Lock()
         self.slots = [math.nan] * session.lanes
         store = "dealt" if isinstance(session.dealer, STORES) else ""
-        store = "kept" if isinstance(session.dealer, KeptStore) else store
+        store = "kept" if isinstance(session.dealer, SetStore) else store
         self.stocked, self._empty, self._restocked = True, math.inf, restocked
         self._patience = patience = _PATIENCE if store == "kept" else 0.0
         alone, sending = not service.rowwise, partial(seconds_to_send, service)

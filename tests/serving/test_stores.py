@@ -18,6 +18,8 @@ from hummingbird.errors import OverloadError
 from hummingbird.mpc.dealer.kept import numbers
 from hummingbird.serving.client import Client
 from tests.support import python
+from tests.support.bucketing import Keys
+from tests.support.object_server import served as object_store
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -176,3 +178,37 @@ def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
         assert len(numbers(tmp_path / "kept")) <= 4
     finally:
         keeper.kill()
+
+
+@pytest.mark.slow
+def test_a_service_from_an_object_store(tmp_path: Path) -> None:
+    """It refuses requests while the buckets are empty, and answers again when a dealer has come."""
+    bits, url = tmp_path / "bits.json", "s3://place-{rank}/doubled"
+    bits.write_text(BitConfig(BitWindow(30, 0), {}).to_json())
+    with object_store() as server:
+        server.add("place-0", "place-1")
+        keys = Keys(tmp_path)
+        public = [f"{tmp_path}/party-{rank}.key.pub" for rank in range(2)]
+        words = ["deal", "--model", NET, "--input", "4x4", "--images", "12", "--bits", str(bits), "--out", url]
+        words = [sys.executable, "-m", "hummingbird", *words, "--key", f"{keys.folder}/dealer.key", "--to", *public]
+
+        def deal() -> None:
+            ended = python.run(
+                words, cwd=ROOT, env=environment(0, 1, 1), text=True, capture_output=True, timeout=PROGRAM
+            )
+            assert ended.returncode == 0, ended.stderr
+
+        deal()
+        options = ["--model", NET, "--bits", str(bits), "--input", "4", "--store", url, "--max-batch", "8"]
+        options += ["--store-key", f"{keys.folder}/party-{{rank}}.key"]
+        with Service(*options, metrics=True) as service, service.client(HASTE) as client:
+            right(client, 8)
+            right(client, 4)
+            with pytest.raises(OverloadError, match="too little"):
+                client(torch.rand(4, 4))
+            deal()
+            net, x, refusals = doubled(), torch.rand(8, 4), list[float]()
+            with torch.no_grad():
+                assert (patiently(client, x, refusals) - net(x)).abs().max() < 1e-3
+            until(lambda: service.figures(1)['hummingbird_serving_slices_left{store="kept"}'] == 1.0, "what is left")
+            assert served(service.stop()) == (20, 3)

@@ -56,7 +56,7 @@ class Kept:
 
     A kept store is a folder to which `deal --keep` adds sets; each set holds material for a few slices.
 
-    id: 16 random bytes, hexadecimal.
+    id: 16 random bytes, hexadecimal; in an object store, where several dealers may write it, a digest of the rest.
     facts: what the net must be like, a text for each name (`store.material_facts`).
     shape: of a slice's input.
     slots: for how many slices each set has material, for each lane.
@@ -82,7 +82,7 @@ class Kept:
         return records.write(self).encode() + b"\n"
 
     @classmethod
-    def read(cls, text: bytes, where: Path) -> Kept:
+    def read(cls, text: bytes, where: Path | str) -> Kept:
         """Read the description of a kept store from the bytes of its file. where: the file's path, for the error.
 
         Raises DealerError if the description is damaged, or of another release.
@@ -193,7 +193,7 @@ class Keeper:
 
     def _described(self) -> Kept:
         what = {name: self._what[name] for name in ("facts", "shape", "slots", "parties", "lanes", "cipher")}
-        wanted = Kept(secrets.token_hex(16), requests=_digest(self._what["steps"]), **what)
+        wanted = Kept(secrets.token_hex(16), requests=requests_digest(self._what["steps"]), **what)
         text = self._file.read(self._file.size, 0)
         if not text.endswith(b"\n") and not numbers(self.root):  # new, or its keeper was killed before the first set
             self._file.cut(0)
@@ -300,7 +300,8 @@ def keep(
         say(f"set {number}: {size}, {seconds:.1f} s; {keeper.unused()} slots unused")
 
 
-def _digest(steps: Sequence[Sequence[Request[Any]]]) -> str:
+def requests_digest(steps: Sequence[Sequence[Request[Any]]]) -> str:
+    """Return a digest, 32 hexadecimal digits, of the requests of a slot's steps."""
     kinds, order = kinds_of(steps)
     texts = [*map(str, chain(*kinds)), str([len(kind) for kind in kinds]), str(order)]
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()

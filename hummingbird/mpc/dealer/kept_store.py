@@ -1,10 +1,12 @@
-"""A kept store in place of a dealer: one set of slots after the other, as `deal --keep` deals them (kept.py).
+"""Stores of sets of slots in place of a dealer, one set after the other; and the kept store, on one host (kept.py).
 
-The parties use the sets in the order of their numbers. Before they use a set, each tells the others, in one round, the
-number of its next set, how many of that set's slots it has used, and the set's random id. If one party has used up and
-erased a set in which another still has slots, the other party erases it too. Then all parties continue after the
-highest slot that any of them has used. So if some parties have used a slot, no party uses it again, in this run or a
-later one.
+`SetStore` is what they have in common. A store of sets in an object store is in bucket_store.py.
+
+The parties of a kept store use the sets in the order of their numbers. Before they use a set, each tells the others, in
+one round, the number of its next set, how many of that set's slots it has used, and the set's random id. If one party
+has used up and erased a set in which another still has slots, the other party erases it too. Then all parties continue
+after the highest slot that any of them has used. So if some parties have used a slot, no party uses it again, in this
+run or a later one.
 """
 
 from __future__ import annotations
@@ -36,89 +38,65 @@ _LOOK = 0.25  # seconds between searches for the next set
 _WORDS = 4  # 64-bit numbers of a party's message on its next set: number, slots used, and the set's id (2)
 
 
-class KeptStore:
-    """A kept store, for one lane of this party: a session takes its material from one set of slots after the other.
+class SetStore:
+    """Base of the stores that a session uses set after set: it hands out slots of the sets that all parties have.
 
-    `deal --keep` adds the sets; all parties use them in the same order. The constructor waits for the first one.
+    A subclass finds the sets, in `_wait_for`, `_go_on` and `_waiting`. All parties use the same sets in one order.
     channel: to the other parties.
-    root: the folder of kept.json.
+    where: the store's name in errors.
+    kept: what all sets are dealt for.
     place: this process's party and lane.
     timeout: seconds to wait for a set that is needed.
     device: where the shares are needed.
-    Raises AgreementError if parties name different folders; DealerError if the folder is for other parties or lanes, is
-    in use, or gets no set in time; and PeerError.
+    Raises DealerError if the store is for other parties or lanes, and AgreementError if the parties have different
+    stores.
     """
 
     aim = "latency"
 
     def __init__(
-        self, channel: Channel, root: Path, place: LanePosition, timeout: float, device: torch.device | str = "cpu"
+        self,
+        channel: Channel,
+        where: str,
+        kept: Kept,
+        place: LanePosition,
+        timeout: float,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.folder, self._channel, self._place = root, channel, place
-        self._timeout, self._device = timeout, device
-        try:
-            self.kept = Kept.read((root / DESCRIPTION).read_bytes(), root / DESCRIPTION)
-        except OSError as error:
-            raise DealerError(f"{error.strerror}", where=str(root / DESCRIPTION), hint="is it readable?") from None
-        self.slice_shape = self.kept.shape
-        self._check_place()
-        agree(channel, "store", {"kept store": self.kept.id, **self.kept.facts})
-        self._supplies = Supplies(_nothing, str(root), lambda size: timeout + (size + self._slot_bytes) / 1e6)
+        self.where, self._channel, self._place = where, channel, place
+        self._timeout, self._device, self.kept = timeout, device, kept
+        self.slice_shape = kept.shape
+        if (kept.parties, kept.lanes) != (place.parties, place.lanes):
+            what = f"this store is kept for {kept.parties} parties of {kept.lanes} lanes"
+            what = f"{what}, this run has {place.parties} of {place.lanes}"
+            raise DealerError(what, where=where, hint="deal for these, with --parties and --lanes, at another place")
+        agree(channel, "store", {"kept store": kept.id, **kept.facts})
+        self._supplies = Supplies(_nothing, where, lambda size: timeout + (size + self._slot_bytes) / 1e6)
         self._sets: deque[Set] = deque()  # sets that all parties agreed on; the first one has slots left
         self._leaving: list[Set] = []  # sets without slots left, whose last material is still used
         self._looking = threading.Lock()  # other threads read `slots_left`
-        self._there: set[int] = set()  # numbers of sets in the folder: only this process erases its part of them
         self._agreeing = False
         self.refill_seconds = 1.0  # seconds that dealing a set takes
         self._slot_bytes = 0  # bytes of a slot's corrections to this party
-        try:
-            self._finish_erasing()
-            self._wait_for(1)
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_place(self) -> None:
-        kept, (_, parties, _, lanes) = self.kept, self._place
-        if (kept.parties, kept.lanes) != (parties, lanes):
-            what = f"this store is kept for {kept.parties} parties of {kept.lanes} lanes"
-            what = f"{what}, this run has {parties} of {lanes}"
-            raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
-
-    def _finish_erasing(self) -> None:
-        """Finish erasing the sets that an earlier process of this lane had begun to erase when it was killed."""
-        for number in numbers(self.folder):
-            if not is_there(self.folder, number, self._place.party, self._place.lane):
-                erase(self._part(number))
-
-    def _part(self, number: int) -> Path:
-        return lane_folder(set_folder(self.folder, number), self._place.party, self._place.lane)
 
     def __repr__(self) -> str:
-        return f"kept store {self.folder}"
+        return f"store {self.where}"
 
     # How much there is ------------------------------------------------------------------------------------------------
 
     @property
     def slots_left(self) -> int:
-        """For how many more slices the folder has material, counting sets that the parties have yet to agree on."""
+        """For how many more slices there is material, counting sets that the parties have yet to agree on."""
         with self._looking:
-            return self._agreed + self.kept.slots * len(self._waiting())
+            return self._agreed + self.kept.slots * self._waiting()
 
     @property
     def _agreed(self) -> int:
         return sum(store.slots_left for store in self._sets)
 
-    def _waiting(self) -> list[int]:
-        """Return the numbers of the sets in the folder that this party has not opened, ascending."""
-        opened = {store.number for store in (*self._sets, *self._leaving)}
-        party, lane = self._place.party, self._place.lane
-        try:
-            found = [number for number in numbers(self.folder) if number not in opened]
-        except OSError as error:
-            raise DealerError(f"{error.strerror}", where=str(self.folder), hint="is the folder still there?") from None
-        self._there = {n for n in found if n in self._there or is_there(self.folder, n, party, lane)}
-        return [number for number in found if number in self._there]
+    def _waiting(self) -> int:
+        """Return how many sets there are that the parties have yet to agree on."""
+        raise NotImplementedError
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Wait until this store has material for all slices of a batch. All parties must call it at the same point.
@@ -128,99 +106,49 @@ class KeptStore:
         Each search for the next set takes 1 round. Raises DealerError if the store was dealt for another net or another
         shape, or if the material does not come in time.
         """
-        check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
+        check_net(self.kept.facts, self.kept.shape, facts, shapes, self.where)
         self.sweep()
         while self._agreeing:  # another computation agrees at this moment, and has passed its turn on
             interleave.pass_on()
         self._agreeing = True
         try:
             self._wait_for(len(shapes))
-            if self._agreed == len(shapes):  # to make the next slot's material ahead, if there is a set
-                self._go_on()
         finally:
             self._agreeing = False
 
     def _wait_for(self, slots: int) -> None:
-        looks = max(1, round(self._timeout / _LOOK))  # counted, so that all parties give up after the same look
-        while self._agreed < slots:
-            if self._go_on():
-                continue
-            looks -= 1
-            if looks < 0:
-                raise DealerError(
-                    f"the store holds material for {self._agreed} more slices of {self.kept.shape[0]}, "
-                    f"{slots} are needed, and no set came for {self._timeout:.0f} s",
-                    where=str(self.folder),
-                    hint="does `deal --keep K` run, with room on the disk, and K as large as what is needed?",
-                )
-            time.sleep(_LOOK)
+        """Agree with all parties on sets until they have `slots` slots left. Raises DealerError if none comes in time.
 
-    # What the parties agree on ----------------------------------------------------------------------------------------
-
-    def _go_on(self) -> bool:
-        """Agree with all parties on the next set, and open this party's part of it; return whether that succeeded.
-
-        It does not if some party does not have the set yet. Takes a round, and one more for each set that some party
-        has used up already; such a set is erased.
+        It may agree on one set more, so that its material is made ahead.
         """
-        while True:
-            mine = self._open_next()
-            try:
-                words = self._tell([0] * _WORDS if mine is None else [mine.number, mine.next_slot, *mine.id])
-                last, used = max(number for number, *_ in words.values()), max(word[1] for word in words.values())
-                if mine is None or not all(number for number, *_ in words.values()):
-                    return False
-                if all(number == last for number, *_ in words.values()):
-                    self._compare(words)
-                    mine.skip_to(used)
-                    if mine.slots_left:
-                        with self._looking:
-                            self._sets.append(mine)
-                        self.refill_seconds = max(1.0, mine.header.seconds)
-                        self._slot_bytes = mine.slot_bytes
-                        self._sets[0].work_ahead()
-                        return True
-                    last += 1  # used up
-                if mine.number < last:
-                    erase(mine.folder)
-            finally:
-                if mine is not None and mine not in self._sets:
-                    mine.close()
+        raise NotImplementedError
 
-    def _open_next(self) -> Set | None:
+    def _late(self, slots: int, hint: str) -> DealerError:
+        return DealerError(
+            f"the store holds material for {self._agreed} more slices of {self.kept.shape[0]}, "
+            f"{slots} are needed, and no set came for {self._timeout:.0f} s",
+            where=self.where,
+            hint=hint,
+        )
+
+    def _add(self, found: Set) -> None:
+        """Add a set on which all parties have agreed, and begin to make its material."""
         with self._looking:
-            waiting = self._waiting()
-        if not waiting:
-            return None
-        self._there.discard(waiting[0])
-        return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
+            self._sets.append(found)
+        self.refill_seconds = max(1.0, found.header.seconds)
+        self._slot_bytes = found.slot_bytes
+        self._sets[0].work_ahead()
 
-    def _tell(self, word: list[int]) -> dict[int, list[int]]:
+    def _words(self, word: list[int]) -> dict[int, list[int]]:
         """Send the same message to every party, and receive theirs; return all messages by rank, this party's included.
 
-        word: this party's message, four numbers: of its next set, how many slots of the set it has used, and the set's
-            id as two numbers; all 0 without a set.
+        word: this party's message, four numbers.
         Cost: 1 round, during which other computations run.
-        Raises AgreementError for a message with impossible numbers.
         """
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
             received = channel.exchange(torch.tensor(word, dtype=torch.int64))
-        words = {channel.rank: word, **{peer: theirs.tolist() for peer, (theirs,) in received.items()}}
-        for peer, (number, used, *_) in words.items():
-            if number < 0 or not 0 <= used <= self.kept.slots:
-                what = f"{channel.names[peer]} says that it has used {used} slots of set {number}"
-                raise AgreementError(what, where=str(self.folder), hint="all parties must run the same release")
-        return words
-
-    def _compare(self, words: dict[int, list[int]]) -> None:
-        number, _, *mine = words[self._channel.rank]
-        for peer, (_, _, *theirs) in sorted(words.items()):
-            if theirs != mine:
-                ours, other = (f"{first % 2**64:016x}{second % 2**64:016x}" for first, second in (mine, theirs))
-                what = f"set {number} is {ours} at {self._channel.name}, and {other} at {self._channel.names[peer]}"
-                hint = "all parties of a kept store use the one folder: was it copied?"
-                raise AgreementError(what, where=str(self.folder), hint=hint)
+        return {channel.rank: word, **{peer: theirs.tolist() for peer, (theirs,) in received.items()}}
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +159,7 @@ class KeptStore:
         Raises DealerError if there is no slot left, or if the slot was dealt for other requests.
         """
         if not self._sets:
-            raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
+            raise DealerError("all slots are used", where=self.where, hint="`admit` waits for more")
         slot = self._sets[0].reserve(requests)
         self._leave_used()
         return slot
@@ -258,17 +186,17 @@ class KeptStore:
     def correlation(self, request: Request[Any]) -> Material:
         """Raise DealerError for every request.
 
-        This method is for material outside of slices, such as masks for private weights, which a kept store does not
+        This method is for material outside of slices, such as masks for private weights, which sets do not
         have.
         """
         raise DealerError(
             f"the store has nothing for {request} outside of a net's slices",
-            where=str(self.folder),
+            where=self.where,
             hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
         )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: a kept store's masks are used only once, so it need not record which weights a mask hides.
+        """Do nothing: the masks of sets are used only once, so it need not record which weights a mask hides.
 
         name, digest: of the private weights; they are not read here.
         """
@@ -297,13 +225,138 @@ class KeptStore:
             store.close()
 
 
-STORES = (StoreDealer, KeptStore)  # dealers whose material is limited
+class KeptStore(SetStore):
+    """A kept store, for one lane of this party: a session takes its material from one set of slots after the other.
+
+    `deal --keep` adds the sets; all parties use them in the same order. The constructor waits for the first one.
+    root: the folder of kept.json. The other arguments are those of `SetStore`.
+    Raises its errors; DealerError, too, if the folder is in use, or gets no set in time; and PeerError.
+    """
+
+    def __init__(
+        self, channel: Channel, root: Path, place: LanePosition, timeout: float, device: torch.device | str = "cpu"
+    ) -> None:
+        self.folder = root
+        try:
+            kept = Kept.read((root / DESCRIPTION).read_bytes(), root / DESCRIPTION)
+        except OSError as error:
+            raise DealerError(f"{error.strerror}", where=str(root / DESCRIPTION), hint="is it readable?") from None
+        super().__init__(channel, str(root), kept, place, timeout, device)
+        self._there: set[int] = set()  # numbers of sets in the folder: only this process erases its part of them
+        try:
+            self._finish_erasing()
+            self._wait_for(1)
+        except BaseException:
+            self.close()
+            raise
+
+    def _finish_erasing(self) -> None:
+        """Finish erasing the sets that an earlier process of this lane had begun to erase when it was killed."""
+        for number in numbers(self.folder):
+            if not is_there(self.folder, number, self._place.party, self._place.lane):
+                erase(self._part(number))
+
+    def _part(self, number: int) -> Path:
+        return lane_folder(set_folder(self.folder, number), self._place.party, self._place.lane)
+
+    def __repr__(self) -> str:
+        return f"kept store {self.folder}"
+
+    def _waiting(self) -> int:
+        return len(self._unopened())
+
+    def _unopened(self) -> list[int]:
+        """Return the numbers of the sets in the folder that this party has not opened, ascending."""
+        opened = {store.number for store in (*self._sets, *self._leaving)}
+        party, lane = self._place.party, self._place.lane
+        try:
+            found = [number for number in numbers(self.folder) if number not in opened]
+        except OSError as error:
+            raise DealerError(f"{error.strerror}", where=str(self.folder), hint="is the folder still there?") from None
+        self._there = {n for n in found if n in self._there or is_there(self.folder, n, party, lane)}
+        return [number for number in found if number in self._there]
+
+    def _wait_for(self, slots: int) -> None:
+        looks = max(1, round(self._timeout / _LOOK))  # counted, so that all parties give up after the same look
+        while self._agreed < slots:
+            if self._go_on():
+                continue
+            looks -= 1
+            if looks < 0:
+                hint = "does `deal --keep K` run, with room on the disk, and K as large as what is needed?"
+                raise self._late(slots, hint)
+            time.sleep(_LOOK)
+        if self._agreed == slots:  # to make the next slot's material ahead, if there is a set
+            self._go_on()
+
+    # What the parties agree on ----------------------------------------------------------------------------------------
+
+    def _go_on(self) -> bool:
+        """Agree with all parties on the next set, and open this party's part of it; return whether that succeeded.
+
+        It does not if some party does not have the set yet. Takes a round, and one more for each set that some party
+        has used up already; such a set is erased.
+        """
+        while True:
+            mine = self._open_next()
+            try:
+                words = self._tell([0] * _WORDS if mine is None else [mine.number, mine.next_slot, *mine.id])
+                last, used = max(number for number, *_ in words.values()), max(word[1] for word in words.values())
+                if mine is None or not all(number for number, *_ in words.values()):
+                    return False
+                if all(number == last for number, *_ in words.values()):
+                    self._compare(words)
+                    mine.skip_to(used)
+                    if mine.slots_left:
+                        self._add(mine)
+                        return True
+                    last += 1  # used up
+                if mine.number < last:
+                    erase(mine.folder)
+            finally:
+                if mine is not None and mine not in self._sets:
+                    mine.close()
+
+    def _open_next(self) -> Set | None:
+        with self._looking:
+            waiting = self._unopened()
+        if not waiting:
+            return None
+        self._there.discard(waiting[0])
+        path, how = set_folder(self.folder, waiting[0]), (self._place, self._timeout, self._device, self._supplies)
+        return Set(path, waiting[0], self.kept, *how)
+
+    def _tell(self, word: list[int]) -> dict[int, list[int]]:
+        """Exchange messages on the next set, as `_words` does.
+
+        word: the number of this party's next set, how many slots of the set it has used, and the set's id as two
+            numbers; all 0 without a set.
+        Raises AgreementError for a message with impossible numbers.
+        """
+        channel, words = self._channel, self._words(word)
+        for peer, (number, used, *_) in words.items():
+            if number < 0 or not 0 <= used <= self.kept.slots:
+                what = f"{channel.names[peer]} says that it has used {used} slots of set {number}"
+                raise AgreementError(what, where=str(self.folder), hint="all parties must run the same release")
+        return words
+
+    def _compare(self, words: dict[int, list[int]]) -> None:
+        number, _, *mine = words[self._channel.rank]
+        for peer, (_, _, *theirs) in sorted(words.items()):
+            if theirs != mine:
+                ours, other = (f"{first % 2**64:016x}{second % 2**64:016x}" for first, second in (mine, theirs))
+                what = f"set {number} is {ours} at {self._channel.name}, and {other} at {self._channel.names[peer]}"
+                hint = "all parties of a kept store use the one folder: was it copied?"
+                raise AgreementError(what, where=str(self.folder), hint=hint)
+
+
+STORES = (StoreDealer, SetStore)  # dealers whose material is limited
 
 
 class Set(StoreDealer):
-    """One set of a kept store: this party's part of it for one lane, used as a store.
+    """One set of slots: this party's part of it for one lane, used as a store.
 
-    root: the kept store's folder.
+    path: the set's folder, as `StoreDealer` takes it.
     number: the set's.
     kept: the description that all sets must match.
     place: this process's party and lane.
@@ -315,7 +368,7 @@ class Set(StoreDealer):
 
     def __init__(
         self,
-        root: Path,
+        path: Path,
         number: int,
         kept: Kept,
         place: LanePosition,
@@ -325,13 +378,13 @@ class Set(StoreDealer):
     ) -> None:
         party, parties, lane, lanes = place
         how: dict[str, Any] = {"lane": lane, "lanes": lanes, "timeout": timeout, "device": device, "shared": shared}
-        super().__init__(set_folder(root, number), rank=party, parties=parties, **how)
+        super().__init__(path, rank=party, parties=parties, **how)
         self.number = number
         found = self.header.slots, self.header.shape, self.header.facts
         if found != (kept.slots, kept.shape, kept.facts):
             self.close()
-            what = f"set {number} was dealt for other things than its folder's {DESCRIPTION} says"
-            raise DealerError(what, where=str(self.folder), hint="delete this folder, and keep another one")
+            what = f"set {number} was dealt for other things than the description of its store says"
+            raise DealerError(what, where=str(self.folder), hint="delete this store, and deal another one")
 
     @property
     def id(self) -> tuple[int, int]:

@@ -157,6 +157,7 @@ def init(
     lanes: int | None = None,
     dealer: str | None = None,
     store: str | os.PathLike[str] | None = None,
+    store_key: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
     peer_listen: str | None = None,
     peer_address: str | None = None,
@@ -175,7 +176,9 @@ def init(
         other; a party that deviates from the protocol could read the other one's secrets, unseen (docs/pair.md).
     store: replaces a dealer by material that `python -m hummingbird deal` has made in advance: this party's folder, or
         the folder that contains party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can
-        read the folders of two parties can read their secrets.
+        read the folders of two parties can read their secrets. Or the URL of an object store that `deal` has filled,
+        such as s3://bucket/prefix.
+    store_key: this party's key file, with which it opens what is in an object store; {rank} is replaced.
     tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). None: the channel is
         not encrypted, which is for one host, or for a network that encrypts.
     peer_listen: HOST:PORT or [IPV6]:PORT at which this party takes connections from other parties, for all of its
@@ -206,6 +209,8 @@ def init(
         raise ConfigError(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
+    if store_key is not None and store is None:
+        raise ConfigError("a key without a store", where="store_key", hint="init(store=URL, store_key=FILE)")
     crypten_run.refuse_other()
     _run.here = here = environment(lanes)
     device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
@@ -243,7 +248,7 @@ def init(
             agree(channel, "init", {"hummingbird version": VERSION, **facts, "cipher": cipher})
             seeds = zero_sharing_seeds(channel, size)
         if store is not None:
-            client = open_store(channel, store, here, timeout, device)
+            client = open_store(channel, store, here, timeout, device, store_key)
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         elif again is not None:

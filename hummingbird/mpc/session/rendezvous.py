@@ -22,11 +22,22 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from hummingbird.channel import connect as wire
 from hummingbird.channel.channel import Channel
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError, PeerError, TrustError
+from hummingbird.errors import (
+    AgreementError,
+    ConfigError,
+    EnvironmentProblem,
+    HummingbirdError,
+    InputError,
+    PeerError,
+    TrustError,
+)
+from hummingbird.mpc.dealer.bucket import is_url
+from hummingbird.mpc.dealer.bucket_store import BucketStore
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.kept import is_kept
-from hummingbird.mpc.dealer.kept_store import KeptStore
+from hummingbird.mpc.dealer.kept_store import KeptStore, SetStore
+from hummingbird.mpc.dealer.sealing import read_key
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.session.lanes import Gathering, LanePosition, open_group
 from hummingbird.mpc.session.listener import Listener, several_hosts
@@ -286,17 +297,28 @@ def open_store(
     place: LanePosition,
     timeout: float,
     device: torch.device | str = "cpu",
-) -> StoreDealer | KeptStore:
-    """Open this lane's part of a store of material, and return it: a `StoreDealer`, or a `KeptStore` for a kept store.
+    key: str | os.PathLike[str] | None = None,
+) -> StoreDealer | SetStore:
+    """Open this lane's part of a store of material, and return it: a `StoreDealer`, or one of sets for a kept store or
+    an object store.
 
-    path: this party's folder, the folder that holds party-RANK, or that of a kept store; {rank} in it stands for the
-        rank. All parties must have folders of one store.
+    path: this party's folder, the folder that holds party-RANK, that of a kept store, or the URL of an object store;
+        {rank} in it stands for the rank. All parties must have parts of one store.
+    key: this party's key file, for an object store; {rank} in it stands for the rank.
     timeout: seconds that requests wait for material.
     device: where the shares are needed.
     The parties compare their stores, and skip the slots that any party has used: 2 rounds. A kept store instead waits
-    for its first set of slots.
+    for its first set of slots, and an object store for the first need of one.
     """
     party, parties, lane, lanes = place
+    if is_url(path) != (key is not None):
+        what = "an object store without a key" if key is None else "a key for a store that is no object store"
+        hint = (
+            "init(store=URL, store_key=FILE), or --store URL --store-key FILE; python -m hummingbird keys makes a key"
+        )
+        raise ConfigError(what, where="store_key", hint=hint)
+    if key is not None:
+        return BucketStore(channel, str(path), read_key(str(key).replace("{rank}", str(party))), place, timeout, device)
     root = Path(str(path).replace("{rank}", str(party)))
     if is_kept(root):
         return KeptStore(channel, root, place, timeout, device)
