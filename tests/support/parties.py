@@ -26,7 +26,6 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
 from tests.support.ports import free_port
 
-
 _LEFT_BEHIND = 5.0  # seconds for the other parties after one has failed
 
 
