@@ -1,19 +1,20 @@
-"""A table in parts on the nodes of its owner's Ray cluster: each part is an actor, and this process is their front.
+"""A server's table in parts on the nodes of its owner's Ray cluster; each part is a Ray actor, a process.
 
-A part maps the table's file on its own node and loads its own leaves (`workers.TableShard`), so the rows never pass the
-front. A query's whole keys go to all parts, each starts at its first leaf, and the front combines the answers.
+A part maps the table's file on its own node and loads its own leaves (`workers.TableShard`): rows do not pass through
+the server. The server sends a query's whole keys to all parts; each starts at its first leaf, and the server combines
+the answers.
 
-    version of a part = number of changes (`RayParts.write`) that it has made; the front counts them too
+    version of a part = number of changes (`RayParts.write`) that it has made; the server counts them too
 
-Every message names the version that it is for, and a part at another version does not answer. So a part that died,
-restarted, or missed a change can make a query fail, and can never make its answer wrong.
+Every message names the version that it is for, and a part at another version does not answer. So a part that was
+restarted, or missed a change, can make a query fail, and cannot make its answer wrong.
 
-A lost part is restarted by Ray, on its node or, if the node is lost, on another one with room. It loads its rows again,
-which must have the same digests as before, and gets the changes since then from the front's journal. Meanwhile
-queries are refused with the time after which to ask again, and updates are made: the lost part gets them later.
+Ray restarts a lost part, on its node or, if the node is lost, on another one with room. The part loads its rows again,
+which must have the same digests as before, and gets the changes since then from the server's journal. Until then
+queries are refused with a time after which to ask again. Updates are made meanwhile; the lost part gets them later.
 
-Trust: a Ray cluster runs any code of whoever reaches it, and unpickles what they send. It is one owner's, for one of
-the two servers, on a network of its own (SECURITY.md).
+Trust: a Ray cluster runs any code of whoever reaches it, and unpickles what they send. It belongs to the owner of one
+of the two servers, on a network of its own (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -118,9 +119,10 @@ def sampled(source: Source) -> State:
 
 
 class _Remote:
-    """What the front knows of one part. away: since when it is missing, by time.monotonic(), or None while it is there.
+    """What the server knows of one part.
 
-    why: the reason. took: seconds until it was there at the start. digests: of its leaves.
+    actor: Ray's handle. away: since when the part is missing, by time.monotonic(); None while it is there. why: the
+    reason. took: seconds until it was there at the start. digests: of its leaves.
     """
 
     def __init__(self, number: int, count: int, first: int, last: int) -> None:
@@ -133,7 +135,7 @@ class _Remote:
         self.digests: list[bytes] = []
 
 
-# The front ------------------------------------------------------------------------------------------------------------
+# All parts, as the server sees them -----------------------------------------------------------------------------------
 
 
 class RayParts:
@@ -146,8 +148,8 @@ class RayParts:
     With at least as many nodes as parts every part gets a node of its own; on fewer nodes the parts are spread evenly,
     and a lost node takes several with it.
     Raises EnvironmentProblem without ray, a cluster, or room for the parts; InputError for a bad address or file, or
-    more parts than leaves (blocks of 1024 rows); AgreementError if a node's file is
-    another one; PeerError if a part ends while it loads.
+    more parts than leaves (blocks of 1024 rows); AgreementError if a node's file is another one; PeerError if a part
+    ends while it loads.
 
     >>> shard = RayParts("auto", Path("table.npy"), None, 16)
     >>> server = pir.Server(Source.open("table.npy"), 0, shard=shard)
