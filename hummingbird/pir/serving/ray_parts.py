@@ -119,7 +119,7 @@ def sampled(source: Source) -> State:
 
 
 class _Remote:
-    """What the server knows of one part.
+    """One part, as the server sees it.
 
     actor: Ray's handle. away: since when the part is missing, by time.monotonic(); None while it is there. why: the
     reason. took: seconds until it was there at the start. digests: of its leaves.

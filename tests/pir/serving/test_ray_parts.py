@@ -46,7 +46,7 @@ def folder() -> Iterator[Path]:
 
 
 def play(scenario: str, folder: Path, timeout: float = PROGRAM, **variables: str) -> str:
-    """What a scenario has printed, after it has passed."""
+    """Run a scenario; return what it has printed, after it has passed."""
     words = [*ALONE, sys.executable, "-m", "tests.jobs.ray_parts", scenario, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
