@@ -28,7 +28,7 @@ from hummingbird.pir import Server, Source, dpf
 from hummingbird.pir.serving.ray_parts import RayPart, RayParts
 from scripts.program import add_json, columns, main_of, new_parser, write_rows
 
-_TICK = os.sysconf("SC_CLK_TCK")
+_TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, in which processor time is counted
 
 
 def spent() -> dict[str, float]:
@@ -41,7 +41,7 @@ def spent() -> dict[str, float]:
         except OSError:
             continue
         fields = rest.split()
-        found[int(path.name)] = (int(fields[1]), name, sum(map(int, fields[11:15])) / _TICK)
+        found[int(path.name)] = (int(fields[1]), name, sum(map(int, fields[11:15])) * _TICK)
     total = {"parts": 0.0, "all": 0.0}
     for pid, (_, name, seconds) in found.items():
         above = pid
@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace, path: Path) -> list[dict[str, Any]]:
                 if not one.equal(other):
                     raise AgreementError("the parts answer otherwise than one process", where=decoder)
             for what in ("parts", "all"):
-                row[f"{what}_ratio"] = row[f"ray_{what}_seconds"] / row["one_all_seconds"]
+                row[f"{what}_ratio"] = row[f"ray_{what}_seconds"] / max(row["one_all_seconds"], _TICK)
             rows.append({**row, "parts": args.parts, "passes": args.passes, **machine()})
         divided.close()
     finally:

@@ -37,6 +37,7 @@ from hummingbird.pir import Client, Owner, Server, Source
 from hummingbird.pir.serving import ray_parts
 from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.server import open_server
+from scripts.bench.pir_ray import main
 from tests.support.patience import HANG, until
 from tests.support.services import health_or_none
 
@@ -145,8 +146,11 @@ def program(folder: Path) -> None:
                         rows[changed] = new
                         assert client.rows(wanted).equal(rows[wanted]) and client.state.version == 2
                     client.close()
-                    server.terminate()
-                    assert server.wait(HANG) == 0
+                    if run:
+                        server.kill()
+                    else:
+                        server.terminate()
+                    assert server.wait(HANG) == (-signal.SIGKILL if run else 0)
                 finally:
                     server.kill()
             until(lambda: not actors(), "the parts to end with their server")
@@ -159,7 +163,9 @@ def actors_of(server: int) -> list[int]:
 
 
 def refusals(folder: Path) -> None:
-    """Bad addresses, files, numbers; and each says what to do."""
+    """Bad addresses, files, numbers, and each refusal says what to do; a part whose node has another file when it is
+    restarted stays missing, says why, and comes back when the file is mended.
+    """
     path, rows = table(folder, 3000, 2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -181,6 +187,23 @@ def refusals(folder: Path) -> None:
         refused(InputError, "No such file.*part 0 of 2.*every node needs", made.address, folder / "none.npy", 2)
         np.save(folder / "other.npy", rows.numpy() + 1)
         refused(AgreementError, "another table in the file", made.address, folder / "other.npy", 2)
+        server = open_server(path, 0, ray=made.address, parts=2)
+        client, wanted = Client((server, Server(rows, 1)), timeout=HANG), torch.tensor([5, 2999])
+        assert client.rows(wanted).equal(rows[wanted])
+        changed = rows.clone()
+        changed[5] += 1  # one row, in the part that ends
+        np.save(folder / "other.npy", changed.numpy())
+        right = path.rename(folder / "right.npy")  # the parts have mapped this file
+        (folder / "other.npy").rename(path)
+        parts = server._shard
+        assert isinstance(parts, RayParts)
+        parts._ray.kill(parts._parts[0].actor, no_restart=False)
+        until(lambda: "another table in the file" in parts._parts[0].why, "the reason")
+        assert not server.check()
+        right.rename(path)
+        until(server.check, "the part to be back")
+        assert client.rows(wanted).equal(rows[wanted])
+        server.close()
 
 
 def refused(kind: type[HummingbirdError], text: str, address: str, path: Path, count: int) -> None:
@@ -273,10 +296,16 @@ def kills(folder: Path) -> None:
     print(f"MEASURED {sum(seen)} right answers, {sum(refusals)} refused, 0 wrong, {len(changes)} updates")
 
 
+def bench(folder: Path) -> None:
+    """The bench of parts, on a small table."""
+    words = ["--rows", "5000", "--row-bytes", "8", "--parts", "2", "--keys", "5", "--passes", "2"]
+    assert main([*words, "--json", str(folder / "rows.json")]) == 0
+
+
 if __name__ == "__main__":
     loopback()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    {"program": program, "refusals": refusals, "kills": kills}[sys.argv[1]](Path(sys.argv[2]))
+    {"program": program, "refusals": refusals, "kills": kills, "bench": bench}[sys.argv[1]](Path(sys.argv[2]))
     print("PASSED", flush=True)
     os._exit(0)

@@ -230,8 +230,9 @@ class RayParts:
                     self._ray.kill(part.actor)
             if self._group is not None:
                 self._ray.util.remove_placement_group(self._group)
+        ends = time.monotonic() + 2 * _LOOK
         for thread in self._minders:
-            thread.join(2 * _LOOK)
+            thread.join(max(0.0, ends - time.monotonic()))
         if self._own:
             self._ray.shutdown()
 
