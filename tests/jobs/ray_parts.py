@@ -104,8 +104,8 @@ def table(folder: Path, rows: int, dim: int) -> tuple[Path, torch.Tensor]:
 
 
 def program(folder: Path) -> None:
-    """`pir-server --ray` of two parts: right rows; a part is killed: not ready, refused, updated, right again; then the
-    program is started again, and has the updates.
+    """`pir-server --ray` of two parts: right rows; a part is killed: not ready, refused, updated, right again. Then the
+    program is killed and started again, and has the updates; and it ends in order while a node is lost.
     """
     path, rows = table(folder, 5000, 4)
     (folder / "key.pub").write_text(OWNER.public.hex())
@@ -146,11 +146,13 @@ def program(folder: Path) -> None:
                         rows[changed] = new
                         assert client.rows(wanted).equal(rows[wanted]) and client.state.version == 2
                     client.close()
-                    if run:
-                        server.kill()
-                    else:
+                    if run:  # an orderly end while a part waits for a node
+                        made.remove_node(made.extra.pop(), allow_graceful=False)
+                        until(lambda: health_or_none(address) == "NOT_SERVING", "the loss to be noticed")
                         server.terminate()
-                    assert server.wait(HANG) == (-signal.SIGKILL if run else 0)
+                    else:
+                        server.kill()
+                    assert server.wait(HANG) == (0 if run else -signal.SIGKILL)
                 finally:
                     server.kill()
             until(lambda: not actors(), "the parts to end with their server")

@@ -151,8 +151,8 @@ class RayParts:
     more parts than leaves (blocks of 1024 rows); AgreementError if a node's file is another one; PeerError if a part
     ends while it loads.
 
-    >>> shard = RayParts("auto", Path("table.npy"), None, 16)
-    >>> server = pir.Server(Source.open("table.npy"), 0, shard=shard)
+        shard = RayParts("auto", Path("table.npy"), None, 16)
+        server = pir.Server(Source.open("table.npy"), 0, shard=shard)
     """
 
     def __init__(self, address: str, path: Path, tensor: str | None, count: int, threads: int = 1) -> None:
@@ -295,7 +295,7 @@ class RayParts:
             try:
                 found[part] = self._ray.get(told, timeout=max(0.0, ends - time.monotonic()))
             except self._ray.exceptions.RayError as error:
-                self._lost(part, type(error).__name__)
+                self._lost(part, f"its process or node does not answer ({type(error).__name__})")
                 if not isinstance(error, self._ray.exceptions.RayActorError):  # it hangs, or failed: a fresh process
                     self._ray.kill(part.actor, no_restart=False)
         return found
@@ -332,7 +332,7 @@ class RayParts:
                         self._lost(part, "it was restarted")
                     look = None
             except self._ray.exceptions.RayError as error:
-                self._lost(part, type(error).__name__)
+                self._lost(part, f"its process or node does not answer ({type(error).__name__})")
             except Exception as error:  # its file, or the journal; they may be mended meanwhile
                 why = error.what if isinstance(error, HummingbirdError) else type(error).__name__
                 if part.why != why and not self._closing.is_set():
@@ -385,7 +385,9 @@ def _connected(address: str) -> tuple[Any, bool]:
     try:
         ray.init(address, **options)
     except Exception as error:
-        hint = "on this host, ray start --head or --address; ray status shows the cluster; its version must be the same"
+        hint = (
+            "this host must be a node of the cluster (ray start), with the same Ray, Python and, if it has one, token"
+        )
         what = f"cannot join a Ray cluster: {str(error).strip().splitlines()[0]}"
         raise EnvironmentProblem(what, where=f"--ray {address}", hint=hint) from None
     finally:
