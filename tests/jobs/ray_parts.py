@@ -38,7 +38,7 @@ from hummingbird.pir.serving import ray_parts
 from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.server import open_server
 from scripts.bench.pir_ray import main
-from tests.support.patience import HANG, until
+from tests.support.patience import HANG, suspend, until
 from tests.support.services import health_or_none
 
 STORE = 80 << 20  # bytes of a node's object store
@@ -217,6 +217,25 @@ def refused(kind: type[HummingbirdError], text: str, address: str, path: Path, c
     raise AssertionError(f"not refused: {text}")
 
 
+def hang(folder: Path) -> None:
+    """A part that does not answer, and has not ended, is replaced by a fresh process."""
+    ray_parts._WORK = 5.0
+    path, rows = table(folder, 5000, 4)
+    with cluster(2) as made:
+        server, wanted = open_server(path, 0, ray=made.address, parts=2), torch.tensor([0, 4999])
+        both = (server, Server(rows, 1))
+        stopped = actors()[0]
+        suspend(stopped)
+        try:
+            Client(both, timeout=0.1).rows(wanted)
+            raise AssertionError("answered without a part")
+        except UnavailableError as error:
+            assert "GetTimeoutError" in error.what
+        assert Client(both, timeout=HANG).rows(wanted).equal(rows[wanted])
+        assert stopped not in actors()
+        server.close()
+
+
 def kills(folder: Path) -> None:
     """2^20 rows over 4 parts, two clients and updates: 50 kills of parts and 5 of nodes, no wrong row."""
     count, nodes = int(os.environ["HB_KILLS"]), int(os.environ["HB_NODES"])
@@ -308,6 +327,8 @@ if __name__ == "__main__":
     loopback()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    {"program": program, "refusals": refusals, "kills": kills, "bench": bench}[sys.argv[1]](Path(sys.argv[2]))
+    {"program": program, "refusals": refusals, "kills": kills, "bench": bench, "hang": hang}[sys.argv[1]](
+        Path(sys.argv[2])
+    )
     print("PASSED", flush=True)
     os._exit(0)

@@ -38,6 +38,12 @@ def test_what_cannot_work_is_refused_with_a_hint(folder: Path) -> None:
 
 @clustered
 @pytest.mark.slow
+def test_a_part_that_hangs_is_replaced(folder: Path) -> None:
+    play("hang", folder)
+
+
+@clustered
+@pytest.mark.slow
 def test_no_kill_makes_an_answer_wrong(folder: Path) -> None:
     print(play("kills", folder, timeout=1700, HB_KILLS="50", HB_NODES="5"))
 
