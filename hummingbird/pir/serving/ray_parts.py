@@ -57,7 +57,7 @@ _SOON = 1.0  # the least time after which a refused query is to be asked again
 _SMALL = 96 << 10  # bytes of an argument that travels inside each call; Ray puts larger ones into its object store
 _PROCESS = 600 << 20  # bytes of memory that a part takes besides its rows, mostly torch
 _SAMPLE = 256  # rows by which two copies of a file are compared before any is loaded
-_UNMADE = -1  # version of a part that has loaded its rows, and lacks changes
+_UNMADE = -1  # version of a part whose rows are right, and that lacks changes
 _NONE = torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.uint8)  # no change
 _log = logging.getLogger(__name__)
 
@@ -74,16 +74,16 @@ class RayPart:
     def __init__(self, path: str, tensor: str | None, first: int, last: int, threads: int) -> None:
         self._path, self._tensor, self._rows, self._threads = path, tensor, (first, last), threads
         self._shard: TableShard | None = None
-        self._version = _UNMADE
+        self._version: int | None = None
 
     def load(self) -> tuple[str, State, list[bytes]]:
-        """Read the rows from the file.
+        """Read the rows from the file. The server checks what they are before it gives this part a version, by `write`.
 
         Returns this package's release, the state of a sample of the file's rows (`sampled`), and the digests of this
         part's leaves. Raises the errors of `Source.open`.
         """
         torch.set_num_threads(self._threads)
-        self._shard, self._version = None, _UNMADE
+        self._shard, self._version = None, None
         source = Source.open(self._path, self._tensor)
         sample = sampled(source)
         if self._rows[1] > source.facts.rows:
@@ -94,8 +94,8 @@ class RayPart:
         return VERSION, sample, shard.digests
 
     def version(self) -> int | None:
-        """Return the number of changes that this part has made, -1 if it lacks some, None before `load`."""
-        return None if self._shard is None else self._version
+        """Return the number of changes that this part has made; -1 if it lacks some, None before the first `write`."""
+        return self._version
 
     def write(self, version: int, indices: np.ndarray, records: np.ndarray) -> None:
         """Change rows. version: of this part afterwards. indices: int64 (n,), records: uint8 (n, record_bytes)."""
@@ -341,7 +341,7 @@ class RayParts:
                 self._closing.wait(_AGAIN)
 
     def _bring(self, part: _Remote) -> None:
-        """Try to bring back a part: load its rows if it was restarted, and make all changes again that it lacks.
+        """Try to bring back a part: load its rows if it has none that were checked, and make the changes that it lacks.
 
         Raises RayError if it is not there yet, or lost again, and the errors of `_loaded` and of the journal.
         """
@@ -368,6 +368,7 @@ class RayParts:
 
 def _connected(address: str) -> tuple[Any, bool]:
     """Join a Ray cluster, unless this process has; return the module ray, and whether this call has joined."""
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a late call after the end must not start a cluster
     with needs("ray", "--ray"):
         import ray
         import ray.exceptions
