@@ -32,25 +32,27 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds, in which processor time is coun
 
 
 def spent() -> dict[str, float]:
-    """Seconds of processor time: of this process and those of parts ("work"), and of all processes below this one."""
-    found = dict[int, tuple[int, str, float]]()
+    """Seconds of processor time: of this process and those of parts ("work"), and of all processes below this one,
+    ended ones too ("all").
+    """
+    found = dict[int, tuple[int, str, float, float]]()
     for path in Path("/proc").glob("[0-9]*"):
         try:
             head, _, rest = (path / "stat").read_text().rpartition(")")
             name = (path / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        fields = rest.split()
-        found[int(path.name)] = (int(fields[1]), name, sum(map(int, fields[11:13])) * _TICK)
+        parent, *times = (int(rest.split()[at]) for at in (1, 11, 12, 13, 14))  # its own, and its ended children's
+        found[int(path.name)] = (parent, name, sum(times[:2]) * _TICK, sum(times) * _TICK)
     total = {"work": 0.0, "all": 0.0}
-    for pid, (_, name, seconds) in found.items():
+    for pid, (_, name, own, whole) in found.items():
         above = pid
         while above not in (0, os.getpid()):
-            above = found.get(above, (0, "", 0.0))[0]
+            above = found[above][0] if above in found else 0
         if above:
-            total["all"] += seconds
+            total["all"] += whole
             works = pid == os.getpid() or name.startswith(f"ray::{RayPart.__name__}")
-            total["work"] += seconds if works else 0.0
+            total["work"] += own if works else 0.0
     return total
 
 

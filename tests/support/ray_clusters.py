@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def play(scenario: str, folder: Path, timeout: float = PROGRAM, **variables: str
     """Run a scenario; return what it has printed, after it has passed."""
     words = [*ALONE, sys.executable, "-m", "tests.jobs.ray_parts", scenario, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    with tempfile.TemporaryDirectory(prefix="hb", ignore_cleanup_errors=True) as sockets:  # a short path
+        environment["RAY_TMPDIR"] = sockets
+        ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     assert ended.returncode == 0 and "PASSED" in ended.stdout, ended.stdout[-4000:] + ended.stderr[-4000:]
     return ended.stdout

@@ -22,7 +22,7 @@ from tests.support.ray_clusters import clustered, play
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="hb", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="hb") as name:
         yield Path(name)
 
 
