@@ -109,7 +109,8 @@ def program(folder: Path) -> None:
     """
     path, rows = table(folder, 5000, 4)
     (folder / "key.pub").write_text(OWNER.public.hex())
-    address, wanted = f"unix:{folder}/0.sock", torch.tensor([0, 1, 1023, 1024, 2048, 4998, 4999])
+    address = f"unix:{folder}/0.sock"
+    wanted = torch.tensor([0, 1, 1023, 1024, 2048, 4998, 4999] * 16)  # a wrong row shows in half of its lookups
     other = Server(rows, 1, owner=OWNER.public)
     with cluster(2) as made:
         words = [sys.executable, "-m", "hummingbird", "pir-server", "--table", str(path), "--party", "0"]
