@@ -170,9 +170,9 @@ class OverloadError(PeerError):
 
 
 class UnavailableError(PeerError):
-    """Raised if a service is stopping, or the connection to it is lost.
+    """Raised if a service is stopping, or the connection to it is lost, or a part of it is being restarted.
 
-    The request may be sent again later if it is safe to repeat.
+    The request may be sent again later if it is safe to repeat: after `retry_after` seconds, if the service said so.
 
     >>> from hummingbird.he.service.client import RemoteModel
     >>> from hummingbird.he.service.server import Service
@@ -187,6 +187,10 @@ class UnavailableError(PeerError):
     hummingbird.errors.UnavailableError: the connection is lost: ... (at server unix:he.sock)
     hint: did it end, or was it killed? Its own output may say why
     """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(what, where=where, hint=hint)
 
 
 class AccessError(PeerError):

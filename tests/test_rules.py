@@ -96,6 +96,26 @@ def test_weights_are_loaded_without_pickle() -> None:
     assert unsafe_loads("torch.load(file)") == unsafe_loads("torch.load(file, weights_only=False)") == [1]
 
 
+def dangling(source: str) -> list[int]:
+    """Lines that take the address of a tensor which nothing holds: the memory may be another one's before its use.
+
+    A cache is no holder: of two threads that compute its first entry at the same time, one has a result of its own.
+    """
+    calls = (node for node in nodes(parsed(source)) if isinstance(node, ast.Call))
+    return [
+        node.lineno
+        for node in calls
+        if isinstance(node.func, ast.Attribute)
+        and node.func.attr == "data_ptr"
+        and isinstance(node.func.value, ast.Call)
+    ]
+
+
+def test_kernels_get_addresses_of_tensors_that_are_held() -> None:
+    assert {str(path): found for path in FILES if (found := dangling(path.read_text()))} == {}
+    assert dangling("run(table(ring).data_ptr(), x.data_ptr())\ny = table(ring)\nrun(y.data_ptr())") == [1]
+
+
 def test_the_randomness_test_can_fail() -> None:
     for line in (
         "import pickle",

@@ -151,9 +151,12 @@ def ask(links: Sequence[TableServer], messages: Sequence[bytes], method: str, wh
             errors.append(error)
     if len(errors) == 2:
         what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
-        passing = all(isinstance(error, (OverloadError, UnavailableError)) for error in errors)
-        kind = UnavailableError if passing else PeerError  # both may come back
-        raise kind(f"neither server answers: {what}", where=where, hint=errors[0].hint)
+        what = f"neither server answers: {what}"
+        passing = [error.retry_after for error in errors if isinstance(error, (OverloadError, UnavailableError))]
+        if len(passing) == 2:  # both may come back
+            retry = max((seconds for seconds in passing if seconds is not None), default=None)
+            raise UnavailableError(what, where=where, hint=errors[0].hint, retry_after=retry)
+        raise PeerError(what, where=where, hint=errors[0].hint)
     if errors:
         raise errors[0]
     return answers

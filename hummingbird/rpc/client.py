@@ -43,7 +43,8 @@ class Retry:
     """Decides when to ask again, and which service, until a question is answered. The services are equal copies.
 
     timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
-    at a service that is away; each pause is twice the one before. A service that is full says itself how long to wait.
+    at a service that is away; each pause is twice the one before. A service that is full, or lacks a part for a
+    while, says itself how long to wait.
     passing: classes of errors after which another attempt may succeed. tries: most attempts. places: number of
     services. first: number of the service that is asked first. The attribute `place` is the number of the service to
     ask next.
@@ -83,7 +84,7 @@ class Retry:
         if not isinstance(error, self._passing):
             raise error from None
         rest = self._pause
-        if isinstance(error, OverloadError):
+        if isinstance(error, (OverloadError, UnavailableError)) and error.retry_after is not None:
             rest = max(error.retry_after, self._shortest)
         else:
             self._pause = min(2 * self._pause, self._longest)

@@ -63,7 +63,7 @@ def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
     refuse(...)`, so that type checkers see that the call ends.
     """
     metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
-    if isinstance(error, OverloadError):
+    if isinstance(error, (OverloadError, UnavailableError)) and error.retry_after is not None:
         metadata.append((_RETRY, str(int(1000 * error.retry_after))))
     context.set_trailing_metadata(tuple(metadata))
     if isinstance(error, HummingbirdError):
@@ -87,11 +87,13 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
     metadata = dict(error.trailing_metadata() or ())
     what, _, hint = details.partition("\nhint: ")
     if _REFUSED in metadata:
+        told = metadata.get(_RETRY, "")
+        retry = int(told) / 1e3 if told.isdecimal() else None
         if code == Code.RESOURCE_EXHAUSTED:
-            retry = metadata.get(_RETRY, "")
-            return OverloadError(what, where=where, hint=hint, retry_after=int(retry) / 1e3 if retry.isdecimal() else 1)
+            return OverloadError(what, where=where, hint=hint, retry_after=1 if retry is None else retry)
+        if code == Code.UNAVAILABLE:
+            return UnavailableError(what, where=where, hint=hint, retry_after=retry)
         kinds: dict[grpc.StatusCode, type[PeerError]] = {
-            Code.UNAVAILABLE: UnavailableError,
             Code.UNAUTHENTICATED: AccessError,
             Code.PERMISSION_DENIED: AccessError,
             Code.NOT_FOUND: NotFoundError,

@@ -28,6 +28,7 @@ import scripts.bench.linear
 import scripts.bench.ot
 import scripts.bench.pair
 import scripts.bench.pir
+import scripts.bench.pir_ray
 import scripts.bench.pir_service
 import scripts.bench.relay
 import scripts.bench.relu
@@ -107,6 +108,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.ot": lambda: help_of(scripts.bench.ot.main),
     "scripts.bench.pair": lambda: help_of(scripts.bench.pair.main),
     "scripts.bench.pir": lambda: help_of(scripts.bench.pir.main),
+    "scripts.bench.pir_ray": lambda: help_of(scripts.bench.pir_ray.main),
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
     "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),
     "scripts.bench.gpt2": lambda: scripts.bench.gpt2.parser().format_help(),

@@ -208,6 +208,7 @@ CASES: list[tuple[Exception, str, type[PeerError]]] = [
     (AccessError("no"), "PERMISSION_DENIED", AccessError),
     (OverloadError("much", retry_after=2.5), "RESOURCE_EXHAUSTED", OverloadError),
     (UnavailableError("gone"), "UNAVAILABLE", UnavailableError),
+    (UnavailableError("a part is missing", retry_after=1.5), "UNAVAILABLE", UnavailableError),
     (NotFoundError("none"), "NOT_FOUND", NotFoundError),
     (StoreError("used", hint="deal more"), "FAILED_PRECONDITION", PeerError),
     (ValueError("a secret: 4711"), "INTERNAL", PeerError),
@@ -240,6 +241,8 @@ def test_errors_have_their_status_and_their_words(
             assert (told.what, told.hint) == (error.what, error.hint)
         if isinstance(error, OverloadError):
             assert isinstance(told, OverloadError) and told.retry_after == 2.5 and "2.5 s" in told.hint
+        if isinstance(error, UnavailableError):
+            assert isinstance(told, UnavailableError) and told.retry_after == error.retry_after
     assert "4711" not in caplog.text and ("ValueError" in caplog.text) == (code == "INTERNAL")
     channel.close()
     server.stop(0).wait()

@@ -33,6 +33,7 @@ def test_a_full_service_says_when(now: list[float]) -> None:
     retry = Retry(math.inf, (0.25, 1.0))
     assert retry.failed(OverloadError("full", retry_after=5.0)) == 5.0
     assert retry.failed(OverloadError("full", retry_after=0.0)) == 0.25  # no attempt without a pause
+    assert retry.failed(UnavailableError("a part is missing", retry_after=3.0)) == 3.0
     assert retry.failed(away()) == 0.25  # it is not away for longer by having been full
 
 

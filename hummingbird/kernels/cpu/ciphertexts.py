@@ -172,18 +172,18 @@ def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: T
 
 
 def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, values: bool) -> Tensor:
-    out, inputs = torch.empty_like(a), [t.data_ptr() for t in (message, noise, a, secret)]
+    out, table, inputs = torch.empty_like(a), _table(ring), [t.data_ptr() for t in (message, noise, a, secret)]
     settings = (a.shape[0], values, torch.get_num_threads(), out.data_ptr())
-    handle().hb_encrypt(_table(ring).data_ptr(), *a.shape[1:], *inputs, *settings)
+    handle().hb_encrypt(table.data_ptr(), *a.shape[1:], *inputs, *settings)
     return out
 
 
 @implements(polynomials.phase, "cpu")
 def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
     """Implement `kernels.ciphertexts.polynomials.phase` in C++: decrypt ciphertexts."""
-    out = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32)
+    out, table = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32), _table(ring)
     inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
-    shape = (_table(ring).data_ptr(), len(ring.primes), ring.degree)
+    shape = (table.data_ptr(), len(ring.primes), ring.degree)
     handle().hb_phase(*shape, *inputs, *settings, torch.get_num_threads(), out.data_ptr())
     return out
 
@@ -200,9 +200,9 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
 @implements(polynomials.pack, "cpu")
 def pack(ring: Ring, x: Tensor) -> Tensor:
     """Implement `kernels.ciphertexts.polynomials.pack` in C++: pack residues in 26 bits each."""
-    out, (primes, degree) = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), x.shape[-2:]
-    sizes = (x.numel() // (primes * degree), primes, degree)
-    handle().hb_pack(x.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
+    out, table = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), moduli(ring)
+    sizes = (x.shape[:-2].numel(), *x.shape[-2:])
+    handle().hb_pack(x.data_ptr(), *sizes, table.data_ptr(), out.data_ptr())
     return out
 
 
@@ -212,9 +212,9 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool
 
     The second result is True if all values are below their primes.
     """
-    out = torch.empty(tuple(shape), dtype=torch.int32)
-    sizes = (out.numel() // (len(ring.primes) * ring.degree), len(ring.primes), ring.degree)
-    right = handle().hb_unpack(data.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
+    out, table = torch.empty(tuple(shape), dtype=torch.int32), moduli(ring)
+    sizes = (out.shape[:-2].numel(), len(ring.primes), ring.degree)
+    right = handle().hb_unpack(data.data_ptr(), *sizes, table.data_ptr(), out.data_ptr())
     return out, bool(right)
 
 

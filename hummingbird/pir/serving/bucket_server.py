@@ -20,6 +20,7 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.serving.updates import Updates
+from hummingbird.pir.serving.workers import Changes
 from hummingbird.pir.table import Source, State, leaf_digests
 
 
@@ -64,8 +65,12 @@ class Buckets:
             here = buckets == bucket
             self._tables[bucket].update(inside[here], records[here])
 
-    def check(self) -> None:
-        """Do nothing, because buckets have no processes."""
+    def check(self) -> bool:
+        """Return True, because buckets have no processes."""
+        return True
+
+    def follow(self, changes: Changes) -> None:
+        """Do nothing, because buckets lose no records."""
 
     def close(self) -> None:
         """Do nothing, because buckets only hold memory."""

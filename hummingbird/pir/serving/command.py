@@ -22,7 +22,7 @@ from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
 from hummingbird.rpc import options
 from hummingbird.rpc.programs import ServiceParts, run_service
-from hummingbird.rpc.server import ServiceConfig
+from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -61,13 +61,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=0, metavar="N", help="processes that share the rows (default: none)"
     )
     parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="put the rows on the nodes of a Ray cluster, of which this host is one: auto, HOST:PORT of its head, or "
+        "local, a cluster of this program alone; every node needs the table's file at the same path",
+    )
+    parser.add_argument(
+        "--parts",
+        type=int,
+        metavar="N",
+        help="with --ray: actors that share the rows, each on a node of its own if "
+        "there are as many; each takes --threads CPUs (default 1)",
+    )
+    parser.add_argument(
         "--device",
         default="cpu",
         metavar="NAMES",
         help="where the rows are: cpu, cuda, or a part on each of several, cuda:0,cuda:1; GPUs answer clients with "
         "decoder sum and prf chacha12 only (default cpu)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers; of each part")
     parser.add_argument(
         "--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of the owner, who may update rows"
     )
@@ -90,20 +103,28 @@ def main(args: argparse.Namespace) -> int:
     process ends.
     """
     config = options.service_of(args)
-    if args.threads is not None:
-        if args.threads < 1:
-            raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
-        torch.set_num_threads(args.threads)
+    if args.threads is not None and args.threads < 1:
+        raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
+    if (args.ray is None) != (args.parts is None):
+        raise InputError("--ray and --parts belong together", where="pir-server", hint="give both or none")
+    if args.ray is not None and (args.workers or args.device != "cpu" or args.plan is not None):
+        hint = "the parts are actors on CPUs, of a table without a plan"
+        raise InputError("--ray with --workers, --device or --plan", where="pir-server", hint=hint)
+    threads = 1 if args.ray is not None and args.threads is None else args.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    run_service("pir-server", config, lambda program: _parts(args, keys, config))
+    run_service("pir-server", config, lambda program: _parts(args, keys, config, program))
     return 0
 
 
-def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig) -> ServiceParts:
+def _parts(
+    args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConfig, program: ServiceProgram
+) -> ServiceParts:
     """Open the tables that the program's options name; return the parts of the program for `run_service`.
 
     These are the gRPC methods, the figures for Prometheus, the printed lines, and functions that check and close the
-    tables. args: the options. config: of the service.
+    tables. args: the options. config: of the service. program: becomes not ready while a part of a table is missing.
     keys: the owner's public key under "owner", and this server's secret key under "identity"; each may be missing.
     """
     with ExitStack() as ends:
@@ -131,16 +152,11 @@ def _parts(args: argparse.Namespace, keys: dict[str, bytes], config: ServiceConf
             [methods.handlers() for methods in offered],
             lambda registry: registry.register(_figures(offered)),
             lines=[f"{who}: {server.facts.text()}, version {server.state.version}" for server in servers],
-            look=lambda: _check(servers),
+            look=lambda: program.ready(all([server.check() for server in servers])),
             stopping=stopping,
             farewell=farewell,
             close=ends.pop_all().close,
         )
-
-
-def _check(servers: Sequence[Server]) -> None:
-    for server in servers:
-        server.check()
 
 
 def _figures(offered: Sequence[Methods]) -> Collector:
@@ -169,7 +185,8 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
     """
     journal = _journal(args)
     if args.plan is None:
-        where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
+        where: dict[str, Any] = {"workers": args.workers, "ray": args.ray, "device": args.device, **keys}
+        where |= {} if args.parts is None else {"parts": args.parts}
         return [open_server(args.table, args.party, tensor=args.tensor, journal=journal, **where)]
     if args.workers or args.device != "cpu":
         hint = "a plan's tables are in this process, on the CPU"

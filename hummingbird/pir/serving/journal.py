@@ -287,6 +287,14 @@ class Journal:
         """
         return self._entries.read(self._updates[number]).body
 
+    def changes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all changes of the table, in order: numbers of rows, int64 (n,), and records, uint8 (n, record_bytes).
+
+        No update may be added to the journal meanwhile. Raises InputError for damage since the file was written.
+        """
+        for at in [*self._rows, *self._updates]:
+            yield self._changed(self._entries.read(at))
+
     def damaged(self, what: str) -> InputError:
         """Return the InputError for a damaged update, the last one that `replay` has yielded. what: a description of
         the damage.
@@ -375,11 +383,7 @@ class Journal:
         """
         seen, held, size = np.zeros(self._facts.rows, np.bool_), list[tuple[Tensor, Tensor]](), 0
         for at in reversed(entries):
-            entry = self._entries.read(at)
-            if entry.kind == _ROWS:
-                indices, records = self._merged(entry)
-            else:
-                _, indices, records, _ = unpack_update(entry.body, self._facts)
+            indices, records = self._changed(self._entries.read(at))
             new = torch.from_numpy(~seen[indices.numpy()])
             seen[indices.numpy()] = True
             held.append((indices[new], records[new]))
@@ -391,6 +395,12 @@ class Journal:
             yield _joined(held)
 
     # Reading ----------------------------------------------------------------------------------------------------------
+
+    def _changed(self, entry: JournalEntry) -> tuple[Tensor, Tensor]:
+        if entry.kind == _ROWS:
+            return self._merged(entry)
+        _, indices, records, _ = unpack_update(entry.body, self._facts)
+        return indices, records
 
     def _check_header(self, entry: JournalEntry) -> None:
         if entry.kind != _HEADER:

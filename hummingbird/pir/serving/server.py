@@ -7,7 +7,8 @@ key's bits, and every record is read for any key: neither the time nor the size 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
+from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Shard, Workers, opened
 from hummingbird.pir.table import Source, State, first_state
@@ -70,6 +72,7 @@ class Server:
             self.updates = Updates(self.facts, [self], owner)
         if self.updates is not None and journal is not None:
             self.updates.recover(journal)
+        self._shard.follow(self._changes)
 
     def __repr__(self) -> str:
         return f"Server(party {self.party}, {self.facts.rows} rows of {self.facts.dim} {self.facts.dtype})"
@@ -192,11 +195,17 @@ class Server:
         """Refuse all queries from now on, because an update has changed a part of the table only."""
         self._failed = True
 
-    def check(self) -> None:
-        """Raise PeerError if a worker process has ended, or an update has changed a part of the table only."""
-        self._shard.check()
+    def check(self) -> bool:
+        """Return whether queries can be answered now: not while a part of the table is being loaded again.
+
+        Raises PeerError if a worker process has ended, or an update has changed a part of the table only.
+        """
         if self._failed:
             raise PeerError("an update was made in part", where=self.name, hint="start this server again")
+        return self._shard.check()
+
+    def _changes(self) -> AbstractContextManager[Iterable[tuple[Tensor, Tensor]]]:
+        return nullcontext(()) if self.updates is None else self.updates.unchanging()
 
     def close(self) -> None:
         """End the worker processes, and close the journal; may be called twice."""
@@ -211,6 +220,8 @@ def open_server(
     *,
     tensor: str | None = None,
     workers: int = 0,
+    ray: str | None = None,
+    parts: int = 1,
     owner: bytes | None = None,
     identity: bytes | None = None,
     device: str = "cpu",
@@ -219,13 +230,18 @@ def open_server(
     """Make the server of a party for the table in a file, .npy or .safetensors.
 
     tensor: the table's name, if the file holds several. workers: number of processes that share the rows; 0: all rows
-    are in this process, on `device`. Other arguments: as for `Server`.
+    are in this process, on `device`. ray: the address of a Ray cluster on whose nodes the rows are, in `parts` parts of
+    as many threads as torch uses here (`ray_parts.RayParts`). Other arguments: as for `Server`.
     """
     if workers and device != "cpu":
         hint = "a GPU needs none"
         raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
     source = Source.open(path, tensor)
-    shard = Workers(path, tensor, workers) if workers else opened(source, device)
+    shard: Shard
+    if ray is not None:
+        shard = RayParts(ray, path, tensor, parts, torch.get_num_threads())
+    else:
+        shard = Workers(path, tensor, workers) if workers else opened(source, device)
     try:
         return Server(source, party, owner=owner, identity=identity, shard=shard, journal=journal)
     except BaseException:

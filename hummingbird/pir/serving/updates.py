@@ -201,6 +201,19 @@ class Updates:
                 raise InputError(f"{what}, not that of version {version}", hint=hint)
             return self._journal.update(version - first)
 
+    @contextmanager
+    def unchanging(self) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+        """Return a context in which no update is applied. Its value iterates over all changes of the table since it was
+        loaded, from the journal, in order: numbers of rows, int64 (n,), and their records, uint8 (n, record_bytes).
+
+        Raises PeerError if updates were applied without a journal.
+        """
+        with self._turn:
+            if self._journal is None and self._made:
+                hint = "start this server again, with a journal"
+                raise PeerError("updates were applied, and no journal has them", where="pir.Server", hint=hint)
+            yield iter(()) if self._journal is None else self._journal.changes()
+
     def close(self) -> None:
         """Wait until a merge of the journal has ended, and close the journal; may be called twice."""
         if self._merging is not None:

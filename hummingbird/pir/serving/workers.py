@@ -9,8 +9,9 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,12 @@ from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 # A part is a range of leaves. A query goes to all parts, and each part expands its own leaves of the keys. The
 # selection over all rows is the union of the parts' selections, so the answers are combined by addition mod 2^width, or
 # by XOR.
+
+
+Changes = Callable[[], AbstractContextManager[Iterable[tuple[Tensor, Tensor]]]]
+"""A function that returns a context in which no update is applied; its value are the changes made so far, in order:
+numbers of rows, int64 (n,), and their records, uint8 (n, record_bytes).
+"""
 
 
 class Shard(Protocol):
@@ -61,8 +68,17 @@ class Shard(Protocol):
         indices: numbers of the rows, int64 (n,). records: uint8 (n, record_bytes).
         """
 
-    def check(self) -> None:
-        """Raise PeerError if one of the processes that hold the records has ended."""
+    def check(self) -> bool:
+        """Return whether queries can be answered now: not while a process that holds records is being replaced.
+
+        Raises PeerError if such a process has ended for good.
+        """
+
+    def follow(self, changes: Changes) -> None:
+        """Note where all changes of the records since they were loaded can be read again, if a part of them is lost.
+
+        A server calls this once, when it has applied its journal.
+        """
 
     def close(self) -> None:
         """Free the memory, and end the threads and processes that hold records; may be called twice."""
@@ -102,7 +118,10 @@ class TableShard:
         if bool(own.any()):
             self._table.update(indices[own] - self._first, records[own])
 
-    def check(self) -> None:
+    def check(self) -> bool:
+        return True
+
+    def follow(self, changes: Changes) -> None:
         pass
 
     def close(self) -> None:
@@ -136,7 +155,10 @@ class Split:
         for part in self._parts:
             part.write(indices, records)
 
-    def check(self) -> None:
+    def check(self) -> bool:
+        return True
+
+    def follow(self, changes: Changes) -> None:
         pass
 
     def close(self) -> None:
@@ -236,9 +258,13 @@ class Workers:
             self.close()
             raise
 
-    def check(self) -> None:
+    def check(self) -> bool:
         for worker in self._workers:
             worker.check()
+        return True
+
+    def follow(self, changes: Changes) -> None:
+        pass
 
     def close(self) -> None:
         for worker in self._workers:

@@ -179,6 +179,15 @@ def test_a_lookup_is_repeated_with_new_keys_where_servers_are_away():
         client.rows(torch.tensor([7]))
 
 
+def test_the_longer_of_two_waits_counts():
+    missing, full = UnavailableError("a part is missing", retry_after=2 * HANG), OverloadError("no room")
+    servers = [Away(Server(TABLE, 0), missing), Away(Server(TABLE, 1), full)]
+    with contextlib.closing(Client(servers, timeout=HANG)) as client:
+        with pytest.raises(UnavailableError, match="neither server answers.*a part is missing.*no room") as caught:
+            client.rows(torch.tensor([7]))
+    assert caught.value.retry_after == 2 * HANG
+
+
 def test_the_end_and_a_death(programs):
     with contextlib.closing(Client([program.address for program in programs], timeout=3.0)) as client:
         out, errors = programs[0].stop()

@@ -444,3 +444,40 @@ def test_more_rows_than_an_update_holds_are_several() -> None:
     with Updater(OWNER, servers) as updater:
         assert updater.update(torch.arange(500), new, told.append).version == 3
     assert sum(told) == 500 and torch.equal(Client(servers).rows(torch.arange(500)), new)
+
+
+# For parts that are loaded again --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_all_changes_can_be_read_again_while_none_is_made(tmp_path: Path, merged: bool) -> None:
+    server = Server(TABLE, 0, owner=OWNER.public, journal=tmp_path / "journal")
+    for version in range(4):
+        server.update(OWNER.update(server.facts, server.state, *change(version)))
+    updates = server.updates
+    assert updates is not None and updates._journal is not None
+    if merged:
+        states = updates._after(updates._before, updates._made[:3])
+        updates._journal.adopt(3, updates._journal.merge(3, states))
+    again = Source.of(TABLE.clone())
+    message, done = OWNER.update(server.facts, server.state, *change(4)), threading.Event()
+    with updates.unchanging() as changes:
+        other = threading.Thread(target=lambda: (server.update(message), done.set()))
+        other.start()
+        for indices, records in changes:
+            again.records[indices.numpy()] = records.numpy()
+        assert not done.wait(0.2) and server.state.version == 4
+    other.join(HANG)
+    assert done.is_set() and server.state.version == 5
+    assert again.records.tobytes() == Source.of(table_at(4)).records.tobytes()
+    server.close()
+
+
+def test_changes_without_a_journal_are_lost() -> None:
+    server = Server(TABLE, 0, owner=OWNER.public)
+    assert server.updates is not None
+    with server.updates.unchanging() as changes:
+        assert list(changes) == []
+    server.update(OWNER.update(server.facts, server.state, *change(0)))
+    with pytest.raises(PeerError, match="no journal has them"), server.updates.unchanging():
+        pass
