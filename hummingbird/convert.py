@@ -22,6 +22,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, properties
 from hummingbird.graph.causal import CausalNet
 from hummingbird.graph.example_shapes import fingerprints
+from hummingbird.mpc.functions import smooth
 from hummingbird.mpc.layers.linear import WeightOwner
 from hummingbird.mpc.plan import columns
 from hummingbird.mpc.plan.builders import (
@@ -130,11 +131,12 @@ def _of_tables(steps: list[Step], config: BitConfig) -> list[Problem]:
 
     config: the windows; a function whose window has no bits is left out of the net.
     """
-    hint = "use a dealer, or another function: GELU, SiLU, sigmoid, tanh, hardswish, ReLU6"
+    hint = "use a dealer, or a function that is constant to the left and a line to the right: GELU, ELU, sigmoid"
     return [
         Problem(step.name, f"two parties without a dealer cannot make tables of {step.attrs['expression']}", hint)
         for step in steps
         if step.op == "function" and not (compares(step) and not config.window(step.name).w)
+        if smooth.tailed(step.attrs["expression"], step.attrs.get("rises", False)) is None
     ]
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.graph.ops import functions
 from hummingbird.mpc.layers.arithmetic import REALS, Arithmetic
 from hummingbird.mpc.protocols.beaver import Times
 from hummingbird.ring import SCALE, exponent_of
@@ -33,6 +34,7 @@ TOLERANCE = 2.0**-14  # EfficientNet-B4, 128 layers, then errs by less than 1 % 
 FRACTION = 16  # bits of fraction of the bends d_j
 LINE = SCALE + FRACTION  # bits of fraction of their products with knots
 _TOP = SCALE + LINE + 3  # log2 in the ring: curves and their products stay below 8 if comparisons are right
+_WITHIN = 7.0  # bound of curves and their products, below the 8 of _TOP
 _UNIT = 2.0**-SCALE
 _SPREAD = 0.0081  # largest error of a piece of width h: h^3 |f'''| times the maximum of Bernoulli's polynomial B_3, / 6
 _FEEDBACK = 0.5  # part of the error at a knot that the next slope corrects: more would oscillate
@@ -189,6 +191,35 @@ def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
     whole = n.constant(curve.start, LINE) + line + n.apply(Times(top + 2), moved, factor)
     (inside,) = n.cut(LINE - curve.fraction, whole, top=top)
     return (inside + n.times(y[-1], 1, 1) if curve.rises else inside).to(x.dtype)
+
+
+class Tailed(NamedTuple):
+    """A function as `gain` times a curve.
+
+    It is constant to the left of the curve's knots, and has the slope 0, 1 or -1 to their right.
+    """
+
+    curve: Curve
+    gain: int
+
+
+@functools.cache
+def tailed(text: str, rises: bool) -> Tailed | None:
+    """Return a function with tails (`graph.ops.functions.tails`) as a curve, with an error of at most 2 TOLERANCE.
+
+    text: the function as an expression. rises: whether it is x itself for x above 0.
+    Returns None for a function whose left tail has a slope, or whose curve would leave the range that `evaluate` has.
+    """
+    left, right = functions.tails(text, rises)
+    if left is None or right is None or left.slope or abs(right.slope) > 1 or left.at >= right.at:
+        return None
+    gain = 2 * right.slope or 1
+    inside = torch.linspace(left.at, right.at, 4001, dtype=torch.float64, device="cpu")
+    values = functions.value(text, inside) / gain
+    steep = float((values[1:] - values[:-1]).abs().max() / (inside[1] - inside[0]))
+    if max(float(values.abs().max()), steep * (right.at - left.at) / 2) > _WITHIN:
+        return None
+    return Tailed(fit(lambda x: functions.value(text, x) / gain, (left.at, right.at), rises=bool(right.slope)), gain)
 
 
 # The function, and the |x| from which on it is within 2^-14 of its asymptote.

@@ -231,6 +231,25 @@ class Smooth(_Fitted):
         return smooth.evaluate(self.curve, x, n)
 
 
+class TailedSmooth(Smooth):
+    """Layer for a function that is constant far to the left, and a line far to the right: a multiple of a spline."""
+
+    def __init__(self, name: str, tailed: smooth.Tailed, comparison: Comparison) -> None:
+        super().__init__(name, tailed.curve, comparison)
+        self.gain = tailed.gain
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.comparison.drops:
+            return bounds[0]
+        return 1 + max(_MOST_INSIDE, self.within(bounds[0]) if self.curve.rises else 0)
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return n.times(smooth.evaluate(self.curve, x, n), self.gain, 0)
+
+
+_MOST_INSIDE = 4  # log2 of a bound of a tailed function between its knots: twice 8
+
+
 class EvenSmooth(Smooth):
     """Layer for SiLU or GELU: it computes x / 2 plus a spline of |x|. Results have scale 2^17, which holds x / 2.
 

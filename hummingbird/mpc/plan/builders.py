@@ -61,7 +61,7 @@ def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) ->
     """
     window, aim = comparison.window, comparison.aim
     if not comparison.drops and aim.pair:
-        return spline(name, replace(comparison, window=_spline_window(name, window)))
+        return spline(name, replace(comparison, window=_spline_window(_curve(name), window)))
     if rows is None and not comparison.has_tables:
         return spline(name, comparison)
     if (
@@ -72,21 +72,23 @@ def smooth_layer(name: str, comparison: Comparison, rows: Rows | None = None) ->
         or not _splines_move_less(name, comparison.name, window, aim)
     ):
         return Tabulated(_TEXTS[name], comparison, rows)
-    return spline(name, replace(comparison, window=_spline_window(name, window)))
+    return spline(name, replace(comparison, window=_spline_window(_curve(name), window)))
 
 
 _TEXTS = {name: f"{name}(x)" for name in ("sigmoid", "tanh", "silu")}
 _TEXTS |= {"gelu-none": "gelu(x)", "gelu-tanh": "gelu_tanh(x)"}
 
 
-def _spline_window(name: str, window: BitWindow) -> BitWindow:
+def _curve(name: str) -> smooth.Curve:
+    return smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
+
+
+def _spline_window(curve: smooth.Curve, window: BitWindow) -> BitWindow:
     """Return the window of a spline's comparisons if its argument x is in the given window.
 
-    name: the function's, as for `smooth_layer`.
     A spline compares x - t for each of its knots t, so the window has room for these differences. Then the spline is
     right for every x of the given window, as a table is. The window's lowest bit is at most `FINE`.
     """
-    curve = smooth.squashing(name) if name in ("sigmoid", "tanh") else smooth.even(name)
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
     return BitWindow(min(64, exponent_of(reach) + 1 + SCALE), min(window.m, FINE))
 
@@ -128,7 +130,7 @@ def _splines_move_less(name: str, protocol: str, window: BitWindow, aim: TableCh
         return aim.price(total, _VALUES, _PARTIES)
 
     table = lambda name, comparison: Tabulated(_TEXTS[name], comparison)  # noqa: E731
-    return moved(spline, _spline_window(name, window)) < moved(table, window)
+    return moved(spline, _spline_window(_curve(name), window)) < moved(table, window)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -327,6 +329,9 @@ def _smooth(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
 
 def _function(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     text, rises = step.attrs["expression"], step.attrs.get("rises", False)
+    if comparison.aim.pair and not comparison.drops and (found := smooth.tailed(text, rises)) is not None:
+        window = _spline_window(found.curve, comparison.window)
+        return activations.TailedSmooth(text, found, replace(comparison, window=window))
     if compares(step):
         return Tabulated(text, comparison, rows, rises)
     return function_in_range(text, comparison, rows)

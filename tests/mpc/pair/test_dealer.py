@@ -25,7 +25,7 @@ from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from tests.jobs.pair_session import NETS
 from tests.support.pairs import columns, wrong
-from tests.support.parties import Finished, channels, finish, start, together
+from tests.support.parties import Finished, channels, finish, init_alone, start, together
 from tests.support.patience import HANG, until
 
 JOB = ["-m", "tests.jobs.pair_session"]
@@ -207,10 +207,25 @@ def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
 
 
 def test_functions_that_need_tables_are_named() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4), nn.Mish())
-    with pytest.raises(ModelError, match="cannot make tables of mish") as raised:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Softsign(), nn.Linear(4, 4), nn.LogSigmoid())
+    with pytest.raises(ModelError, match="cannot make tables of logsigmoid") as raised:
         hummingbird.convert_model(net, aim="pair")
     assert [problem.name for problem in raised.value.problems] == ["1", "3"]
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("window", [BitWindow(23, 0), BitWindow(23, 12)], ids=str)
+@pytest.mark.parametrize("net", [nn.Softplus(), nn.Mish(), nn.ELU(), nn.SELU(), nn.CELU(0.7), nn.GELU()], ids=str)
+def test_functions_with_tails_are_splines(net: nn.Module, window: BitWindow, protocol: str) -> None:
+    """In a session of one party, which computes the same: far to both sides of the knots, and between them."""
+    x = torch.linspace(-60, 60, 6001)[None]
+    init_alone()
+    try:
+        private = hummingbird.convert_model(net, window, protocol=protocol, aim="pair")
+        out = private(hummingbird.cryptensor(x, src=0)).get_plain_text()
+    finally:
+        hummingbird.uninit()
+    assert float((out - net(x)).abs().max()) < 2**-12
 
 
 def test_estimate_names_the_parties_own_material() -> None:
