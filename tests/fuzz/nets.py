@@ -9,8 +9,8 @@ Net n is the same whenever it is made. Numbers below 4,225 hold one ordered pair
 (tests/fuzz/make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of tests/fuzz/run.py, the bounds those of tests/fuzz/bounds.py. With --two-party the nets are
 those of tests/fuzz/hybrid.py, for two parties without a dealer, with --encrypted those of tests/fuzz/he.py, with
---recurrent those of tests/fuzz/recurrent.py, with --decoder those of tests/fuzz/decoders.py. The exit code is 1 if any
-net is wrong or raw.
+--recurrent those of tests/fuzz/recurrent.py, with --decoder those of tests/fuzz/decoders.py, with --pair those of
+tests/fuzz/pair.py. The exit code is 1 if any net is wrong or raw.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hummingbird.commands.program import end
 from hummingbird.progress import progress_line
 from hummingbird.table import text_table
 from scripts.bench.party import workers
-from tests.fuzz import decoders, he, hybrid, recurrent
+from tests.fuzz import decoders, he, hybrid, pair, recurrent
 from tests.fuzz.bounds import UNIT
 from tests.fuzz.grammar import KINDS
 from tests.fuzz.run import VERDICTS, Result, details, judge
@@ -43,6 +43,7 @@ FAILED = ("wrong", "raw")
 _GRAMMARS: dict[str, tuple[Callable[[int], str], Callable[[int], Result], Iterable[str]]] = {
     "private": (details, judge, KINDS),
     "recurrent": (recurrent.details, recurrent.judge, recurrent.KINDS),
+    "pair": (pair.details, pair.judge, KINDS),
     "decoder": (decoders.details, decoders.judge, decoders.KINDS),
     "two-party": (hybrid.details, hybrid.judge, hybrid.WEIGHTS),
     "encrypted": (he.details, he.judge, he.WEIGHTS),
@@ -157,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     grammar = p.add_mutually_exclusive_group()
     grammar.add_argument("--two-party", action="store_true", help="nets for two parties without a dealer")
     grammar.add_argument("--encrypted", action="store_true", help="nets on encrypted images, in polynomial mode")
+    grammar.add_argument("--pair", action="store_true", help="nets whose material two parties make themselves")
     grammar.add_argument("--recurrent", action="store_true", help="recurrent nets")
     grammar.add_argument("--decoder", action="store_true", help="decoders in conversation")
     p.add_argument("--only", type=int, metavar="SEED", help="show this net in detail")
@@ -166,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "two-party": args.two_party,
         "encrypted": args.encrypted,
         "recurrent": args.recurrent,
+        "pair": args.pair,
         "decoder": args.decoder,
     }
     named["private"] = True
