@@ -109,6 +109,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._prices: dict[tuple[tuple[int, ...], int], PlanPrice] = {}
+        self._made: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._walks: dict[tuple[int, ...], Interpreter[PlanStep]] = {}  # by the order of the steps
         self._agreed = [step.name for step in self.plan if step.op == "public"]
         for step in self.plan:
@@ -194,7 +195,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
         Where steps open side by side, a shared round counts for one of them (mpc/plan/depths.py).
         """
-        return self._price(input_shape, parties).steps
+        return self._paid(input_shape, parties)
 
     def breadth(self, input_shape: Sequence[int], parties: int) -> int:
         """Return how many values the net works on at once, in steps that open side by side. Raises as `costs`."""
@@ -203,13 +204,19 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
     def _price(self, input_shape: Sequence[int], parties: int) -> PlanPrice:
         key = (tuple(input_shape), parties)
         if key not in self._prices:
-            found = price(self.plan, self._graph, *key)
-            if self.requests_of is not None and parties == 2:
-                made = self.requests_of(self, *key)
-                self._requests.setdefault(key, [request for _, request in made])
-                found = PlanPrice(made_by_pair(found.steps, made), found.depths)
-            self._prices[key] = found
+            self._prices[key] = price(self.plan, self._graph, *key)
         return self._prices[key]
+
+    def _paid(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
+        """Return the steps' prices with the offline bits of whoever makes the material."""
+        key, steps = (tuple(input_shape), parties), self._price(input_shape, parties).steps
+        if self.requests_of is None or parties != 2:
+            return steps
+        if key not in self._made:
+            made = self.requests_of(self, *key)
+            self._requests.setdefault(key, [request for _, request in made])
+            self._made[key] = made_by_pair(steps, made)
+        return self._made[key]
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.
@@ -292,6 +299,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         def supply(shape: tuple[int, ...]) -> Supply:
             if ahead and shape in ahead:
                 return ahead.pop(shape)
+            self._paid(shape, session.parties)  # finds the requests that two parties make ahead
             return session.dealer.reserve(self._requests.get((shape, session.parties)))
 
         return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
@@ -321,7 +329,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         most = self.images_per_slice
         if most is not None and (type(most) is not int or most < 1):
             raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
-        self.costs(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
+        self._price(tuple(x.shape), session.parties)  # raises if the net cannot take such an input
 
     def _slices(self, session: Session, shape: tuple[int, ...]) -> list[Slice]:
         """Cut a batch of this shape into slices as a store or memory requires; into one if images depend on others."""
@@ -342,7 +350,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
         Steps that open side by side are branches: at every depth, the openings of all that are at work are one frame.
         """
-        costs, depths = self._price(x.shape, session.parties)
+        costs, depths = self._paid(x.shape, session.parties), self._price(x.shape, session.parties).depths
         walk = self._walk(depths.order)
         values, depth = walk.start(x, *public), 0
 
