@@ -45,7 +45,7 @@ def test_material_of_a_run_is_brought_before_it(tmp_path: Path) -> None:
     for slots in (2, 0):
         store = StoreDealer(tmp_path / str(slots), rank=0, parties=PARTIES, lane=0, lanes=LANES, buffer_bytes=1)
         store.bring(slots)
-        assert [len(supply._work.ready) for supply in store._upcoming] == [1] * slots
+        assert [len(supply.work.ready) for supply in store._upcoming] == [1] * slots
         taken.append([store.reserve([REQUEST]).correlation(REQUEST).shares for _ in range(SLOTS)])
         with pytest.raises(DealerError, match="all 2 slots of the store are used"):
             store.reserve([REQUEST])
