@@ -146,7 +146,7 @@ class Talks:
 def test_kills_at_random_moments_spoil_no_answer(tmp_path: Path, source: str) -> None:
     random.seed(seed := int(os.environ.get("HUMMINGBIRD_KILLS_SEED", time.time_ns() % 10**6)))
     print(f"HUMMINGBIRD_KILLS_SEED={seed}")
-    store = dealt(tmp_path, 40 + 40 * KILLS) if source == "store" else None
+    store = dealt(tmp_path, 40 + 10 * KILLS) if source == "store" else None
     hosts = Hosts(*SERVE, store=store)
     with Client(hosts.addresses, timeout=HANG) as client:  # the parties are there
         client.service  # noqa: B018

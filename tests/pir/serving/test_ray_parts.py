@@ -32,6 +32,7 @@ def test_a_lost_part_is_refused_and_comes_back_with_the_updates(folder: Path) ->
 
 
 @clustered
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_with_a_hint(folder: Path) -> None:
     play("refusals", folder)
 
