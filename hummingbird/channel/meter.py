@@ -34,6 +34,7 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 class MeterRow:
     """The counts of one layer at this party, summed over the layer's calls.
 
+    Two parties without a dealer: offline_bits are those that both send for their material, received_bits half of them.
     rounds: a round that layers share counts for one of them, on the net's longest path (mpc/plan/depths.py).
     bits_sent, bits_predicted: bits that this party sends. offline_bits: bits that the dealer sends to all parties
     together; received_bits: how many of these this party receives. elements: how many values the layer works on.

@@ -10,7 +10,7 @@ from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc.dealer.bucket_store import BucketStore, deal_sets
 from hummingbird.mpc.dealer.sealing import KeyPair, new_key
 from hummingbird.mpc.session.lanes import LanePosition
-from tests.support.keeping import FACTS, REQUEST, SHAPE, SLOTS
+from tests.support.keeping import FACTS, REQUEST, SHAPE, SLOTS, TwoStores
 from tests.support.parties import channels, together
 from tests.support.patience import HANG
 
@@ -30,7 +30,7 @@ class Keys:
         deal_sets(url, sets, dealer or self.dealer, [key.public for key in self.parties], **what)
 
 
-class BucketParties:
+class BucketParties(TwoStores):
     """Both parties of a run, until `close`; each call runs at both, on threads."""
 
     def __init__(self, url: str, keys: Keys, timeout: float = HANG, lane: int = 0, lanes: int = 1) -> None:
@@ -67,23 +67,3 @@ class BucketParties:
         together([lambda rank=rank: guarded(rank) for rank in range(2)])
         if errors:
             raise next((error for error in errors if not isinstance(error, PeerError)), errors[0])
-
-    def use(self, slices: int = 1) -> list[tuple[str, int]]:
-        """Reserve slices, and take their material, which must fit together; the set's id and slot of each."""
-        self.admit(slices)
-        pairs = [[store.reserve([REQUEST] * 2) for store in self.stores] for _ in range(slices)]
-        used = []
-        for pair in pairs:
-            for _ in range(2):
-                mine, theirs = (slot.correlation(REQUEST).shares for slot in pair)
-                r = mine["r"] + theirs["r"]
-                assert (r * r).equal(mine["square"] + theirs["square"])
-            (one, other) = [(slot._use._store.header.set_id, slot.number) for slot in pair]
-            assert one == other
-            used.append(one)
-        return used
-
-    def close(self) -> None:
-        for store, channel in zip(self.stores, self.channels, strict=True):
-            store.close()
-            channel.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hummingbird.channel.channel import Channel
 from hummingbird.errors import HummingbirdError
 from hummingbird.mpc.dealer.kept import Keeper
 from hummingbird.mpc.dealer.kept_store import KeptStore
@@ -34,31 +36,11 @@ def dealt(root: Path, sets: int, **changed: Any) -> Path:
     return root
 
 
-class Parties:
-    """Both parties of a run, until `close`; each call runs at both, on threads."""
+class TwoStores:
+    """Both parties' stores of sets, whose slots fit together: `stores` and `channels`, by rank."""
 
-    def __init__(self, *roots: Path, timeout: float = NEVER, lane: int = 0, lanes: int = 1) -> None:
-        self.roots = roots if len(roots) == 2 else roots * 2
-        self.channels = channels(2)
-        places = [LanePosition(rank, 2, lane, lanes) for rank in range(2)]
-        self.stores: list[KeptStore] = []
-        made: list[KeptStore | None] = [None, None]
-
-        def open_one(rank: int) -> None:
-            try:
-                made[rank] = KeptStore(self.channels[rank], self.roots[rank], places[rank], timeout)
-            except HummingbirdError:
-                self.channels[rank].close()
-                raise
-
-        try:
-            together([lambda rank=rank: open_one(rank) for rank in range(2)])
-        except BaseException:
-            for store in made:
-                if store is not None:
-                    store.close()
-            raise
-        self.stores = [store for store in made if store is not None]
+    stores: Sequence[Any]
+    channels: Sequence[Channel]
 
     def admit(self, slices: int = 1) -> None:
         facts = FACTS
@@ -83,3 +65,30 @@ class Parties:
         for store, channel in zip(self.stores, self.channels, strict=True):
             store.close()
             channel.close()
+
+
+class Parties(TwoStores):
+    """Both parties of a run, until `close`; each call runs at both, on threads."""
+
+    def __init__(self, *roots: Path, timeout: float = NEVER, lane: int = 0, lanes: int = 1) -> None:
+        self.roots = roots if len(roots) == 2 else roots * 2
+        self.channels = channels(2)
+        places = [LanePosition(rank, 2, lane, lanes) for rank in range(2)]
+        self.stores: list[KeptStore] = []
+        made: list[KeptStore | None] = [None, None]
+
+        def open_one(rank: int) -> None:
+            try:
+                made[rank] = KeptStore(self.channels[rank], self.roots[rank], places[rank], timeout)
+            except HummingbirdError:
+                self.channels[rank].close()
+                raise
+
+        try:
+            together([lambda rank=rank: open_one(rank) for rank in range(2)])
+        except BaseException:
+            for store in made:
+                if store is not None:
+                    store.close()
+            raise
+        self.stores = [store for store in made if store is not None]

@@ -44,6 +44,12 @@ class ObjectServer:
         where = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}", "AWS_ALLOW_HTTP": "true"}
         return where | {"AWS_ACCESS_KEY_ID": USER, "AWS_SECRET_ACCESS_KEY": WORD, "AWS_REGION": "us-east-1"}
 
+    def begin(self, *buckets: str) -> None:
+        """Begin a test: empty buckets, counts from 0, and no faults."""
+        self.add(*buckets)
+        self.counts.clear()
+        self.ignores, self.loses, self.sent = False, lambda kind, number: False, 0
+
     def add(self, *buckets: str) -> None:
         """Make empty buckets, in the place of old ones of these names."""
         from moto.s3.models import s3_backends

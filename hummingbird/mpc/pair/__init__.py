@@ -1,10 +1,12 @@
 """Two parties make the material of their protocols themselves, from transfers and encryption, without a dealer.
 
-material.py    requests in lock-step, their fields and their cost
+dealer.py      a session's source of material: a thread that makes it ahead of its use
+material.py    requests in lock-step, in pieces if they are large; their fields and their cost
 recipe.py      how one kind of request is made: a record for each kind, in the modules below
 masked.py      masked openings, and thresholds
 boolean.py     ANDs of bits, and bits as numbers
 sums.py        lifts, truncations, selections, wraps: carries of sums
+quotients.py   quotients by any number
 products.py    products, squares and rows
 lifted.py      products and squares of values that are lifted as they are opened; lifted_matrices.py: of matrices
 matrices.py    matrix products and convolutions; terms.py: small ones

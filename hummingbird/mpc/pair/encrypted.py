@@ -122,11 +122,11 @@ class Encryption:
         return found
 
     def new_bytes(self, polynomials: int) -> int:
-        """Return the bytes of a message with new ciphertexts of so many polynomials."""
+        """Return the size in bytes of a message with new ciphertexts. polynomials: their number."""
         return prg.SEED_BYTES + packed_bytes((polynomials, self.primes, DEGREE))
 
     def answer_bytes(self, polynomials: int, values: int) -> int:
-        """Return the bytes of a message with answers of so many polynomials, of which `values` coefficients count."""
+        """Return the bytes of a message with answers. polynomials: the number of ciphertexts. values: of results."""
         return packed_bytes((polynomials, self.kept, DEGREE)) + packed(BITS * self.kept * values)
 
 
@@ -170,7 +170,7 @@ class PairKeys:
 
 
 def key_bytes(primes: int) -> int:
-    """Return the bytes of a public key modulo so many primes; 0 for none."""
+    """Return the size in bytes of a public key. primes: the number of its primes; without any, the size is 0."""
     return prg.SEED_BYTES + packed_bytes((1, primes, DEGREE)) if primes else 0
 
 

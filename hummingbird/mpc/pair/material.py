@@ -15,9 +15,11 @@ to the other one, and do not follow from a seed. All of this is on the CPU.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +30,11 @@ from hummingbird.channel.channel import Channel
 from hummingbird.cost import HEADER_BYTES, cot_message
 from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
+from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.pieces import in_turn, joined, pieces
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.terms import BY_TERMS
@@ -74,14 +76,14 @@ def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BIT
 
     transfer_bits: as `PairMaterial` takes it. Raises ConfigError for a kind that two parties cannot make.
     """
-    groups = in_turn([_pieces(request, transfer_bits) for request in requests])
+    groups = _in_turn([_pieces(request, transfer_bits) for request in requests])
     return sum((_cost([piece for _, piece in group], transfer_bits) for group in groups), PairCost(0, 0, 0, 0, 0))
 
 
 def _pieces(request: Request[Any], transfer_bits: float) -> list[Request[Any]]:
     found = recipe_of(request)
     values = found.values(request) if isinstance(found, PairRecipe) else 0
-    return pieces(request, found.total(request, transfer_bits).transfers / values) if values else [request]
+    return _cut_up(request, found.total(request, transfer_bits).transfers / values) if values else [request]
 
 
 def _cost(requests: Sequence[Request[Any]], transfer_bits: float) -> PairCost:
@@ -135,7 +137,7 @@ class PairMaterial:
         bits = [offline_bits([request], self._transfer_bits) for request in requests]
         cut = [_pieces(request, self._transfer_bits) for request in requests]
         parts: list[list[dict[str, Tensor]]] = [[] for _ in requests]
-        for group in in_turn(cut):
+        for group in _in_turn(cut):
             found = run(self._made([piece for _, piece in group]), self._exchange)
             for (at, _), fields in zip(group, found, strict=True):
                 parts[at].append(fields)
@@ -201,10 +203,68 @@ def _fields(request: Request[Any], cut: Sequence[Request[Any]], parts: Sequence[
     """
     out: dict[str, Words] = {}
     for name, item in request.parts.items():
-        found = joined(item, [(piece.parts[name], own[name]) for piece, own in zip(cut, parts, strict=True)])
+        found = _joined(item, [(piece.parts[name], own[name]) for piece, own in zip(cut, parts, strict=True)])
         packed = item.kind == "ring" and item.width < 64
         out[name] = item.received(kernels.pack_words(found.reshape(-1).long(), item.width) if packed else found)
     return out
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+#
+# Large requests are made in pieces, one after the other, so that memory is bounded: a transfer takes some 40 bytes. A
+# request whose values have nothing in common is cut into requests of the same kind, and their fields are joined at the
+# end. A call makes the first pieces of all its requests in lock-step, then the second ones, and so on.
+
+AT_ONCE = 1 << 21  # transfers of a piece
+_LEAST = 1 << 12  # values of a piece: fewer would cost more rounds than they save memory
+_SHAPES = (("shape",), ("size0", "size1"))  # parameters of kinds that do the same for each element of a tensor
+_ELEMENTWISE = ("square", "b2a", "wraps", "binary", "additive", "lifted_product")
+
+
+def _cut_up(request: Request[Any], transfers: float) -> list[Request[Any]]:
+    """Cut a request into requests of at most `AT_ONCE` transfers or `_LEAST` values; [request] if it is not larger.
+
+    transfers: how many it takes for each value.
+    """
+    made, most = request.params, max(_LEAST, int(AT_ONCE / max(transfers, 1.0)) // 32 * 32)
+    if "count" in made:
+        return _cut(request, made["count"], most, lambda n: {"count": n})
+    if request.kind in _ELEMENTWISE and request.params.get("op", "mul") == "mul":
+        names = next(names for names in _SHAPES if names[0] in made)
+        if all(made[name] == made[names[0]] for name in names):
+            return _cut(request, math.prod(made[names[0]]), most, lambda n: dict.fromkeys(names, (n,)))
+    return [request]
+
+
+def _cut(request: Request[Any], count: int, most: int, params: Any) -> list[Request[Any]]:
+    if count <= most:
+        return [request]
+    return [replace(request, **params(min(most, count - at))) for at in range(0, count, most)]
+
+
+def _in_turn(cut: Sequence[Sequence[Request[Any]]]) -> list[list[tuple[int, Request[Any]]]]:
+    """Arrange requests' pieces in groups that are made at once; return for each group the places and the pieces.
+
+    cut: the pieces of each request.
+    """
+    rows = itertools.zip_longest(*cut)
+    return [[(at, piece) for at, piece in enumerate(row) if piece is not None] for row in rows] or [[]]
+
+
+def _joined(item: Field, parts: Sequence[tuple[Field, Tensor]]) -> Tensor:
+    """Join a field of a request from those of its pieces; return it in its shape.
+
+    item: the field. parts: for each piece its field, and a tensor with the elements, and perhaps more behind them, or
+    behind each row.
+    """
+    found = [_elements(own, tensor) for own, tensor in parts]
+    return (found[0] if len(found) == 1 else torch.cat(found, -1)).reshape(item.shape)
+
+
+def _elements(item: Field, found: Tensor) -> Tensor:
+    if found.dim() > 1:
+        found = found[..., : item.shape[-1]]
+    return found.reshape(-1)[: math.prod(item.shape)].view(item.shape)
 
 
 __all__ = ["RECIPES", "PairMaterial", "cost", "recipe_of"]

@@ -33,7 +33,7 @@ class Part:
 
 
 def halved(values: int, price: PairPrice) -> list[Part]:
-    """Divide values into two parts, of which party 0 and party 1 are the senders; none for no values."""
+    """Divide values into two parts: party 0 sends for the first, party 1 for the second; none for no values."""
     return [Part(n, sender, price) for sender, n in enumerate(halves(values)) if n]
 
 
@@ -50,7 +50,7 @@ class MaterialRecipe(ABC, Generic[Kind]):
 
     @abstractmethod
     def parts(self, request: Kind, transfer_bits: float) -> list[Part]:
-        """Return the transfers that a request takes, if a transfer costs so many bits."""
+        """Return the transfers of a request. transfer_bits: the price of a transfer in bits."""
 
     def total(self, request: Kind, transfer_bits: float) -> PairPrice:
         """Return the price of a whole request, by default that of its parts: main transfers are party 0's."""

@@ -66,7 +66,7 @@ class Rot(ABC):
 
     @abstractmethod
     def turned(self, wanted: Tensor) -> Rounds[Rot]:
-        """Return these transfers with other choices, of which the receiver sends the difference: n bits, 1 round.
+        """Return these transfers with other choices; the receiver sends how they differ from the old: n bits, 1 round.
 
         wanted: the choices, packed uint8 (n/8,); the sender's argument is not read. No word may have been sent.
         """

@@ -27,10 +27,8 @@ def shared_server() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def server(shared_server: ObjectServer) -> Iterator[ObjectServer]:
-    shared_server.add("place")
-    shared_server.counts.clear()
+    shared_server.begin("place")
     yield shared_server
-    shared_server.ignores, shared_server.loses, shared_server.sent = False, lambda kind, number: False, 0
 
 
 def test_one_of_many_claims_a_set(server: ObjectServer) -> None:

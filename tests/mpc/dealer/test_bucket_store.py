@@ -34,10 +34,8 @@ def shared_server() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def server(shared_server: ObjectServer) -> Iterator[ObjectServer]:
-    shared_server.add("place-0", "place-1")
-    shared_server.counts.clear()
+    shared_server.begin("place-0", "place-1")
     yield shared_server
-    shared_server.ignores, shared_server.loses, shared_server.sent = False, lambda kind, number: False, 0
 
 
 @pytest.fixture

@@ -167,6 +167,7 @@ def test_a_slice_that_the_other_party_does_not_begin() -> None:
     both = dealers(timeout=2.0)
     with pytest.raises(HummingbirdError):
         both[0].correlation(And(1, 80))
+    until(lambda: both[1]._supplies.reason, "the end of party 1's thread")  # a reservation before would be in time
     with pytest.raises(HummingbirdError, match="party 0 makes material for slice 0, which this party did not begin"):
         both[1].correlation(And(1, 80))
     close(both)

@@ -13,7 +13,7 @@ from hummingbird.channel import meter
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.pair import pieces
+from hummingbird.mpc.pair import material
 from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost
 from hummingbird.mpc.pair.price import halves
 from hummingbird.mpc.protocols import masked, thresholds
@@ -193,7 +193,7 @@ def test_many_values(request_: Request[Any]) -> None:
 def test_a_large_request_is_made_in_pieces(request_: Request[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields and prices are those of one request; a small one beside it takes part in the first piece alone."""
     request = request_
-    monkeypatch.setattr(pieces, "AT_ONCE", 1)
+    monkeypatch.setattr(material, "AT_ONCE", 1)
     parties, beside = pair(), And(1, 100)
     with meter.meter() as counted:
         done = made(parties, [beside, request])
