@@ -22,7 +22,7 @@ from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared, share_secret
-from hummingbird.serving.client import ClientConversation
+from hummingbird.serving.client_conversation import ClientConversation
 
 
 def generate(

@@ -33,8 +33,11 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    where = sub.add_mutually_exclusive_group(required=True)
     text = "every party's HOST:PORT or unix:PATH, in any order"
-    sub.add_argument("--parties", required=True, nargs="+", metavar="ADDRESS", help=text)
+    where.add_argument("--parties", nargs="+", metavar="ADDRESS", help=text)
+    text = "file of the groups of parties that serve this net: a line of addresses for each; requests go to those with "
+    where.add_argument("--groups", type=Path, metavar="FILE", help=text + "little work")
     options.add_images(sub, "results", several=True)
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     text = "longest wait for the answer to a request, seconds (default: %(default)s)"
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return client(*inputs, progress=progress)
 
     def figures(client: Client, seconds: float) -> list[str]:
-        parties, up, down = len(client.addresses), client.sent_bytes / count, client.received_bytes / count
+        parties, up, down = client.service.parties, client.sent_bytes / count, client.received_bytes / count
         measured.update(images=count, parties=parties, seconds=seconds)
         measured.update(bytes_up_per_image=up, bytes_down_per_image=down)
         rate = f"{count} images in {seconds:.2f} s, {count / seconds:,.1f} images/s"
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     results, _ = run_client(
         args,
-        Client(args.parties, timeout=args.timeout, **options.caller_of(args)),
+        _client(args),
         count,
         labels,
         names=lambda client: [part.name for part in client.service.outputs],
@@ -80,3 +83,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, measured)
     return 0
+
+
+def _client(args: argparse.Namespace) -> Client:
+    how = {"timeout": args.timeout, **options.caller_of(args)}
+    return Client(args.parties, **how) if args.groups is None else Client.from_file(args.groups, **how)

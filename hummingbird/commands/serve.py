@@ -25,7 +25,7 @@ from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
 from hummingbird.ranks import refuse_dynamic
-from hummingbird.rpc.options import add_service, count, positive, service_of, shape
+from hummingbird.rpc.options import add_service, count, positive, service_of, shape, whole
 from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
@@ -71,6 +71,8 @@ def add_parser(commands: Any) -> None:
     text += "a net that begins with private lookups (docs/lookup.md) needs none"
     group.add_argument("--input", nargs="+", type=shape, metavar="CxHxW", help=text)
     add_prompt_argument(group, "--input is PLACESxWIDTH, of a conversation's word vectors")
+    text = "number of this group of parties, where several groups serve the same net; clients' errors name it "
+    group.add_argument("--group", type=whole, default=0, metavar="N", help=f"{text}(default: %(default)s)")
     text = "with --prompt: how many conversations may be open at a time, a quarter of them for one client "
     group.add_argument("--conversations", type=count, metavar="N", help=f"{text}(default: {QueueLimits.conversations})")
     text = f"with --prompt: seconds without a word after which a conversation ends (default: {QueueLimits.idle:g})"
@@ -121,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
             private, shapes, table = _private(copy.copy(args), session.rank, image)  # a copy, as it changes the options
             how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
             how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
-            return join(private, shapes, session, table=table, **how)
+            return join(private, shapes, session, table=table, group=args.group, **how)
 
         def begun() -> None:
             if place.lane == 0:

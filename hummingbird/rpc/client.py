@@ -4,7 +4,7 @@
     answer = call(channel, "Echo", b"hello", timeout=10)
 
 Every call has a deadline, and `connect` returns only a channel that has answered: a missing service is an error, not a
-hang. `Retry` decides when and where a caller asks again while a service is away or full:
+hang. `Retry` decides when a caller asks again while a service is away or full:
 
     retry = Retry(timeout, (0.1, 2.0))
     while True:
@@ -19,7 +19,7 @@ hang. `Retry` decides when and where a caller asks again while a service is away
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -40,14 +40,12 @@ _REFUSED = 5  # closed connections after which a connection counts as refused
 
 
 class Retry:
-    """Decides when to ask again, and which service, until a question is answered. The services are equal copies.
+    """Decides when to ask again until a question is answered.
 
     timeout: seconds from now within which attempts begin. pauses: first and longest pause, in seconds, between attempts
     at a service that is away; each pause is twice the one before. A service that is full, or lacks a part for a
     while, says itself how long to wait.
-    passing: classes of errors after which another attempt may succeed. tries: most attempts. places: number of
-    services. first: number of the service that is asked first. The attribute `place` is the number of the service to
-    ask next.
+    passing: classes of errors after which another attempt may succeed. tries: most attempts.
     """
 
     def __init__(
@@ -57,13 +55,9 @@ class Retry:
         *,
         passing: tuple[type[HummingbirdError], ...] = (UnavailableError, OverloadError),
         tries: float = float("inf"),
-        places: int = 1,
-        first: int = 0,
     ) -> None:
-        self.place = self._first = first
         self._deadline, (self._pause, self._longest) = time.monotonic() + timeout, pauses
         self._shortest, self._passing, self._tries = pauses[0], passing, tries
-        self._rests = [0.0] * places  # by service, the time of its next attempt
         self._failure: HummingbirdError | None = None
 
     @property
@@ -71,12 +65,14 @@ class Retry:
         """Seconds left in which further attempts may begin; below 0 when it is too late."""
         return self._deadline - time.monotonic()
 
-    def failed(self, error: HummingbirdError) -> float:
-        """Take note of a failed attempt: return the seconds until the next one, and set `place`; or raise an error.
+    def failed(self, error: HummingbirdError, anywhere: Callable[[float], float] = float) -> float:
+        """Take note of a failed attempt: return the seconds until the next one, or raise an error.
 
-        `place` is the number of the service to ask next. `error` is raised if it is not in `passing`, or if the time or
-        the attempts are used up. If the deadline had passed already, the failure of the attempt before is raised
-        instead: it says more than that the time was too short.
+        `error` is raised if it is not in `passing`, or if the time or the attempts are used up. If the deadline had
+        passed already, the failure of the attempt before is raised instead: it says more than that the time was too
+        short.
+        anywhere: where several services may answer the question: called with the seconds for which the service that
+        has failed is not to be asked, it returns the seconds until some service may be asked.
         """
         now = time.monotonic()
         if self._failure is not None and now > self._deadline:
@@ -88,13 +84,11 @@ class Retry:
             rest = max(error.retry_after, self._shortest)
         else:
             self._pause = min(2 * self._pause, self._longest)
-        self._failure, self._rests[self.place] = error, now + rest
+        self._failure, pause = error, anywhere(rest)
         self._tries -= 1
-        if self._tries < 1 or max(now, min(self._rests)) > self._deadline:
+        if self._tries < 1 or now + pause > self._deadline:
             raise error from None
-        count = len(self._rests)
-        self.place = min(range(count), key=lambda each: (self._rests[each], (each - self._first) % count))
-        return max(0.0, self._rests[self.place] - now)
+        return pause
 
 
 class Patience:

@@ -39,6 +39,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """Parse the text of a command-line option whose value is an integer of 0 or more; return the integer."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
 def share(text: str) -> tuple[str | None, int]:
     """Parse the text of a command-line option that limits callers; return (name, limit).
 

@@ -25,12 +25,14 @@ from hummingbird.version import VERSION
 
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
+MOST_GROUP = (1 << 31) - 1
 MOST_PLACES = 1 << 15  # of a conversation: the number of a step has two bytes in a request
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16  # bytes
 _DEEPEST = 64  # nested lists: two for each container in the results
 _MOST_TENSORS = 1 << 10  # inputs or results
 _LATEST = 1e11  # seconds since 1970
+LOAD = "hummingbird-load"  # trailing metadata of an answer: the images that wait or run at the party
 _HINT = "is this a party of `hummingbird serve`?"
 _NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(), str)
 
@@ -56,13 +58,14 @@ class TensorSpec:
 class ServiceDescription:
     """The facts on a service that a client must know to send requests and read answers.
 
-    release: of this package. net: a fingerprint of the facts on which the parties agree. session: a name of the
-    parties' session. inputs, outputs: the net's inputs and results, in order. form: how the net returns its results, as
-    a structure (hummingbird/structure.py). limit: the largest |x| for which the windows were made; None: not known.
-    scale: bits of fraction of all inputs. bits: how many low bits of the inputs the net reads. result_scale: bits of
-    fraction of the results. result_bits: how many low bits of the results' shares are sent. parties: number of parties.
-    most: most images in a request. rowwise: whether an image's result is known not to depend on the request's other
-    images. places: of a conversation, in a service that generates text; 0: the service computes images.
+    release: of this package. net: a fingerprint of the facts on which the parties agree. group: the number of this
+    group of parties, where several serve the net. session: a name of the parties' session. inputs, outputs: the net's
+    inputs and results, in order. form: how the net returns its results, as a structure (hummingbird/structure.py).
+    limit: the largest |x| for which the windows were made; None: not known. scale: bits of fraction of all inputs.
+    bits: how many low bits of the inputs the net reads. result_scale: bits of fraction of the results. result_bits: how
+    many low bits of the results' shares are sent. parties: number of parties. most: most images in a request. rowwise:
+    whether an image's result is known not to depend on the request's other images. places: of a conversation, in a
+    service that generates text; 0: the service computes images.
     A service that generates text has word vectors in place of images. A request has the words of one step of a
     conversation (message.py), `most` is the number of places of the prompt, and the result has the logits behind it.
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
@@ -72,6 +75,7 @@ class ServiceDescription:
 
     release: str = field(records.text(32))
     net: str = field(_NAME)
+    group: int = field(records.whole(0, MOST_GROUP))
     session: str = field(_NAME)
     inputs: tuple[TensorSpec, ...] = field(records.many(records.record(TensorSpec), _MOST_TENSORS, 1))
     outputs: tuple[TensorSpec, ...] = field(records.many(records.record(TensorSpec), _MOST_TENSORS, 1))
@@ -136,34 +140,36 @@ class ServiceDescription:
         shaped = [x.reshape(len(out), *part.shape) for x, part in zip(parts, self.outputs, strict=True)]
         return rebuild(self.form, iter(shaped))
 
-    def answer(self, rank: int, clock: float) -> bytes:
+    def answer(self, rank: int, clock: float, load: int) -> bytes:
         """Return the text, as bytes, that party `rank` sends to a client that asks for the description.
 
-        clock: the party's time, seconds since 1970.
+        clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
         """
-        return json.dumps({**records.plain(_Party(rank, clock)), **records.plain(self)}).encode()
+        return json.dumps({**records.plain(_Party(rank, clock, load)), **records.plain(self)}).encode()
 
 
 @dataclass(frozen=True)
 class _Party:
-    """The part of a party's answer to a client in which parties differ: its rank, and its clock.
+    """The part of a party's answer to a client in which parties differ: its rank, its clock and its load.
 
-    clock: the party's time, seconds since 1970.
+    clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
     """
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
+    load: int = field(records.whole(0, 1 << 40))
 
 
 @dataclass(frozen=True)
 class Described:
-    """The answer of one party to a client that asks for the description: its rank, its clock, and the service.
+    """The answer of one party to a client that asks for the description: its rank, clock and load, and the service.
 
-    clock: the party's time, seconds since 1970.
+    clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
     """
 
     rank: int
     clock: float
+    load: int
     service: ServiceDescription
 
     @classmethod
@@ -180,10 +186,12 @@ class Described:
         if release != VERSION:
             what = f"the party runs hummingbird {release}, this client {VERSION}"
             raise AgreementError(what, where=where, hint="install the same release everywhere")
-        own = records.of({name: values.pop(name) for name in ("rank", "clock") if name in values}, _Party, **how)
+        own = records.of(
+            {name: values.pop(name) for name in ("rank", "clock", "load") if name in values}, _Party, **how
+        )
         service = records.of(values, ServiceDescription, **how)
         _check(service, where)
-        return cls(own.rank, own.clock, service)
+        return cls(own.rank, own.clock, own.load, service)
 
 
 def _check(service: ServiceDescription, where: str) -> None:

@@ -27,6 +27,7 @@ from hummingbird.rpc.admission import caller_name, note
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE, ServiceProgram
 from hummingbird.rpc.service import Brief, Method
+from hummingbird.serving.description import LOAD
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
 from hummingbird.serving.message import Request, clock
@@ -56,6 +57,7 @@ def join(
     session: Session,
     *,
     table: Tensor | None = None,
+    group: int = 0,
     most: int = MAX_BATCH,
     wait: float = MAX_WAIT,
     tls: Tls | None = None,
@@ -68,22 +70,22 @@ def join(
 
     Takes a few rounds. private: a net that is set up in the session, or a decoder, for a service that generates text.
     shape: shape of one image; for a net with several inputs, one for each; None for a decoder. table: rows (rows, dim)
-    for lookups, for a net of rows and weights (hummingbird/lookup.py). most: most images of a batch, and of a request.
-    wait: seconds for which a request may wait for others to share its batch. tls: certificates for the parties' channel
-    of reports on requests, as in `init`. limits: bounds on the queued requests and on conversations. grace: seconds for
-    waiting requests when the service is to end. figures: counts what this party does; None: nothing is counted.
-    restocked: called when it has changed whether some lane has material.
+    for lookups, for a net of rows and weights (hummingbird/lookup.py). group: its number. most: most images of a batch,
+    and of a request. wait: seconds for which a request may wait for others to share its batch. tls: certificates for
+    the parties' channel of reports on requests, as in `init`. limits: bounds on the queued requests and on
+    conversations. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
+    None: nothing is counted. restocked: called when it has changed whether some lane has material.
     Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
     if session.lane:
         invitation = Invitation.wait(session)
-        service = describe(private, shape, most, session, invitation.name, rows)
+        service = describe(private, shape, most, session, invitation.name, rows, group)
         worker = Worker(private, service, session, rows)
         return Lane(worker, RemoteDispatcher(invitation, service, session, worker.slots))
     own, channel = new_seed().hex(), session.channel
     name = ({session.rank: own} | channel.exchange_text(own))[0]
-    service = describe(private, shape, most, session, name, rows)
+    service = describe(private, shape, most, session, name, rows, group)
     worker = Worker(private, service, session, rows)
     control = beside(session, tls)
     how: dict[str, Any] = {
@@ -122,6 +124,11 @@ class Party:
         """Whether some lane has material for a request, by what the lanes last reported to lane 0."""
         return self._dispatcher.stocked
 
+    @property
+    def load(self) -> int:
+        """How many images wait or run at this party; clients choose between groups by it."""
+        return self._dispatcher.queue.images
+
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer a call of the method Ask: wait until the request is computed; return this party's part of the answer.
 
@@ -137,6 +144,7 @@ class Party:
         while not entry.done.wait(_LOOK):
             if not context.is_active():
                 return b""
+        context.set_trailing_metadata(((LOAD, str(self.load)),))
         if entry.arrived >= began:  # not for a repeat
             note(context, queued_ms=round(1e3 * entry.queued, 3), computed_ms=round(1e3 * entry.computed, 3))
         if isinstance(entry.outcome, bytes):
@@ -264,4 +272,4 @@ class Methods:
 
 
 def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
-    return party.service.answer(party.rank, clock())
+    return party.service.answer(party.rank, clock(), party.load)

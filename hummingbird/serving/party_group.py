@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from hummingbird.prg import new_seed
 from hummingbird.rpc.async_client import AsyncClient, compute, running
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
-from hummingbird.serving.description import Described, ServiceDescription
+from hummingbird.serving.description import LOAD, Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 
 _LAST = 2.0  # seconds for another thread's loop to disconnect
@@ -80,6 +81,10 @@ class PartyGroup:
         self._joined: Joined | None = None
         self._closed = False
         self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
+        # For `Groups`, which chooses between groups: images and requests that this client has under way here; the
+        # images that the parties have reported, and when; the monotonic time until which this group rests.
+        self.images = self.users = 0
+        self._load, self.reported, self.rests = 0, -math.inf, -math.inf
 
     def __repr__(self) -> str:
         return ", ".join(self.addresses)
@@ -95,13 +100,19 @@ class PartyGroup:
                 if loop is not running():
                     wait([closing], _LAST)
 
-    async def join(self, timeout: float) -> Joined:
+    @property
+    def work(self) -> int:
+        """How many images this client has under way here, and the parties have reported."""
+        return self.images + self._load
+
+    async def join(self, timeout: float, fresh: float = math.inf) -> Joined:
         """Connect to these parties, unless it is done already, and return what they serve (`Joined`).
 
-        timeout: seconds. Raises PeerError, AgreementError for parties of different services, InputError after `close`.
+        timeout: seconds. fresh: seconds for which the last report of the parties' work holds; after that they are asked
+        anew. Raises PeerError, AgreementError for parties of different services, InputError after `close`.
         """
         here, known = self._here(), self._joined
-        if here.joined and known is not None:
+        if here.joined and known is not None and time.monotonic() <= self.reported + fresh:
             return known
         deadline = time.monotonic() + timeout
         async with here.joining:
@@ -112,9 +123,10 @@ class PartyGroup:
                 except aio.UsageError:
                     raise _over() from None
                 here.joined = True
-            if self._joined is None:
-                self._joined = await self._describe(here, max(1.0, deadline - time.monotonic()))
-            return self._joined
+            known = self._joined
+            if known is None or time.monotonic() > self.reported + fresh:
+                known = self._joined = await self._describe(here, max(1.0, deadline - time.monotonic()))
+            return known
 
     def forget(self) -> None:
         """Let the next request ask for the description again: these parties may serve another net by now."""
@@ -155,6 +167,10 @@ class PartyGroup:
             self.received_bytes += sum(map(len, answers))
         return await compute(sum(map(len, answers)), _opened, answers, results, joint.service)
 
+    def _report(self, images: int) -> None:
+        """Note how many images the parties have to compute. images: the largest number that one of them reports."""
+        self._load, self.reported = images, time.monotonic()
+
     def _here(self) -> _Lines:
         """Return the connections to the parties for the event loop that runs now; make them at the first call."""
         loop = asyncio.get_running_loop()
@@ -186,6 +202,7 @@ class PartyGroup:
         if sorted(ranks) != list(range(service.parties)):
             what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
             raise AgreementError(what, where="Client", hint="name every party once")
+        self._report(max(described.load for described in found))
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         return Joined(service, order, [found[place].clock - began for place in order])
 
@@ -195,6 +212,7 @@ class PartyGroup:
         The first failure cancels all calls, and is raised. timeout: seconds.
         """
         calls: list[aio.UnaryUnaryCall] = []
+        loads: list[int] = []  # that the parties report with their answers
         over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
         try:
@@ -207,12 +225,16 @@ class PartyGroup:
                     raise PeerError("no answer in time", where=str(self))
                 try:
                     await calls[ended]
+                    told = dict(await calls[ended].trailing_metadata() or ()).get(LOAD, "")
+                    loads += [int(told)] if str(told).isdecimal() else []
                 except grpc.RpcError as error:
                     raise explain(error, asked[ended].address) from None
                 except asyncio.CancelledError:  # the call's own, which has ended
                     if not self._closed:
                         raise
                     raise _over() from None
+            if loads:
+                self._report(max(loads))
             return [await call for call in calls]
         except aio.UsageError:  # another thread has closed the channels
             raise _over() from None

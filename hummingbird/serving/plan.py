@@ -26,7 +26,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.table import Source
 from hummingbird.ring import SCALE
-from hummingbird.serving.description import MOST_PLACES, ServiceDescription, TensorSpec
+from hummingbird.serving.description import MOST_GROUP, MOST_PLACES, ServiceDescription, TensorSpec
 from hummingbird.serving.message import MAX_BYTES, Request
 from hummingbird.structure import TENSOR, odd
 from hummingbird.version import VERSION
@@ -92,13 +92,15 @@ def describe(
     session: Session,
     name: str,
     rows: ServedTable | None = None,
+    group: int = 0,
 ) -> ServiceDescription:
     """Return the description by which clients know a service that answers with the net `private`.
 
     shape: of one image; for a net with several inputs, one for each; None for a decoder. most: most images of a batch,
-    without effect for a decoder. name: the session's
-    name, hexadecimal. rows: the table of a net that begins with lookups, whose inputs are rows and weights. The most
-    images of a request are `most`, or fewer if these or their results would exceed a message of `message.MAX_BYTES`.
+    without effect for a decoder. name: the session's name, hexadecimal. rows: the table of a net that begins with
+    lookups, whose inputs are rows and weights. group: the number of this group of parties, where several serve the net.
+    The most images of a request are `most`, or fewer if these or their results would exceed a message of
+    `message.MAX_BYTES`.
     Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
     """
     if session.parties < 2:
@@ -107,8 +109,10 @@ def describe(
             where="serve",
             hint="start two or more: python -m hummingbird run --parties 2 -- ...",
         )
+    if not 0 <= group <= MOST_GROUP:
+        raise InputError(f"group {group}", where="group", hint=f"a whole number from 0 to {MOST_GROUP}")
     if isinstance(private, PrivateDecoder):
-        return _of_decoder(private, shape, session, name, rows)
+        return _of_decoder(private, shape, session, name, rows, group)
     if public := [step.name for step in private.plan if step.op == "public"]:
         what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
         hint = "serve a net of floating-point inputs, or one that looks its numbers up privately (docs/lookup.md)"
@@ -139,6 +143,7 @@ def describe(
     service = ServiceDescription(
         release=VERSION,
         net=_fingerprint(facts),
+        group=group,
         session=name,
         inputs=inputs if rows is None else _looked_up(inputs, rows),
         outputs=tuple(TensorSpec(title, one[1:]) for title, one in outputs),
@@ -179,7 +184,7 @@ def _fingerprint(facts: dict[str, str]) -> str:
 
 
 def _of_decoder(
-    private: PrivateDecoder, shape: object, session: Session, name: str, rows: ServedTable | None
+    private: PrivateDecoder, shape: object, session: Session, name: str, rows: ServedTable | None, group: int
 ) -> ServiceDescription:
     """Return the description of a service that generates text; the arguments are those of `describe`."""
     if shape is not None or rows is not None:
@@ -196,6 +201,7 @@ def _of_decoder(
     service = ServiceDescription(
         release=VERSION,
         net=_fingerprint(private.facts),
+        group=group,
         session=name,
         inputs=(TensorSpec("words", (private.width,)),),
         outputs=(TensorSpec("logits", (private.words,)),),

@@ -101,6 +101,7 @@ class RequestQueue:
         self._ids = Quota("ids", "known", limits.ids, limits.ids_each)
         self._requests = Quota("requests", "waiting", limits.requests, limits.requests_each, limits.named)
         self._bytes = Quota("bytes", "waiting", limits.bytes, limits.bytes_each)
+        self.images = 0  # of the requests without an outcome
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> QueuedRequest:
@@ -123,6 +124,7 @@ class RequestQueue:
             self._check(owner, len(message), left)
             entry = QueuedRequest(owner, digest, len(message), time.monotonic() + left, request)
             self._entries[request.id] = entry
+            self.images += request.images
             heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
             self._ids.enter(owner)
             self._requests.enter(owner)
@@ -170,8 +172,9 @@ class RequestQueue:
         """
         with self._lock:
             entry = self._entries.get(id)
-            if entry is None or entry.outcome is not None:
+            if entry is None or entry.outcome is not None or entry.request is None:
                 return None
+            self.images -= entry.request.images
             entry.outcome, entry.request, entry.finished = outcome, None, time.monotonic()
             self._requests.leave(entry.owner)
             self._bytes.leave(entry.owner, entry.size)

@@ -146,6 +146,7 @@ def serve(
     listen: str,
     *,
     table: Tensor | None = None,
+    group: int = 0,
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
     tls: Tls | None = None,
@@ -162,6 +163,7 @@ def serve(
         clients, HOST:PORT or unix:PATH; clients on other hosts need `tls`.
     table: rows (rows, dim) that clients look up privately, at two parties: `private` is then a net of rows and weights,
         and `shape` is `LookedUp.shapes` (hummingbird/lookup.py).
+    group: the number of this group of parties, where several groups serve the same net; clients' errors name it.
     max_batch: most images of a batch, and of a request if these fit into 32 MiB. max_wait: seconds for which a request
         waits for others to share its batch; it does not wait while the parties are idle.
 
@@ -191,7 +193,7 @@ def serve(
 
         def run() -> None:
             how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
-            party = join(private, shape, session, table=table, restocked=methods.look, **how)
+            party = join(private, shape, session, table=table, group=group, restocked=methods.look, **how)
             try:
                 methods.open(party)
                 threading.Thread(target=_drain, args=(program, methods), daemon=True).start()

@@ -274,7 +274,7 @@ class Worker:
         self.beat = min(_BEAT, session.channel.timeout / 4)
         self._rows = rows
         facts = {"table": rows.digest if rows else "none", "input": str(service.shape), "max batch": str(service.most)}
-        session.agree("serve", facts | {"service": service.digest.hex()})
+        session.agree("serve", facts | {"group": str(service.group), "service": service.digest.hex()})
         self._store = session.dealer if isinstance(session.dealer, STORES) else None
         slot = session.dealer.slice_shape
         # A lane whose material is used up leaves the batches to the others.

@@ -204,8 +204,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
     """It waits for parties, where somebody listens who never answers."""
     np.save(tmp_path / "images.npy", np.zeros((1, 3), np.float32))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        words = ["ask", "--parties", address, address, "--images", f"{tmp_path}/images.npy", "--timeout", f"{NEVER}"]
+        port = silent.getsockname()[1]
+        parties = [f"127.0.0.1:{port}", f"localhost:{port}"]
+        words = ["ask", "--parties", *parties, "--images", f"{tmp_path}/images.npy", "--timeout", f"{NEVER}"]
         program = [sys.executable, "-m", "hummingbird", *words]
         with python.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
             try:

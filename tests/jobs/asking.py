@@ -1,6 +1,7 @@
 """A client of a service of the digits net that asks until SIGTERM: one line when a request begins, one when it ends.
 
 FILE SEED TIMEOUT PAUSE ADDRESS...: answers are compared with the net's own, and refusals must give a reason and a hint.
+A single ADDRESS is the file of several groups.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from hummingbird.serving.client import Client
 from models import get_model
 
 CLOSE = 0.01  # exact comparisons: what is left is rounding
+
+
+def opened(addresses: list[str], timeout: float) -> Client:
+    """A client of these parties, or of the groups in a file."""
+    return Client(addresses, timeout=timeout) if len(addresses) > 1 else Client.from_file(addresses[0], timeout=timeout)
 
 
 def main() -> None:
@@ -39,7 +45,7 @@ def main() -> None:
         x = torch.rand(int(torch.randint(1, 13, ())), 1, 8, 8)
         say("asks")
         try:
-            client = client or Client(addresses, timeout=float(timeout))
+            client = client or opened(addresses, float(timeout))
             with torch.no_grad():
                 error = float((client(x) - net(x)).abs().max())
             say("right" if error < CLOSE else f"wrong by {error}")

@@ -1,4 +1,4 @@
-"""The one retry policy: pauses, deadline, attempts, and who is asked next."""
+"""The one retry policy: pauses, deadline and attempts."""
 
 from __future__ import annotations
 
@@ -63,12 +63,16 @@ def test_other_errors_and_too_many_attempts_end_it(now: list[float]) -> None:
         tries.failed(InputError("3"))
 
 
-def test_who_has_rested_longest_is_asked_next(now: list[float]) -> None:
-    retry = Retry(60.0, (1.0, 4.0), places=3, first=1)
-    asked = [retry.place]
-    pauses = []
-    for error in (away(), OverloadError("full", retry_after=3.0), away(), away()):
-        pauses.append(retry.failed(error))
-        asked.append(retry.place)
-    # 1 rests until 101, 2 until 103, 0 until 102 (the pause has doubled); so 1 is asked again at 101, and 0 at 102.
-    assert asked == [1, 2, 0, 1, 0] and pauses == [0.0, 0.0, 1.0, 2.0]
+def test_where_several_serve_the_next_attempt_is_when_one_of_them_may_be_asked(now: list[float]) -> None:
+    retry, rests = Retry(5.0, (1.0, 4.0)), list[float]()
+
+    def anywhere(rest: float) -> float:
+        rests.append(rest)
+        return 0.0 if len(rests) < 3 else 2.0
+
+    errors = (away(), OverloadError("full", retry_after=9.0), away(), away())
+    assert [retry.failed(error, anywhere) for error in errors[:3]] == [0.0, 0.0, 2.0]
+    assert rests == [1.0, 9.0, 2.0]  # one that rests for longer than there is time does not end it
+    now[0] += 4.0
+    with pytest.raises(UnavailableError):
+        retry.failed(errors[3], anywhere)

@@ -54,7 +54,7 @@ def test_mutual_tls_and_ids_by_certificate(tmp_path: Path) -> None:
                 for rank, body in enumerate(split(torch.zeros(2, 4, dtype=torch.int64), known.bits, 2))
             ]
             hers, his = (
-                [rpc_client.connect(address, tls, timeout=HANG) for address in client.addresses] for tls in (alice, bob)
+                [rpc_client.connect(address, tls, timeout=HANG) for address in addresses] for tls in (alice, bob)
             )
             asked = [
                 rpc_client.begin(hers[rank], "Ask", message, timeout=HANG) for rank, message in enumerate(messages)
@@ -90,7 +90,7 @@ def test_half_requests_of_eight_names_lock_nobody_out(tmp_path: Path) -> None:
     net = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0", "--tokens", str(path)]
     with Service(*net, token=tokens[8]) as service:
         with service.client() as client:
-            first, known = client.addresses[0], client.service
+            first, known = service.addresses[0], client.service
         channels = [rpc_client.connect(first, timeout=HANG, token=token) for token in tokens[:8]]
         deadline = int(1e3 * (time.time() + HANG))
         body = split(torch.zeros(1, 4, dtype=torch.int64), known.bits, 2)[0]

@@ -21,6 +21,7 @@ from tests.support.serving import biases
 SERVICE = ServiceDescription(
     release=VERSION,
     net="ab" * 32,
+    group=3,
     session="cd" * 16,
     inputs=(TensorSpec("x", (2, 3)),),
     outputs=(TensorSpec("result", (4,)),),
@@ -128,10 +129,12 @@ def test_a_malformed_request_is_refused_in_words(rank: int, message: bytes, word
 
 def test_a_description_arrives_as_it_is() -> None:
     for service in (SERVICE, replace(SERVICE, limit=None, outputs=(TensorSpec("class", ()),), rowwise=False), SEVERAL):
-        found = Described.read(service.answer(2, 12.5), "here")
-        assert (found.rank, found.clock, found.service, found.service.digest) == (2, 12.5, service, service.digest)
-    others = [replace(SERVICE, **{name: value}) for name, value in (("scale", 17), ("limit", 2.0), ("session", "ef"))]
-    assert len({each.digest for each in (SERVICE, *others)}) == 4
+        found = Described.read(service.answer(2, 12.5, 7), "here")
+        assert (found.rank, found.clock, found.load, found.service) == (2, 12.5, 7, service)
+        assert found.service.digest == service.digest
+    changes = {"scale": 17, "limit": 2.0, "session": "ef", "group": 4}
+    others = [replace(SERVICE, **{name: value}) for name, value in changes.items()]
+    assert len({each.digest for each in (SERVICE, *others)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,8 @@ def test_a_description_arrives_as_it_is() -> None:
         (b'"clock": 1.0', b'"clock": NaN'),
         (b'"clock": 1.0', b'"clock": -1.0'),
         (b'"clock": 1.0', b'"clock": 1e11'),
+        (b'"load": 0', b'"load": -1'),
+        (b'"group": 3', b'"group": 2147483648'),
         (b'"bits": 21', b'"bits": 65'),
         (b'"bits": 21', b'"bits": true'),
         (b'"shape": [2, 3]', b'"shape": [2, 0]'),
@@ -160,10 +165,10 @@ def test_a_description_arrives_as_it_is() -> None:
         (b'"net": "ab', b'"net": "xy'),
         (b"{", b"["),
     ],
-    ids=range(22),
+    ids=range(24),
 )
 def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None:
-    answer = SERVICE.answer(0, 1.0)
+    answer = SERVICE.answer(0, 1.0, 0)
     assert change[0] in answer
     with pytest.raises(PeerError, match="malformed description"):
         Described.read(answer.replace(*change), "here")
@@ -172,7 +177,7 @@ def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None
 def test_rows_are_looked_up_at_two_parties_with_a_weight_for_each() -> None:
     rows, weights = TensorSpec("rows", (2,), 600), TensorSpec("weights", (2,))
     looked = replace(SERVICE, inputs=(rows, weights), parties=2)
-    assert Described.read(looked.answer(0, 1.0), "here").service == looked
+    assert Described.read(looked.answer(0, 1.0, 0), "here").service == looked
     for wrong in (
         replace(looked, parties=3),
         replace(looked, inputs=(rows,)),
@@ -181,7 +186,7 @@ def test_rows_are_looked_up_at_two_parties_with_a_weight_for_each() -> None:
         replace(looked, outputs=(replace(rows, name="result"),)),
     ):
         with pytest.raises(PeerError, match="malformed description: its lookups do not fit its inputs"):
-            Described.read(wrong.answer(0, 1.0), "here")
+            Described.read(wrong.answer(0, 1.0, 0), "here")
 
 
 def test_results_come_in_the_form_that_the_net_gives() -> None:
@@ -195,5 +200,5 @@ def test_results_come_in_the_form_that_the_net_gives() -> None:
 
 def test_another_release_is_refused() -> None:
     with pytest.raises(AgreementError, match="runs hummingbird 0.0.7, this client"):
-        Described.read(replace(SERVICE, release="0.0.7").answer(0, 1.0), "here")
+        Described.read(replace(SERVICE, release="0.0.7").answer(0, 1.0, 0), "here")
     assert issubclass(AgreementError, HummingbirdError)

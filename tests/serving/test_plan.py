@@ -42,7 +42,7 @@ def test_bits_are_those_that_the_net_reads_and_gives(session: Session) -> None:
     assert (service.result_scale, service.result_bits) == (27, 39)
     exact = describe(build(net), (1, 8, 8), 64, session, NAME)
     assert exact.bits == 64 and exact.digest != service.digest
-    assert Described.read(service.answer(1, 0.0), "here").service == service
+    assert Described.read(service.answer(1, 0.0, 0), "here").service == service
 
 
 def test_the_bits_below_are_all_that_count(session: Session) -> None:
@@ -131,7 +131,7 @@ def test_several_inputs_and_results_have_names_and_shapes(session: Session) -> N
     outputs = [("hidden", (3,)), ("rest.0", (1, 2)), ("rest.1", ())]
     assert [(part.name, part.shape) for part in service.outputs] == outputs
     assert (service.shape, service.result, service.rowwise) == ((10,), (6,), True)
-    assert Described.read(service.answer(1, 0.0), "here").service == service
+    assert Described.read(service.answer(1, 0.0, 0), "here").service == service
     for shapes, words in (
         ((4,), r"1 shape\(s\) for a net with 2 input\(s\): 'left', 'right'"),
         (((4,), (6,)), r"'right' has shape \(6,\), but the net was converted for \(2, 3\)"),

@@ -124,7 +124,7 @@ def test_a_half_request_is_dropped_when_its_client_has_had_time_to_send_it() -> 
 def test_the_time_to_send_a_request_is_that_of_a_slow_link() -> None:
     def seconds(size: int, images: int) -> float:
         parts = (TensorSpec("x", (size,)),), (TensorSpec("y", (10,)),)
-        service = ServiceDescription(VERSION, "ab", "cd", *parts, TENSOR, None, 16, 64, 16, 64, 2, 1 << 20, True)
+        service = ServiceDescription(VERSION, "ab", 0, "cd", *parts, TENSOR, None, 16, 64, 16, 64, 2, 1 << 20, True)
         return seconds_to_send(service, images)
 
     assert seconds(64, 1) == pytest.approx(10, abs=0.1)

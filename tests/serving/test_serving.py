@@ -240,11 +240,15 @@ def test_a_client_that_leaves_is_forgotten(service: Service, foreign: Foreign) -
     until(lambda: "left one of the parties" in foreign.refusal(0, first), "party 0 to drop it")
 
 
-def test_addresses_must_be_those_of_all_parties(service: Service) -> None:
+def test_addresses_must_be_those_of_all_parties(service: Service, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.symlink_to(service.addresses[0].removeprefix("unix:"))
     with pytest.raises(AgreementError, match=r"parties \[0, 0\]"):
+        Client([service.addresses[0], f"unix:{again}"])
+    with pytest.raises(ConfigError, match="stands twice"):
         Client([service.addresses[0]] * 2)
     for wrong in (service.addresses[:1], service.addresses[0], []):
-        with pytest.raises(ConfigError, match="parties="):
+        with pytest.raises(ConfigError, match="parties=|address"):
             Client(wrong)
     with pytest.raises(PeerError, match="nothing answers"):
         Client([service.addresses[0], "unix:/nowhere.sock"], timeout=0.5)

@@ -72,7 +72,9 @@ def test_ask_takes_a_file_for_each_input_and_writes_the_results_by_name(service:
     np.save(tmp_path / "left.npy", left.numpy())
     np.save(tmp_path / "right.npy", right.numpy())
     files = [str(tmp_path / name) for name in ("left.npy", "right.npy", "out.npz", "out.json")]
-    command = [sys.executable, "-m", "hummingbird", "ask", "--parties", *service.addresses, "--images", *files[:2]]
+    groups = tmp_path / "groups"
+    groups.write_text(" ".join(service.addresses))
+    command = [sys.executable, "-m", "hummingbird", "ask", "--groups", str(groups), "--images", *files[:2]]
     outputs = ["--out", files[2], "--json", files[3]]
     ended = python.run([*command, *outputs], cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr

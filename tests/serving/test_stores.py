@@ -159,7 +159,7 @@ def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
                 until(lambda: left(port) >= 6, "the figure to follow")
                 keeper.kill()
                 before, asked, x = left(port), 0, torch.rand(4, 4)
-                client._timeout = 20.0  # in which it asks again and again, as refusals say
+                client._groups.timeout = 20.0  # in which it asks again and again, as refusals say
                 with pytest.raises(OverloadError, match="too little material is left") as caught:
                     while True:
                         assert (client(x) - net(x)).abs().max() < 1e-3

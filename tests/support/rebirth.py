@@ -130,7 +130,7 @@ class Hosts:
 def hasty(addresses: Sequence[str]) -> Client:
     """A client that waits for nobody to come back, though it may take long to connect."""
     client = Client(addresses, timeout=HANG)
-    client._timeout = 0.2
+    client._groups.timeout = 0.2
     return client
 
 

@@ -110,7 +110,7 @@ class Foreign:
     def __init__(self, service: Service) -> None:
         with service.client() as client:
             self.service: ServiceDescription = client.service
-            self.addresses = list(client.addresses)
+            self.addresses = service.addresses
         self.channels = [rpc_client.connect(address, timeout=HANG) for address in self.addresses]
         self.claim = new_seed()
 

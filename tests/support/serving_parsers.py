@@ -18,7 +18,9 @@ def services() -> dict[str, Parser]:
     inputs = (serving.TensorSpec("x", (2,)), serving.TensorSpec("y", (2, 2)))
     outputs = tuple(serving.TensorSpec(name, (2,)) for name in ("a", "b"))
     form = ("dict", ("a", "b", "n"), (TENSOR, TENSOR, ("constant", None)))
-    known = serving.ServiceDescription(VERSION, "ab", "cd" * 16, inputs, outputs, form, 1.5, 16, 21, 16, 43, 2, 8, True)
+    known = serving.ServiceDescription(
+        VERSION, "ab", 0, "cd" * 16, inputs, outputs, form, 1.5, 16, 21, 16, 43, 2, 8, True
+    )
     bodies = split(torch.zeros(2, 6, dtype=torch.int64), known.bits, 2)
     requests = [
         Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
@@ -34,7 +36,7 @@ def services() -> dict[str, Parser]:
         for step, count in ((0, 2), (1, 1), (END, 0))
         for body in split(torch.zeros(count, 6, dtype=torch.int64), text.bits, 2)[:1]
     ]
-    described = [known.answer(1, 2.5), looked.answer(0, 2.5), text.answer(0, 2.5)]
+    described = [known.answer(1, 2.5, 0), looked.answer(0, 2.5, 0), text.answer(0, 2.5, 0)]
     answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
 
     def read(rank: int) -> Callable[[bytes], object]:
