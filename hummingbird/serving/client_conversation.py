@@ -33,15 +33,15 @@ class ClientConversation:
     conversation is over.
 
     >>> import subprocess, sys
-    >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:Gpt 100 16 32 4 1"
-    >>> run += " --input 16x32 --prompt 4 --listen unix:{rank}.talk"
+    >>> run = "-m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:Gpt 50 8 16 2 1"
+    >>> run += " --input 8x16 --prompt 4 --listen unix:{rank}.talk"
     >>> parties = subprocess.Popen([sys.executable, *run.split()])
     >>> with hummingbird.Client(["unix:0.talk", "unix:1.talk"], timeout=120) as client:
     ...     with client.conversation() as talk:
-    ...         print(talk(torch.rand(3, 32)).shape, talk.used)  # a prompt of three words
-    ...         print(talk(torch.rand(1, 32)).shape, talk.left)
-    torch.Size([100]) 4
-    torch.Size([100]) 11
+    ...         print(talk(torch.rand(3, 16)).shape, talk.used)  # a prompt of three words
+    ...         print(talk(torch.rand(1, 16)).shape, talk.left)
+    torch.Size([50]) 4
+    torch.Size([50]) 3
     >>> parties.terminate(), parties.wait()
     (None, 0)
     """

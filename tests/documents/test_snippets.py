@@ -117,7 +117,11 @@ def test_info_and_estimate_lines_run(
     assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
 
 
-DEAL_LINES = [line for line in shell_lines() if "-m hummingbird deal " in line and "--keep" not in line]
+DEAL_LINES = [
+    line
+    for line in shell_lines()
+    if "-m hummingbird deal " in line and not re.search("--keep|--pair|s3://", line)  # run by tests of commands
+]
 
 
 @pytest.mark.parametrize("line", every(len(DEAL_LINES), DEAL_LINES))
@@ -125,7 +129,7 @@ def test_the_deal_lines_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """On fewer images; tests/commands/test_infer.py runs a net from what it deals. tests/mpc/dealer/test_keeper.py runs
-    the line that keeps.
+    the line that keeps, tests/commands/test_bucket.py those of buckets.
     """
     monkeypatch.chdir(ROOT)
     lanes = 2 if "--lanes 2" in line else 1

@@ -55,7 +55,8 @@ def test_unequal_functions_get_unequal_errors_and_fewer_bytes() -> None:
     assert error_of(net, x, coarse) > 0.005, "the errors matter here"
 
 
-@pytest.mark.parametrize("protocol", ["masked", pytest.param("gmw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
 def test_time_steps_share_an_error_and_the_last_state_errs_little(protocol: str) -> None:
     torch.manual_seed(2)
     net, x = Stacked().eval(), torch.randn(6, 4, 3)

@@ -109,7 +109,11 @@ class ByHand(nn.Module):
     ("layer", "names"),
     [
         (nn.LSTM(3, 4, 2, batch_first=True), "gates_l0 g_l0 c_l0 gates_l1 g_l1 c_l1"),
-        (nn.GRU(3, 4, bidirectional=True, batch_first=True), "gates_l0 n_l0 gates_l0_reverse n_l0_reverse"),
+        pytest.param(
+            nn.GRU(3, 4, bidirectional=True, batch_first=True),
+            "gates_l0 n_l0 gates_l0_reverse n_l0_reverse",
+            marks=pytest.mark.slow,
+        ),
         (nn.RNN(3, 4, batch_first=True), "h_l0"),
     ],
     ids=["lstm", "gru", "rnn"],

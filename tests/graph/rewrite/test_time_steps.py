@@ -102,7 +102,9 @@ def test_a_clamp_changes_no_value_within_and_cuts_those_beyond() -> None:
     assert float((run(clamped(steps, {"layer.g_l0": (-0.5, 0.5)}), x) - run(steps, x)).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.RNN, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("protocol", ["masked", pytest.param("gmw", marks=pytest.mark.slow)])
 def test_found_ranges_clamp_loud_inputs_and_results_stay(kind: type[nn.RNNBase], protocol: str) -> None:
     net = Recurrent(loud(kind, 2)).eval()

@@ -91,7 +91,8 @@ def _answer(session: Any, net: nn.Module, bits: BitConfig, protocol: str) -> tup
     return out, unequal(counted)
 
 
-@pytest.mark.parametrize("protocol", ["masked", pytest.param("gmw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
 def test_two_processes_send_what_is_predicted(protocol: str) -> None:
     net = Mixed().eval()
     bits = BitConfig().with_rows(hummingbird.find_rows(net, INPUTS, error=2**-9))

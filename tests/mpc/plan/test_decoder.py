@@ -48,7 +48,9 @@ def talked(kind: type[Talk], private: PrivateDecoder, x: torch.Tensor) -> torch.
     return ring.decode(outputs[0].share + outputs[1].share, outputs[0].scale)
 
 
-@pytest.mark.parametrize(("protocol", "told"), [("masked", True), ("masked", False), ("gmw", False)])
+@pytest.mark.parametrize(
+    ("protocol", "told"), [("masked", True), ("masked", False), pytest.param("gmw", False, marks=pytest.mark.slow)]
+)
 def test_word_after_word_in_private_equals_the_net(protocol: str, told: bool) -> None:
     net = made()
     texts = net.words(torch.randint(0, WORDS, (20, PLACES))).detach()

@@ -49,6 +49,7 @@ def test_the_twins_of_a_bert_agree(twin: str) -> None:
     assert 0 < row["largest_logit_error"] <= 2.0**-7 * row["largest_logit"]
 
 
+@pytest.mark.slow
 def test_two_parties_write_what_plain_torch_writes() -> None:
     torch.manual_seed(0)
     net = Gpt(words=30, places=8, width=8, heads=2, layers=1).eval()
