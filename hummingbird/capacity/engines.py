@@ -42,8 +42,8 @@ def run(
     the demand on a core or link may exceed its capacity, or if requests keep their tokens to the end and may end in
     another order than they began; else "recurrence". By default the recurrence simulates 10^6 requests, the event
     engine 10^4; both take seconds.
-    rules: values that replace the service's own for the fields `queue`, `replicas`, `kept`, `batch`, `hold` and `each`
-    of `System`.
+    rules: values that replace the service's own for the fields `queue`, `replicas`, `choices`, `slow`, `kept`, `batch`,
+    `hold` and `each` of `System`.
     Raises ConfigError for rules that the engine does not support, and for requests of more tokens than a store holds.
 
     >>> phase = capacity.chain(("compute", capacity.Compute("server", 0.2)))
@@ -173,7 +173,13 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
     refills = (runs * system.replicas, -(-tokens // system.per_refill))
     refill = draw(service.refill, refills, "refill") if system.tokens is not None else None
     sessions = service.session if load.first is None or load.first.any() else None  # None: no request begins a session
-    return Draws(request, refill, draw(sessions, load.shape, "session"))
+    picks = None
+    if system.choices is not None:
+        picks = choices(system.replicas, (*load.shape, system.choices), seed, "replicas")
+        for place in range(1, system.choices):  # distinct: the next number that is free
+            while (taken := (picks[..., :place] == picks[..., place : place + 1]).any(-1)).any():
+                picks[..., place] = np.where(taken, (picks[..., place] + 1) % system.replicas, picks[..., place])
+    return Draws(request, refill, draw(sessions, load.shape, "session"), picks)
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:

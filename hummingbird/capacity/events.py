@@ -139,7 +139,7 @@ class Machine:
             self._stale[replica] = None
             step.then()
 
-    def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
+    def run(self, phase: Phase, factor: float, size: float, then: Then, replica: int = 0) -> None:
         """Start the steps of a phase on a replica, and call the function `then` when all steps have ended.
 
         factor: multiplies core-seconds. size: how many requests of the service run as one; it multiplies the amounts of
@@ -268,6 +268,7 @@ class _Run:
         self.sizes = load.sizes()[run]
         self.request = np.broadcast_to(factors.request, load.shape)[run]
         self.session = None if factors.session is None else np.broadcast_to(factors.session, load.shape)[run]
+        self.picks = None if factors.picks is None else factors.picks[run]
         self.first = None if load.first is None else np.broadcast_to(load.first, load.shape)[run]
         refill = factors.refill
         rows = [None if refill is None else refill[(run * system.replicas + n) % len(refill)] for n in self._numbers]
@@ -328,7 +329,8 @@ class _Run:
 
     def _arrive(self, number: int) -> None:
         self._count()
-        here = min(self.replicas, key=lambda replica: replica.present)
+        among = self.replicas if self.picks is None else [self.replicas[pick] for pick in self.picks[number]]
+        here = min(among, key=lambda replica: replica.present)
         here.present += 1
         self.where.append(here)
         self.times[_A, number] = self.machine.now
@@ -450,7 +452,8 @@ class _Run:
 
     def _online(self, here: _Replica, group: Group) -> None:
         factor, size = float(self.request[group[0]]), int(self.sizes[group[0]])
-        self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
+        times = size * (1.0 if here.number else self.system.slow)
+        self.machine.run(self.service.request, factor, times, partial(self._longer, here, group), here.number)
 
     def _longer(self, here: _Replica, group: Group) -> None:
         """Keep a batch in its slot for the time that its further requests add, and then end it.

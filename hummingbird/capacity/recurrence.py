@@ -104,13 +104,13 @@ class Singles(Replay):
         self.patience = None if load.patience is None else _by_request(load.patience, load)
         self.queue = None if system.queue is None else Workers(np.full((rows, max(1, system.queue)), -math.inf))
         self.line = np.full(rows, -math.inf)  # when the last request left the line for tokens
-        self.present = _Present(self.runs, system.replicas) if system.replicas > 1 else None
+        self.present = _Present(self.runs, system.replicas, seconds.picks) if system.replicas > 1 else None
         self.asking = _Open(load) if load.due is not None else _Users(load, self.every)
 
     def run(self) -> LoadOutcome:
         for i in range(self.requests):
             at = self.asking.next(i)
-            rows = self.every if self.present is None else self.present.join(at)
+            rows = self.every if self.present is None else self.present.join(i, at)
             left = self._serve(i, rows, at)
             self.asking.told(i, left, self.fate[i])
             if self.present is not None:
@@ -127,7 +127,7 @@ class Singles(Replay):
         place, free = self.slots.first(rows)
         begin = np.maximum(at, free)
         go = np.maximum(self.tokens.ready(rows, begin, need), self.line[rows])  # the line for tokens is one
-        end = go + self.online[i]
+        end = go + self.online[i] * np.where(rows % system.replicas, 1.0, system.slow)
         if self.session is not None:
             end = end + np.where(self.asking.first(i), self.session[i], 0.0)
         self.arrived[i], self.began[i], self.went[i], self.left[i] = at, begin, go, end
@@ -252,19 +252,24 @@ class _Present:
     """Knows how many requests each replica (copy of a service) of each run has, to send new ones where fewest are.
 
     It stores the times at which requests leave: an array (runs, replicas, n) with room for the n requests that a
-    replica has at one time, at most.
+    replica has at one time, at most. picks: as `Draws` has them.
     """
 
-    def __init__(self, runs: int, replicas: int) -> None:
-        self.base = np.arange(runs) * replicas
+    def __init__(self, runs: int, replicas: int, picks: Ints | None) -> None:
+        self.base, self.picks = np.arange(runs) * replicas, picks
         self.leaves = np.full((runs, replicas, 1), -math.inf)
 
-    def join(self, at: Floats) -> Ints:
+    def join(self, request: int, at: Floats) -> Ints:
         """Return for each run the array row of the replica (copy of the service) with the fewest requests at time `at`.
 
-        If several have equally few, it is the first.
+        If several have equally few, it is the first. request: its number.
         """
-        return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
+        if self.picks is None:
+            return self.base + (self.leaves > at[:, None, None]).sum(2).argmin(1)
+        among = self.picks[:, request]
+        leaves = np.take_along_axis(self.leaves, among[:, :, None], 1)
+        fewest = (leaves > at[:, None, None]).sum(2).argmin(1)
+        return self.base + np.take_along_axis(among, fewest[:, None], 1)[:, 0]
 
     def until(self, rows: Ints, at: Floats, left: Floats) -> None:
         """Note for each run one more request at a replica, from the time `at` to the time `left`, in seconds.

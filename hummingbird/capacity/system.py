@@ -32,7 +32,9 @@ class System:
     0. per_refill: tokens that a refill makes. per_request: tokens that a request takes. kept: whether a token keeps its
     place in the store until its request is done; if not, the place becomes free when the request takes the token.
     queue: how many requests may wait for a slot; further requests are rejected; None: no limit. replicas: equal copies
-    of the service, each with slots, workers and a store of its own; a request joins the one with the fewest requests.
+    of the service, each with slots, workers and a store of its own. choices: a request joins the one with the fewest
+    requests of so many random replicas; None: of all. slow: the first replica's online phases take so many times as
+    long.
     batch: most requests that are served as one, in one slot, with one draw of the online phase. A batch begins when it
     is full or its first request has waited `hold` seconds. It holds the requests that wait by then, and takes `each`
     seconds more for every request but the first.
@@ -47,6 +49,8 @@ class System:
     kept: bool = False
     queue: int | None = None
     replicas: int = 1
+    choices: int | None = None
+    slow: float = 1.0
     batch: int = 1
     hold: float = 0.0
     each: float = 0.0
@@ -57,6 +61,12 @@ class System:
         for name, value in (("tokens", self.tokens), ("stored", self.stored), ("queue", self.queue)):
             if value is not None:
                 check_count(value, name, 0, f"{name} places" if name != "stored" else "tokens")
+        if self.choices is not None:
+            check_count(self.choices, "choices", 1, "replicas")
+            if self.choices > self.replicas:
+                what = f"a choice among {self.choices} of {self.replicas} replicas"
+                raise ConfigError(what, where="choices", hint="at most the number of replicas")
+        check_number(self.slow, "slow", 0, "times the seconds")
         check_number(self.hold, "hold", 0, "seconds")
         check_number(self.each, "each", 0, "seconds")
         if self.stored > (self.tokens or 0):
@@ -192,12 +202,14 @@ class Draws:
     requests), in order of arrival; a batch uses the number of its first request. refill: of the refills, (runs *
     replicas, refills), in order of their start; after the last number the first is used again; None: no refills.
     session: of the session phases, (runs, requests); None: no request begins a session. A dimension of size 1 stands
-    for equal numbers along it.
+    for equal numbers along it. picks: the replicas among which a request chooses, int64 (runs, requests, choices);
+    None: all.
     """
 
     request: Floats
     refill: Floats | None = None
     session: Floats | None = None
+    picks: Ints | None = None
 
     def __post_init__(self) -> None:
         for name in ("request", "refill", "session"):

@@ -27,7 +27,7 @@ from hummingbird.commands.program import add_command
 from hummingbird.errors import InputError
 from hummingbird.pictures import INK, picture
 from hummingbird.progress import progress_line
-from hummingbird.rpc.options import count
+from hummingbird.rpc.options import count, positive
 from hummingbird.table import text_table
 
 # `plan sweep`: figures of a service for several values of one input --------------------------------------------------
@@ -232,6 +232,10 @@ def add_parser(commands: Any) -> None:
     add_load(running, None, None)
     running.add_argument("--queue", type=count, metavar="N", help="most requests that wait; further ones are rejected")
     running.add_argument("--replicas", type=count, default=1, metavar="N", help="replicas of the service (default 1)")
+    text = "a request joins the replica with the fewest requests of K random ones (default: of all)"
+    running.add_argument("--choices", type=count, metavar="K", help=text)
+    text = "the first replica takes so many times as long for a request (default 1)"
+    running.add_argument("--slow", type=positive, default=1.0, metavar="TIMES", help=text)
     running.add_argument("--empty", action="store_true", help="begin with empty stores instead of full ones")
     running.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies (.png, .pdf, .svg)")
     sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
@@ -307,6 +311,8 @@ def _run(args: argparse.Namespace) -> int:
             full=not args.empty,
             queue=args.queue,
             replicas=args.replicas,
+            choices=args.choices,
+            slow=args.slow,
             progress=progress,
         )
     if not found.overloaded:

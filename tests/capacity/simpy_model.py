@@ -21,7 +21,7 @@ class Model:
     """One run of a system without batches."""
 
     def __init__(self, system: System, load: Load, draws: Draws, run: int = 0) -> None:
-        self.system, self.load, self.run = system, load, run
+        self.system, self.load, self.run, self.picks = system, load, run, draws.picks
         self.env = simpy.Environment()
         self.requests = load.shape[1]
         self.online = np.broadcast_to(draws.request, load.shape)[run]
@@ -66,7 +66,8 @@ class Model:
             wait = think[self.load.users + number]
 
     def request(self, number: int, first: bool) -> Process:
-        replica = min(self.replicas, key=lambda one: one.present)
+        picks = range(len(self.replicas)) if self.picks is None else self.picks[self.run, number]
+        replica = min((self.replicas[pick] for pick in picks), key=lambda one: one.present)
         replica.present += 1
         row = self.rows[number]
         row[0] = self.env.now
@@ -79,7 +80,7 @@ class Replica:
     """Slots, workers and a store of their own."""
 
     def __init__(self, model: Model, number: int, draws: Draws) -> None:
-        self.model, self.env, self.system = model, model.env, model.system
+        self.model, self.env, self.system, self.number = model, model.env, model.system, number
         system = self.system
         self.present = 0
         self.slots = simpy.Resource(self.env, system.slots)
@@ -138,7 +139,7 @@ class Replica:
                 if not system.kept:
                     self.room.put(need)
             row[2] = env.now
-            yield env.timeout(model.online[number])
+            yield env.timeout(model.online[number] * (1.0 if self.number else system.slow))
             if first and model.session is not None:
                 yield env.timeout(model.session[number])
             if system.kept and system.tokens:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hummingbird.capacity.system import Draws, Load, System
@@ -28,6 +30,9 @@ def random_case(seed: int, *, requests: int = 40, runs: int = 2, plain: bool = F
             replicas=1 if plain or chance(0.7) else int(rng.integers(2, 4)),
             kept=False,
         )
+        if system.replicas > 1 and chance(0.7):
+            choices = int(rng.integers(1, system.replicas + 1))
+            system = replace(system, choices=choices, slow=float(rng.choice([1.0, 3.0])))
         if chance(0.15):
             system = System(**{**vars(system), "slots": 1, "kept": True})
         shape = (runs, requests)
@@ -42,7 +47,10 @@ def random_case(seed: int, *, requests: int = 40, runs: int = 2, plain: bool = F
         rows = runs * system.replicas
         session = rng.gamma(2.0, 0.2, shape) if chance(0.3) else None
         refill = rng.gamma(2.0, 0.3 * system.per_refill, (rows, 50)) if tokens is not None else None
-        draws = Draws(rng.gamma(2.0, 0.5, shape), refill, session)
+        picks = None
+        if system.choices is not None:
+            picks = np.argsort(rng.random((*shape, system.replicas)), -1)[..., : system.choices]
+        draws = Draws(rng.gamma(2.0, 0.5, shape), refill, session, picks)
         try:
             system.check_tokens(system.per_request * load.sizes())
         except ConfigError:  # the store is too small for the requests: another one

@@ -111,6 +111,19 @@ def test_batches_replicas_and_users() -> None:
     assert not users.overloaded and users.goodput == pytest.approx(2.0, rel=0.1)
 
 
+def test_two_choices_serve_many_groups_better_than_one() -> None:
+    """Ten at 60 % of the largest rate: where one of them is slow, random choice fills its queue without end."""
+    service = Service("one", {"party": Host()}, chain(("compute", Compute("party", 1.0))))
+
+    def p99(choices: int, slow: float = 1.0) -> float:
+        how = {"runs": 2, "requests": 20_000, "replicas": 10}
+        return capacity.run(service, None, poisson(6.0), choices=choices, slow=slow, **how).quantile(0.99).value
+
+    assert p99(2) < 0.6 * p99(1) and p99(2, slow=3.0) < p99(1, slow=3.0) / 10
+    with pytest.raises(ConfigError, match="a choice among 3 of 2 replicas"):
+        capacity.run(service, None, poisson(1.0), replicas=2, choices=3)
+
+
 BATCHED = Service("batched", {"party": Host(cores=2)}, chain(("compute", Compute("party", 0.5, width=2))), slots=2)
 
 

@@ -48,12 +48,12 @@ def seconds_of(service: Service, load: Load, factors: Draws) -> Draws:
 
     session = None if factors.session is None else of(service.session, factors.session)
     refill = None if factors.refill is None else of(service.refill, factors.refill)
-    return Draws(of(service.request, factors.request) * load.sizes(), refill, session)
+    return Draws(of(service.request, factors.request) * load.sizes(), refill, session, factors.picks)
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_it_agrees_with_the_recurrence_where_nothing_is_shared(count: int) -> None:
-    replicas = 0
+    replicas = chosen = slow = 0
     for seed in range(1000, 1000 + count):
         system, load, factors = random_case(seed)
         service = wide(system)
@@ -61,7 +61,9 @@ def test_it_agrees_with_the_recurrence_where_nothing_is_shared(count: int) -> No
         got = events.simulate(service, system, load, factors)
         alike(got, wanted, f"{seed}: {system}")
         replicas += system.replicas > 1
-    assert replicas > count // 5
+        chosen += system.choices is not None
+        slow += system.slow > 1
+    assert replicas > count // 5 and chosen and slow
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])

@@ -189,7 +189,7 @@ def test_times_scale() -> None:
             return None if times is None else 7.3 * times
 
         slower = replace(load, due=scaled(load.due), think=scaled(load.think), patience=scaled(load.patience))
-        phases = Draws(scaled(draws.request), scaled(draws.refill), scaled(draws.session))
+        phases = Draws(scaled(draws.request), scaled(draws.refill), scaled(draws.session), draws.picks)
         got, wanted = recurrence.simulate(system, slower, phases), recurrence.simulate(system, load, draws)
         assert (got.fate == wanted.fate).all()
         near(got.left, 7.3 * wanted.left)
