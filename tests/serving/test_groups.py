@@ -10,18 +10,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from hummingbird.bits import BitWindow
+from hummingbird.convert import build
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, UnavailableError
 from hummingbird.serving import groups as module
 from hummingbird.serving.client import Client
 from hummingbird.serving.groups import GroupFile, Groups
 from hummingbird.serving.party_group import PartyGroup
+from hummingbird.serving.plan import describe
+from hummingbird.serving.worker import Worker
 from tests.serving.test_client import LOST, Group, X, group_of, groups
+from tests.support.parties import sessions, together
 from tests.support.patience import HANG, NEVER, until
+from tests.support.serving_nets import doubled
 
 __all__ = ["groups"]  # the fixture
 
@@ -154,6 +161,19 @@ def test_a_party_of_another_group_is_refused_by_name(groups: list[Group]) -> Non
     first, second = groups
     with pytest.raises(AgreementError, match="belong to different services: group 0 and 1"):
         Client([first.addresses[0], second.addresses[1]], timeout=HANG)
+
+
+def test_parties_that_name_different_groups_are_refused() -> None:
+    both, private = sessions(2), build(doubled(), BitWindow(30, 0))
+    described = [describe(private, (4,), 8, session, "ab" * 16, group=rank) for rank, session in enumerate(both)]
+
+    def join(rank: int) -> Worker:
+        return Worker(private, described[rank], both[rank], None)
+
+    with pytest.raises(AgreementError, match="group"):
+        together([partial(join, 0), partial(join, 1)])
+    with pytest.raises(InputError, match="group -1"):
+        describe(private, (4,), 8, both[0], "ab" * 16, group=-1)
 
 
 def test_a_call_s_requests_may_run_in_several_groups(groups: list[Group]) -> None:
