@@ -17,6 +17,7 @@ from hummingbird.cost import FREE, Cost, crypten_shipped_relu, opening, sharing,
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.pair.price import PairCost
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.prices import PlannedCost
@@ -29,7 +30,7 @@ from hummingbird.version import VERSION
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CRYPTEN = "CrypTen's ReLUs"
+CRYPTEN, _DEALT = "CrypTen's ReLUs", "with a dealer"
 _ROUNDS, _LATENCY, _LINK, PAIR = "rounds", "latency", "link", "pair"  # aims
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
@@ -56,6 +57,7 @@ class Estimate:
     beside: two prices to compare with, by name: of this batch by protocol `gmw`, and of its ReLUs alone by CrypTen as
     its authors ship it, with the offline bits that a dealer would send. inputs: a description of the example's inputs.
     around: prices of messages before and after the layers, by name; no total contains them.
+    material: of aim "pair": the cost of making one lane's material. dealt: then the layers' prices with a dealer.
 
     >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12), bandwidth=352e6, rtt=0.01)
     >>> cost.rounds, round(cost.seconds, 3)
@@ -77,6 +79,8 @@ class Estimate:
     beside: Mapping[str, Cost] = field(default_factory=dict)
     inputs: str = ""
     around: Mapping[str, Around] = field(default_factory=dict)
+    material: PairCost | None = None
+    dealt: Sequence[PlannedCost] = ()
 
     @property
     def total(self) -> Cost:
@@ -97,7 +101,8 @@ class Estimate:
     def offline_bytes(self) -> float:
         """Bytes of correlated randomness that the dealer sends for one lane's batch, to all parties together.
 
-        Each party gets an equal part, to within the largest correction.
+        Each party gets an equal part, to within the largest correction. With aim "pair", what both parties send each
+        other for it, without frames.
         """
         return self.total.offline_bits / 8
 
@@ -124,7 +129,7 @@ class Estimate:
         lanes = _lanes(self.total, self.shape[0], self.lanes)
         shares = any(each.shared for each in self.layers)
         notes = _notes(self.setup, variants, self.aim.startswith(("throughput", PAIR)), shares)
-        return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *notes)
+        return Report.of(what, table, *lanes, self._beyond(), self._in_all(), *self._replaced(), *notes)
 
     __repr__ = __str__
 
@@ -146,7 +151,7 @@ class Estimate:
         dealt = {f"offline, sent {by}": [each.cost.offline_bits for each in layers]}
         wire = {"online, between parties": [self._seconds(each.cost) for each in layers]}
         where = "between parties" if self.aim == PAIR else "on the dealer's link"
-        link = {f"offline, {where}": [each.cost.offline_bits / self.dealer_bandwidth for each in layers]}
+        link = {f"offline, {where}": [each.cost.offline_bits / self._offline_bandwidth for each in layers]}
         measures = {
             "bytes": Measure("kB", ",.1f", 8e3, [sent, dealt]),
             "rounds": Measure("rounds", ",.0f", 1, [{"online": [each.cost.rounds for each in layers]}]),
@@ -193,19 +198,42 @@ class Estimate:
         for name, cost in {**(shown if differ else {"above": self.total}), **self.beside}.items():
             sent, offline = self.lanes * cost.bits, self.lanes * cost.offline_bits
             sizes = [f"{bits / 8e3:,.1f}" for bits in (sent, offline, self.parties * sent + offline)]
-            seconds = self._seconds(cost), offline / self.dealer_bandwidth
+            rate = self.dealer_bandwidth if name == _DEALT else self._offline_bandwidth
+            seconds = self._seconds(cost), offline / rate
             times = (f"{1e3 * each:,.2f}" for each in (*seconds, sum(seconds)))
             rows.append((name, str(cost.rounds), *sizes, *times))
         by = "material" if self.aim == PAIR else "dealer"
         head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", f"{by} ms", "both ms")
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
-        if self.aim == PAIR:
-            words = "in all: from both parties; material ms: both parties send it to each other, without its rounds"
-            return Report.of(words, text_table(head, rows), between="\n")
+        if self.material is not None:
+            words = "in all: from both parties, or a dealer; material ms: without its rounds"
+            wire = self._seconds(Cost(self.material.rounds, self.material.all_bits // 2))
+            made = f"material: {self.lanes * self.material.all_bits / 8e3:,.1f} kB with frames, from both parties"
+            made += f", in {self.material.rounds} rounds: {1e3 * wire:,.2f} ms here"
+            return Report.of(words, text_table(head, rows), made, between="\n")
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
         words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
         return Report.of(words, text_table(head, rows), *self._shortest(), *self._fewest(), between="\n")
+
+    @property
+    def _offline_bandwidth(self) -> float:
+        """Bits per second of offline messages: two parties without a dealer send to each other at the same time."""
+        return 2 * self.bandwidth if self.aim == PAIR else self.dealer_bandwidth
+
+    def _replaced(self) -> list[Report]:
+        """Return a list with a table of the layers that have another form with a dealer, or an empty list."""
+        dealt = {each.name: each.cost for each in self.dealt}
+        rows = []
+        for each in self._shown():
+            costs = each.cost, dealt.get(each.name, each.cost)
+            if len({(cost.rounds, cost.bits) for cost in costs}) > 1:
+                cells = ((str(c.rounds), f"{c.bits / 8e3:,.1f}", f"{c.offline_bits / 8e3:,.1f}") for c in costs)
+                rows.append((each.name, each.op, *(cell for three in cells for cell in three)))
+        if not rows:
+            return []
+        head = ("other forms", "kind", "rounds", "sent kB", "offline kB", "dealer: rounds", "sent kB", "offline kB")
+        return [text_table(head, rows, left=2)]
 
     def _aims(self) -> dict[str, Cost]:
         """Return the aims that have a row, with their prices: "rounds" has none where it is the same as "latency".
@@ -291,9 +319,9 @@ def estimate(
     bandwidth: bits per second of each party. rtt: round-trip time, seconds. lanes: number of lanes of each party; each
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links. With aim
-    "pair" offline bits are those that two parties send each other for their material, on their own link, and there are
-    no other aims.
-    dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read; not read for "pair".
+    "pair" offline bits are those that two parties send each other for their material, on their own link; there are no
+    other aims, but the costs with a dealer stand beside.
+    dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read.
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
 
@@ -320,7 +348,7 @@ def estimate(
     if aim == PAIR:
         if parties != 2:
             raise ConfigError(f"{parties} parties without a dealer", where="parties", hint="2, or another aim")
-        aims, dealer_bandwidth = [PAIR], 2 * bandwidth  # both parties send at the same time
+        aims = [PAIR]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
@@ -335,7 +363,12 @@ def estimate(
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:
         del beside["gmw"]
-    prices = dealer_bandwidth, aim, totals, beside, words, _around(private, sizes, parties)
+    material, dealt = None, list[PlannedCost]()
+    if aim == PAIR:
+        material = private.material_cost(sizes)
+        dealt = convert.build(net, windows, weights, protocol, aim=_LATENCY).costs(sizes, parties)
+        beside = {_DEALT: _total(dealt), **beside}
+    prices = dealer_bandwidth, aim, totals, beside, words, _around(private, sizes, parties), material, dealt
     return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, *prices)
 
 

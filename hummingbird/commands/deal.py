@@ -1,10 +1,14 @@
-"""`deal`: deals correlated randomness for a number of images in advance, for runs without a dealer."""
+"""`deal`: deals correlated randomness for a number of images in advance, for runs without a dealer.
+
+With --pair, two parties make it with each other, in two processes that a launcher starts.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hummingbird.commands.estimate import add_arguments, planned, private_net
-from hummingbird.commands.party import add_prompt_argument
+from hummingbird.commands.party import add_peer_arguments, add_prompt_argument, run_party, session_options
 from hummingbird.commands.program import add_command
 from hummingbird.convert import convert_decoder
 from hummingbird.errors import ConfigError, InputError
@@ -22,10 +26,14 @@ from hummingbird.mpc.dealer.bucket import is_url
 from hummingbird.mpc.dealer.bucket_store import deal_sets
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.folder import PAIR, lane_folder
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.sealing import read_key, read_public
 from hummingbird.mpc.dealer.store import material_facts
+from hummingbird.mpc.pair.dealer import PairDealer, slice_cost
+from hummingbird.mpc.pair.keeping import PairKeeper, slot_bytes, slots_of_a_set
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.session import launch
 from hummingbird.prg import cipher_of
 from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
@@ -43,6 +51,9 @@ public weights, whose size determines how many bits a layer adds: name them by -
 
 Every slot, the material of one slice of images, is for single use. Never run a party from a copy or a restored backup
 of its folder: the folder marks which slots were used.
+
+With --pair there is no such process: two parties, as processes of `run` or of torchrun, make the material with each
+other, and each writes its own folder. Neither may deviate from the protocol (docs/pair.md). Run it again to add sets.
 
 For parties with several lanes (`infer --lanes`) each lane has its own folder, seeds and slots for its part of the
 images: the images are split evenly, and each lane's part is rounded up to whole slices."""
@@ -65,6 +76,13 @@ _EPILOG = """example:
       --bits checkpoints/digits.bits.json --images 80 --sets 20 --key dealer.key --to party-0.key.pub party-1.key.pub \\
       --out s3://bucket-{rank}/digits
 
+  two parties make material for 200 images with each other, and use it (on two hosts by torchrun, in the same way):
+  python -m hummingbird run --parties 2 -- -m hummingbird deal --pair --model models:get_model digits 10 \\
+      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 20x1x8x8 --images 200 --out own
+  python -m hummingbird run --parties 2 -- -m hummingbird infer --model models:get_model digits 10 \\
+      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.train.data:load digits test \\
+      --samples 200 --store own
+
   for conversations of `serve --prompt`, 100 of them:
   python -m hummingbird deal --model models.gpt:gpt_small --weights checkpoints/wikitext2-gpt.pt --input 1x256x192 \\
       --prompt 64 --images 100 --out talks
@@ -80,13 +98,19 @@ def add_parser(commands: Any) -> None:
     add_prompt_argument(sub, "--input is 1xPLACESxWIDTH, of a conversation's word vectors, and a slot a conversation")
     text = "number of images, rounded up to whole slices; with --prompt, of conversations"
     sub.add_argument("--images", required=True, type=count, help=text)
-    sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
+    text = "lanes of each party (default 1; with --pair HUMMINGBIRD_LANES, else 1)"
+    sub.add_argument("--lanes", type=count, metavar="G", help=text)
     text = "deal another set for --images images whenever fewer than K slots are unused, until SIGTERM; for parties on "
     text += "this host"
     sub.add_argument("--keep", type=count, metavar="K", help=text)
     text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also a folder that was kept before; or an object "
-    text += "store such as s3://bucket-{rank}/prefix, where {rank} stands for each party's rank"
+    text += "store such as s3://bucket-{rank}/prefix, where {rank} stands for each party's rank; with --pair also a "
+    text += "folder to which the same two parties add"
     sub.add_argument("--out", required=True, metavar="DIR|URL", help=text)
+    group = sub.add_argument_group("two parties without a dealer")
+    text = "make the material with the other party, as one of two processes of `run` or of torchrun; implies --aim pair"
+    group.add_argument("--pair", action="store_true", help=text)
+    add_peer_arguments(group)
     group = sub.add_argument_group("an object store")
     text = "how many sets to deal, each for --images images (default 1); several dealers may deal at a time"
     group.add_argument("--sets", type=count, metavar="S", help=text)
@@ -116,6 +140,10 @@ def run(args: argparse.Namespace) -> int:
     _check_out(args)
     devices.keep_freed_memory()
     deal_on(args.threads)
+    if args.pair:
+        run_party(lambda: _with_each_other(args))
+        return 0
+    args.lanes = args.lanes or 1
     slot = _slot(args)
     images, lanes = slot.shape[0], args.lanes
     slots = -(-args.images // (images * lanes))  # of every lane, even if a lane's part is smaller by one image
@@ -179,6 +207,22 @@ def _slot(args: argparse.Namespace) -> _Slot:
 def _check_out(args: argparse.Namespace) -> None:
     """Raise InputError for options that do not fit the place where the material goes."""
     needs = ("key", "to")
+    if args.pair:
+        beside = ("keep", "sets", *needs, "prompt")
+        if given := [f"--{name}" for name in beside if getattr(args, name) is not None]:
+            hint = "leave them out, or deal without --pair"
+            raise InputError(f"{' and '.join(given)} beside --pair", where="--pair", hint=hint)
+        if is_url(args.out):
+            hint = "a folder on each party's own disk: --out DIR"
+            raise InputError("two parties make no material in an object store", where="--out", hint=hint)
+        if args.aim not in (None, PAIR):
+            hint = f"leave --aim out, or give --aim {PAIR}"
+            raise InputError(f"--aim {args.aim} beside --pair", where="--aim", hint=hint)
+        args.aim, args.dealer, args.store, args.store_key = PAIR, PAIR, None, None
+        return
+    if given := [f"--{name.replace('_', '-')}" for name in _PEERS if getattr(args, name) is not None]:
+        hint = "leave them out, or add --pair"
+        raise InputError(f"{' and '.join(given)} without --pair", where="deal", hint=hint)
     if is_url(args.out):
         if args.keep is not None:
             hint = "deal more sets with --sets, as often as needed"
@@ -234,6 +278,50 @@ def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")
     print("hand each party its folder over a secure channel, and delete it here: two of them open everything")
     return 0
+
+
+def _with_each_other(args: argparse.Namespace) -> None:
+    """Make sets of slots together with the other party, of which this process writes its own lane's."""
+    slot = _slot(args)
+    session = launch.init(**session_options(args) | {"device": "cpu"})
+    dealer = session.dealer
+    assert isinstance(dealer, PairDealer)
+    dealer.admit(slot.facts, [slot.shape])
+    if slot.setup:
+        hint = "public weights, or infer --dealer pair"
+        raise ConfigError("masks of private weights are not kept", where="--pair", hint=hint)
+    requests, images, place = slot.steps[0], slot.shape[0], session.place
+    wanted = -(-args.images // (images * place.lanes))
+    root = lane_folder(Path(args.out.replace("{rank}", str(place.party))), place.party, place.lane)
+    what: dict[str, Any] = {"requests": requests, "shape": slot.shape, "facts": material_facts(slot.facts)}
+    size, price = slot_bytes(requests), slice_cost(requests)
+    keeper = PairKeeper(session.channel, dealer, root, place, slots=slots_of_a_set(wanted, size), **what)
+    with contextlib.closing(keeper):
+        sets, each = -(-wanted // keeper.kept.slots), keeper.kept.slots
+        first, started = place.lane == 0, time.perf_counter()
+        kept, sent = size * each / 1e6, price.all_bits / 16e6 * each  # each party sends half of the bits
+        lanes = f", in each of {place.lanes} lanes" if place.lanes > 1 else ""
+        if first:
+            slots = f"{sets} set(s) of {each} slice(s) of {images} images{lanes}"
+            size_text = f"{sets * kept:,.1f} MB on this party's disk, {sets * sent:,.1f} MB to send"
+            print(f"{slots}: {size_text}, {price.rounds} rounds a slice", flush=True)
+        done = []
+
+        def say(number: int, seconds: float) -> None:
+            done.append(seconds)
+            if first:
+                left = (time.perf_counter() - started) / len(done) * (sets - len(done))
+                mb = f"{kept:,.1f} MB kept, {sent:,.1f} MB sent"
+                count = f"{len(done) * each * images:,} of {sets * each * images:,} images"
+                bar.write(f"set {number}: {count}; {mb}, {seconds:.1f} s; some {left:,.0f} s left")
+
+        with progress_line(total=sets * each * images, desc="making", unit="image", quiet=not first) as bar:
+            keeper.make(sets, bar.update, say)
+    if first:
+        print(f"made in {time.perf_counter() - started:.1f} s: {root}", flush=True)
+
+
+_PEERS = ("tls_cert", "tls_key", "tls_ca", "peer_listen", "peer_address")  # of a party, beside --timeout
 
 
 def _again_and_again(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:

@@ -158,6 +158,14 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
     )
     text = "with an object store: this party's key file ({rank} is replaced), of `python -m hummingbird keys`"
     group.add_argument("--store-key", metavar="FILE", help=text)
+    add_peer_arguments(group, certificates=certificates)
+
+
+def add_peer_arguments(group: argparse._ActionsContainer, *, certificates: bool = True) -> None:
+    """Add the options --peer-* and --timeout, by which a party reaches the other ones.
+
+    certificates: whether to add --tls-* too.
+    """
     if certificates:
         add_tls(
             group,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.cost import packed
-from hummingbird.kernels.shares.packing import Packed, Words, stored
+from hummingbird.kernels.shares.packing import Packed, Words, plain, stored
 from hummingbird.kernels.streams import Drawn
 from hummingbird.prg import Stream
 
@@ -148,6 +148,13 @@ class Field:
         if self.left:
             return Packed(correction, self.shape, self.width)
         return kernels.unpack_words(correction, math.prod(self.shape), self.width).view(self.shape)
+
+    def sent(self, share: Words) -> Tensor:
+        """Return a share, as `received` returned it, in the form of a message (`layout`)."""
+        if isinstance(share, Packed):
+            return share.data
+        words = plain(share)
+        return kernels.pack_words(words.reshape(-1), self.width) if self.width < 64 else words
 
 
 Fields = dict[str, Field]  # by name, in the order in which they are drawn and sent

@@ -29,6 +29,7 @@ from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CHUNK,
     CORRECTIONS,
+    DEALER,
     LEDGER,
     SEED,
     Header,
@@ -139,7 +140,9 @@ def _deal(
         folder.mkdir(mode=0o700)
         disk.create(folder / SEED, [seed], mode=disk.PRIVATE)
     kinds, order = kinds_of(steps)
-    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), kinds, order, 0.0, "")
+    header = Header(
+        "", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, tuple(setup), kinds, order, 0.0, "", DEALER
+    )
     return sum(
         _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
         for lane, (mine, theirs) in enumerate(zip(folders, seeds, strict=True))
@@ -160,7 +163,7 @@ def _deal_lane(
     headers = [replace(header, rank=rank) for rank in range(header.parties)]
     with contextlib.ExitStack() as files:
         opened = [files.enter_context(disk.opened(folder / CORRECTIONS, mode=disk.PRIVATE)) for folder in folders]
-        writers = [_Writer(*of_party) for of_party in zip(opened, seeds, headers, strict=True)]
+        writers = [SetWriter(*of_party) for of_party in zip(opened, seeds, headers, strict=True)]
         for region in header.regions:
             for writer in writers:
                 writer.begin(region)
@@ -172,16 +175,12 @@ def _deal_lane(
         for file in opened:
             disk.flush(file)
     seconds = time.perf_counter() - started
-    for folder, seed, writer, mine in zip(folders, seeds, writers, headers, strict=True):
-        checksums = b"".join(writer.checksums)
-        disk.create(folder / CHECKSUMS, [checksums], mode=disk.PRIVATE)
-        disk.create(folder / LEDGER, [beginning(header.set_id)], mode=disk.PRIVATE)
-        done = replace(mine, seconds=seconds, checksums=checksums_digest(checksums))
-        write_header(folder, done, seed)
+    for folder, writer in zip(folders, writers, strict=True):
+        writer.finish(folder, seconds)
     return seconds
 
 
-class _Writer:
+class SetWriter:
     """Writer of the file of one party's corrections: a region for the setup, then one for each step of each slot.
 
     It divides each region into chunks of 8 MiB, and adds a checksum for each to the list `checksums`.
@@ -198,13 +197,13 @@ class _Writer:
 
     def begin(self, region: int) -> None:
         """Begin a region of the file of corrections. region: its number (`Header.region`), 0 for the setup."""
-        found, self._size = places(self._header.received(region))
+        found, self._size = self._header.places_of(region)
         self._left, self._at = iter(found), 0
 
     def add(self, made: Sequence[Tensor]) -> None:
         """Write the corrections of the region's next request, one of those whose corrections go to this party.
 
-        made: the corrections, one tensor for each field that the dealer derives from the request's uniform ones.
+        made: one tensor for each of the request's `folder.stored_fields`, in the form of a message.
         """
         for (start, _, _), tensor in zip(next(self._left), made, strict=True):
             self._append(torch.zeros(start - self._at, dtype=torch.uint8))
@@ -215,6 +214,17 @@ class _Writer:
         """Fill the rest of the region with zeros, and write it to the file."""
         self._append(torch.zeros(self._size - self._at, dtype=torch.uint8))
         self._write()
+
+    def finish(self, folder: Path, seconds: float) -> None:
+        """Write the other files of a folder, of which the file of corrections and the seed are on the disk.
+
+        seconds: of work on the lane.
+        """
+        checksums = b"".join(self.checksums)
+        disk.create(folder / CHECKSUMS, [checksums], mode=disk.PRIVATE)
+        disk.create(folder / LEDGER, [beginning(self._header.set_id)], mode=disk.PRIVATE)
+        done = replace(self._header, seconds=seconds, checksums=checksums_digest(checksums))
+        write_header(folder, done, self._seed)
 
     def _append(self, data: Tensor) -> None:
         done = 0

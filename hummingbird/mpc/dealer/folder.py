@@ -8,6 +8,10 @@
                              in the form of a message, each tensor on a multiple of 8 bytes
       checksums              16 bytes for every 8 MiB of a region
 
+Format 7. If two parties made the material (the header's `maker`), neither party's fields follow from a seed: then
+`corrections` has this party's shares of all fields of every request, free ones too, each in the form of a message
+(`Field.layout`). The seed is 16 bytes that this party drew for the keys of the checksums alone.
+
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
 A slot is the material of a slice, which is one step, or that of a conversation, step after step. A region (the setup,
@@ -45,14 +49,16 @@ from torch import Tensor
 
 from hummingbird import records, slots
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations.request import ReceiverRotation, ReceiverTurn, Request, layout, received_by
+from hummingbird.mpc.correlations.field import Fields
+from hummingbird.mpc.correlations.request import ReceiverRotation, ReceiverTurn, Request
 from hummingbird.mpc.protocols.registry import from_json
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.records import field
 from hummingbird.slots import HEADER, SEED
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 6
+FORMAT, FORMAT_VERSION = "hummingbird store", 7
+DEALER, PAIR = "dealer", "pair"  # who made the material: a third party, or the two parties
 CHUNK = 8 << 20  # bytes under one checksum
 LEDGER, CORRECTIONS, CHECKSUMS = "ledger", "corrections", "checksums"
 _DIGEST = 16
@@ -83,6 +89,7 @@ class Header:
     kinds, order: the steps of a slot: the requests of each kind of step, and the kind of each step.
     seconds: how long the dealer worked on this lane.
     checksums: digest of the file of checksums.
+    maker: DEALER, or PAIR if two parties made the material.
     """
 
     set_id: str = field(records.text(64))
@@ -98,6 +105,7 @@ class Header:
     order: tuple[int, ...] = field(records.many(records.whole(0, _MOST_STEPS - 1), _MOST_STEPS, 1))
     seconds: float = field(records.real())
     checksums: str = field(records.text(256))
+    maker: str = field(records.one_of((DEALER, PAIR)))
     format: str = records.constant(FORMAT)
     format_version: int = records.constant(FORMAT_VERSION)
     hummingbird_version: str = records.constant(VERSION)
@@ -123,6 +131,7 @@ class Header:
         """Return the receiver turn of each request of a region.
 
         A turn says which party receives the request's correction, and how many corrections that party received before.
+        If two parties made the material, this party receives all fields of every request.
         The number of a slot's conversation is the slot's, from 1 on.
         """
         earlier = self.turns_before(region)
@@ -140,7 +149,8 @@ class Header:
 
     @cached_property
     def _layouts(self) -> list[_Layout]:
-        return [_Layout.of(requests, self.parties) for requests in (*self.kinds, self.setup)]
+        own = self.rank if self.whole else None
+        return [_Layout.of(requests, self.parties, own) for requests in (*self.kinds, self.setup)]
 
     @cached_property
     def _counts(self) -> list[list[int]]:
@@ -148,9 +158,25 @@ class Header:
         counts = ([self._layouts[kind].counts[rank] for kind in self.order] for rank in range(self.parties))
         return [list(each) for each in zip(*(accumulate(mine, initial=0) for mine in counts), strict=True)]
 
-    def received(self, region: int) -> list[Request[Any]]:
-        """Return the requests of a region whose corrections go to this party."""
-        return received_by(self.rank, self.parties, self.requests(region))
+    @property
+    def whole(self) -> bool:
+        """Whether the party's file has its shares of all fields, since none of them follows from a seed."""
+        return self.maker == PAIR
+
+    @cached_property
+    def places(self) -> list[tuple[list[list[Place]], int]]:
+        """The layout of this party's part of each kind of step, and last that of the setup (`places`)."""
+        return [
+            places(
+                [asked for asked, turn in zip(kind, layout.turns, strict=True) if turn.receiver == self.rank],
+                self.whole,
+            )
+            for kind, layout in zip((*self.kinds, self.setup), self._layouts, strict=True)
+        ]
+
+    def places_of(self, region: int) -> tuple[list[list[Place]], int]:
+        """Return the layout of this party's part of a region (`places`)."""
+        return self.places[self.order[(region - 1) % len(self.order)] if region else -1]
 
     @property
     def seconds_per_slot(self) -> float:
@@ -165,9 +191,14 @@ class _Layout(NamedTuple):
     counts: list[int]
 
     @classmethod
-    def of(cls, requests: Sequence[Request[Any]], parties: int) -> _Layout:
-        """Return the layout of a step with these requests, among `parties` parties."""
+    def of(cls, requests: Sequence[Request[Any]], parties: int, own: int | None) -> _Layout:
+        """Return the layout of a step with these requests, among `parties` parties.
+
+        own: the party that receives something for every request; None: the rotation says who receives.
+        """
         turns = ReceiverRotation(parties).take(requests)
+        if own is not None:
+            turns = [ReceiverTurn(own, number) for number in range(len(requests))]
         counts = Counter(turn.receiver for turn in turns)
         return cls(turns, [counts[rank] for rank in range(parties)])
 
@@ -221,10 +252,13 @@ def lane_folder(root: Path, rank: int, lane: int) -> Path:
 def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
     """Find the folder with the material of one lane of a party, from the path that a user names.
 
-    path: the party's folder, or the folder that holds party-RANK; {rank} in it stands for the rank.
+    path: the party's folder, or the folder that holds party-RANK, or the lane's own folder; {rank} in it stands for the
+        rank.
     If only the folder of lane 0 exists, it is returned: its header tells how many lanes there are.
     """
     folder = Path(str(path).replace("{rank}", str(rank)))
+    if (folder / HEADER).is_file():
+        return folder
     inner = lane_folder(folder, rank, lane).parent
     party = inner if inner.is_dir() else folder
     mine, first = (party / f"lane-{number}" for number in (lane, 0))
@@ -244,18 +278,24 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
     return slots.read_header(folder, Header, CIPHERS.values(), _AGAIN, _ANEW, DealerError)
 
 
-def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Lay out the corrections of one region of a party's file: the setup's, or those of one step of a slot.
+def stored_fields(request: Request[Any], whole: bool) -> Fields:
+    """Return the fields of a request that a party's file has: the derived ones, or with `whole` all, by name."""
+    return request.parts if whole else request.derived
 
-    requests: the region's requests whose corrections go to the party.
+
+def places(requests: Sequence[Request[Any]], whole: bool = False) -> tuple[list[list[Place]], int]:
+    """Lay out the tensors of one region of a party's file: the setup's, or those of one step of a slot.
+
+    requests: the region's requests whose corrections go to the party, or with `whole` all of the region's requests.
+    whole: whether the file has all fields (`Header.whole`).
 
     Returns a list for each request, and the region's size in bytes. A request's list has an entry (offset in bytes,
-    dtype, shape) for each tensor of its corrections.
+    dtype, shape) for each of its tensors in the file.
     """
     found, at = [], 0
     for request in requests:
         mine = []
-        for dtype, shape in layout(request):
+        for dtype, shape in (item.layout for item in stored_fields(request, whole).values()):
             mine.append((at, dtype, tuple(shape)))
             at += -(-dtype.itemsize * math.prod(shape) // 8) * 8
         found.append(mine)
@@ -265,7 +305,7 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 class Corrections:
     """The file of the corrections that go to one party, open for reading; `read(region)` returns those of one region.
 
-    Region 0 is for the setup, region s + 1 for slot s.
+    Region 0 is for the setup, region s + 1 for slot s. If two parties made the material, the file has all fields.
     folder: of the party's lane.
     header: the party's, for this lane.
     seed: the party's, from which the keys of the checksums follow.
@@ -274,8 +314,7 @@ class Corrections:
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
         self.path, self._seed, self._header = folder / CORRECTIONS, seed, header
-        kinds = [received_by(header.rank, header.parties, requests) for requests in (*header.kinds, header.setup)]
-        self._places = [places(requests) for requests in kinds]
+        self._places = header.places
         sizes = [self._places[kind][1] for kind in header.order]
         self._starts = list(accumulate(sizes, initial=0))  # of each step in its slot, in bytes
         self._chunks = list(accumulate((-(-size // CHUNK) for size in sizes), initial=0))
@@ -302,7 +341,8 @@ class Corrections:
     def read(self, region: int) -> list[list[Tensor]]:
         """Return the corrections of one region: a list of tensors for each request whose receiver is this party.
 
-        A list has one tensor for each derived field of the request. Writing into the tensors does not change the file.
+        A list has one tensor for each of the request's `stored_fields`. Writing into the tensors does not change the
+        file.
         region: its number (`Header.region`), 0 for the setup.
         Raises DealerError for a wrong checksum.
         """

@@ -32,10 +32,12 @@ from hummingbird.mpc.dealer.deal import deal, size_of
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CORRECTIONS,
+    DEALER,
     FACTS,
     FORMAT_VERSION,
     HEADER,
     LEDGER,
+    PAIR,
     SEED,
     kinds_of,
     lane_folder,
@@ -62,6 +64,8 @@ class Kept:
     slots: for how many slices each set has material, for each lane.
     requests: digest of a slot's requests.
     cipher: the cipher that expands the seeds, one of `prg.CIPHERS`.
+    maker: `folder.DEALER`, or `folder.PAIR` if two parties make the sets: then each lane of each party has a kept store
+        of its own (mpc/pair/keeping.py).
     format_version: number of the file format of the sets.
     """
 
@@ -73,9 +77,15 @@ class Kept:
     lanes: int = field(records.whole(1))
     requests: str = field(records.text(256))
     cipher: str = field(records.one_of([*CIPHERS]))
+    maker: str = field(records.one_of((DEALER, PAIR)), default=DEALER)
     format: str = records.constant(FORMAT)
     format_version: int = records.constant(FORMAT_VERSION)
     hummingbird_version: str = records.constant(VERSION)
+
+    def part(self, root: Path, number: int, rank: int, lane: int) -> Path:
+        """Return the folder of what one lane of party `rank` has of set `number` of the kept store at `root`."""
+        folder = set_folder(root, number)
+        return folder if self.maker == PAIR else lane_folder(folder, rank, lane)
 
     def line(self) -> bytes:
         """Return the description as the one line of text, with its line break, that the file kept.json contains."""
@@ -119,12 +129,9 @@ def numbers(root: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def is_there(root: Path, number: int, rank: int, lane: int) -> bool:
-    """Return whether set `number` of the kept store at `root` still has its material for one lane of party `rank`.
-
-    False if this material was erased.
-    """
-    return (lane_folder(set_folder(root, number), rank, lane) / HEADER).is_file()
+def is_there(part: Path) -> bool:
+    """Return whether one lane of a party still has its material of a set. part: its folder (`Kept.part`)."""
+    return (part / HEADER).is_file()
 
 
 def erase(folder: Path) -> None:
@@ -158,7 +165,7 @@ def erase(folder: Path) -> None:
 # the next keeper deletes, and never half a set.
 
 LOOK, _IDLE = 0.02, 20  # pause between counts: at least so many seconds, and so many times the duration of a count
-_SPARE = 64 << 20  # bytes of the disk left to the parties: without room for a mark in a ledger they hand out nothing
+SPARE = 64 << 20  # bytes of the disk left to the parties: without room for a mark in a ledger they hand out nothing
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -225,10 +232,11 @@ class Keeper:
     def _unused_in(self, number: int, lane: int) -> int:
         used = 0
         for rank in range(self.kept.parties):
-            if not is_there(self.root, number, rank, lane):
+            part = self.kept.part(self.root, number, rank, lane)
+            if not is_there(part):
                 return 0
             try:
-                used = max(used, looked_at(lane_folder(set_folder(self.root, number), rank, lane) / LEDGER))
+                used = max(used, looked_at(part / LEDGER))
             except FileNotFoundError:  # the lane has just erased it
                 return 0
         return max(0, self.kept.slots - used)
@@ -239,7 +247,7 @@ class Keeper:
         progress: called with a slice's number of images after each slice.
         Raises OSError with ENOSPC if the disk has no room.
         """
-        if shutil.disk_usage(self.root).free < self.set_bytes + _SPARE:
+        if shutil.disk_usage(self.root).free < self.set_bytes + SPARE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         dealing = self.root / DEALING
         try:

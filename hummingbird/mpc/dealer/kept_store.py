@@ -27,9 +27,9 @@ from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, DealerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
-from hummingbird.mpc.dealer.folder import lane_folder
+from hummingbird.mpc.dealer.folder import PAIR
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
-from hummingbird.mpc.dealer.store import DealtConversation, DealtSlice, StoreDealer, check_net
+from hummingbird.mpc.dealer.store import DealtConversation, DealtSlice, StoreDealer, aim_of, check_net
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.session import agree
@@ -52,8 +52,6 @@ class SetStore:
     stores.
     """
 
-    aim = "latency"
-
     def __init__(
         self,
         channel: Channel,
@@ -65,12 +63,12 @@ class SetStore:
     ) -> None:
         self.where, self._channel, self._place = where, channel, place
         self._timeout, self._device, self.kept = timeout, device, kept
-        self.slice_shape = kept.shape
+        self.slice_shape, self.aim = kept.shape, aim_of(kept.maker)
         if (kept.parties, kept.lanes) != (place.parties, place.lanes):
             what = f"this store is kept for {kept.parties} parties of {kept.lanes} lanes"
             what = f"{what}, this run has {place.parties} of {place.lanes}"
             raise DealerError(what, where=where, hint="deal for these, with --parties and --lanes, at another place")
-        agree(channel, "store", {"kept store": kept.id, **kept.facts})
+        agree(channel, "store", {"kept store": kept.id, "store's maker": kept.maker, **kept.facts})
         self._supplies = Supplies(_nothing, where, lambda size: timeout + (size + self._slot_bytes) / 1e6)
         self._sets: deque[Set] = deque()  # sets that all parties agreed on; the first one has slots left
         self._leaving: list[Set] = []  # sets without slots left, whose last material is still used
@@ -253,11 +251,11 @@ class KeptStore(SetStore):
     def _finish_erasing(self) -> None:
         """Finish erasing the sets that an earlier process of this lane had begun to erase when it was killed."""
         for number in numbers(self.folder):
-            if not is_there(self.folder, number, self._place.party, self._place.lane):
+            if not is_there(self._part(number)):
                 erase(self._part(number))
 
     def _part(self, number: int) -> Path:
-        return lane_folder(set_folder(self.folder, number), self._place.party, self._place.lane)
+        return self.kept.part(self.folder, number, self._place.party, self._place.lane)
 
     def __repr__(self) -> str:
         return f"kept store {self.folder}"
@@ -268,12 +266,11 @@ class KeptStore(SetStore):
     def _unopened(self) -> list[int]:
         """Return the numbers of the sets in the folder that this party has not opened, ascending."""
         opened = {store.number for store in (*self._sets, *self._leaving)}
-        party, lane = self._place.party, self._place.lane
         try:
             found = [number for number in numbers(self.folder) if number not in opened]
         except OSError as error:
             raise DealerError(f"{error.strerror}", where=str(self.folder), hint="is the folder still there?") from None
-        self._there = {n for n in found if n in self._there or is_there(self.folder, n, party, lane)}
+        self._there = {n for n in found if n in self._there or is_there(self._part(n))}
         return [number for number in found if number in self._there]
 
     def _wait_for(self, slots: int) -> None:
@@ -283,8 +280,7 @@ class KeptStore(SetStore):
                 continue
             looks -= 1
             if looks < 0:
-                hint = "does `deal --keep K` run, with room on the disk, and K as large as what is needed?"
-                raise self._late(slots, hint)
+                raise self._late(slots, _MORE if self.kept.maker == PAIR else _KEEP)
             time.sleep(_LOOK)
         if self._agreed == slots:  # to make the next slot's material ahead, if there is a set
             self._go_on()
@@ -346,10 +342,13 @@ class KeptStore(SetStore):
             if theirs != mine:
                 ours, other = (f"{first % 2**64:016x}{second % 2**64:016x}" for first, second in (mine, theirs))
                 what = f"set {number} is {ours} at {self._channel.name}, and {other} at {self._channel.names[peer]}"
-                hint = "all parties of a kept store use the one folder: was it copied?"
-                raise AgreementError(what, where=str(self.folder), hint=hint)
+                one = "each party uses the folder that the two made together" if self.kept.maker == PAIR else _ONE
+                raise AgreementError(what, where=str(self.folder), hint=f"{one}: was it copied?")
 
 
+_ONE = "all parties of a kept store use the one folder"
+_KEEP = "does `deal --keep K` run, with room on the disk, and K as large as what is needed?"
+_MORE = "make more with `deal --pair`, at both parties"
 STORES = (StoreDealer, SetStore)  # dealers whose material is limited
 
 
@@ -380,8 +379,8 @@ class Set(StoreDealer):
         how: dict[str, Any] = {"lane": lane, "lanes": lanes, "timeout": timeout, "device": device, "shared": shared}
         super().__init__(path, rank=party, parties=parties, **how)
         self.number = number
-        found = self.header.slots, self.header.shape, self.header.facts
-        if found != (kept.slots, kept.shape, kept.facts):
+        found = self.header.slots, self.header.shape, self.header.facts, self.header.maker
+        if found != (kept.slots, kept.shape, kept.facts, kept.maker):
             self.close()
             what = f"set {number} was dealt for other things than the description of its store says"
             raise DealerError(what, where=str(self.folder), hint="delete this store, and deal another one")

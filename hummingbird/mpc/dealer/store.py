@@ -26,10 +26,11 @@ from torch import Tensor
 from hummingbird.channel.staging import Aside
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.packing import Words, plain
-from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, expand, received, received_by
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request, expand
 from hummingbird.mpc.dealer import supplies
-from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, kinds_of, read_header
+from hummingbird.mpc.dealer.folder import LEDGER, PAIR, Corrections, find, kinds_of, read_header, stored_fields
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
+from hummingbird.mpc.pair.material import offline_bits
 from hummingbird.prg import derive
 from hummingbird.slots import Ledger
 
@@ -49,8 +50,6 @@ class StoreDealer:
     Raises DealerError if the store is another lane's, damaged, of another release, in use, or not there.
     """
 
-    aim = "latency"
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -67,6 +66,7 @@ class StoreDealer:
         self.folder, self.rank, self._device = find(path, rank, lane), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
         self.slice_shape = self.header.shape
+        self.aim = aim_of(self.header.maker)
         self._check_place(parties, lane, lanes)
         self._ledger = Ledger(self.folder / LEDGER, self.header.set_id)
         try:
@@ -77,6 +77,7 @@ class StoreDealer:
         self._next, self._timeout = self._ledger.next, timeout
         self.refill_seconds = 60.0  # after this time another store may be in its place
         self._setup_at = 0
+        self._sent: dict[str, int] = {}  # by a request's text: bits that two parties sent for it
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
         self._own = shared is None
@@ -111,7 +112,8 @@ class StoreDealer:
     def facts(self) -> dict[str, str]:
         """Facts about this store, a text for each name. They must be equal at all parties, which compare them."""
         header = self.header
-        return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
+        own = {"store's maker": header.maker, "store's slots": f"{header.slots} for {header.shape}"}
+        return {"store": header.set_id, **own, **header.facts}
 
     @property
     def next_slot(self) -> int:
@@ -284,9 +286,8 @@ class StoreDealer:
 
     @cached_property
     def slot_bytes(self) -> int:
-        """Size in bytes of the corrections that go to this party for one slice, or for the largest step of a slot."""
-        received = (received_by(self.rank, self.header.parties, requests) for requests in self.header.kinds)
-        return max(sum(request.correction_bits for request in requests) for requests in received) // 8
+        """Size in bytes of this party's file for one slice, or for the largest step of a slot."""
+        return max(size for _, size in self.header.places[:-1])
 
     def _patience(self, size: int) -> float:
         return self._timeout + (size + self.slot_bytes) / 1e6  # a whole region is checked first
@@ -298,12 +299,24 @@ class StoreDealer:
             corrections = self._read(region)[turn.number - before] if turn.receiver == self.rank else None
             started = time.perf_counter()
             with Aside(self._device) as aside:
-                shares = expand(request, turn, self._seed, self.rank, self._device)
-                seconds, bits, got = time.perf_counter() - started, request.correction_bits, 0
+                whole = self.header.whole
+                shares = {} if whole else expand(request, turn, self._seed, self.rank, self._device)
+                seconds, bits, got = time.perf_counter() - started, self._bits(request), 0
                 if corrections is not None:
-                    shares |= received(request, aside.bring(corrections))
-                    got = bits
+                    fields = stored_fields(request, whole).items()
+                    own = zip(fields, aside.bring(corrections), strict=True)
+                    shares |= {name: item.received(tensor) for (name, item), tensor in own}
+                    got = bits // 2 if whole else bits
             yield Material(shares, bits, got, expanding_seconds=seconds, ready=aside.ready)
+
+    def _bits(self, request: Request[Any]) -> int:
+        """Return the bits that were sent offline for a request: by the dealer, or by two parties to each other."""
+        if not self.header.whole:
+            return request.correction_bits
+        text = str(request)
+        if text not in self._sent:
+            self._sent[text] = offline_bits([request])
+        return self._sent[text]
 
     def _read(self, region: int) -> list[list[Tensor]]:
         with self._reading:  # another thread reads the setup
@@ -401,6 +414,11 @@ class DealtConversation:
 
 def _nothing(turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Material]:
     raise AssertionError("every region makes its own material")
+
+
+def aim_of(maker: str) -> str:
+    """Return the aim of nets that are converted for a store without an aim. maker: as a store's header has it."""
+    return PAIR if maker == PAIR else "latency"
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:

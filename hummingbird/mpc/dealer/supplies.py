@@ -22,7 +22,7 @@ from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 
 BUFFER_BYTES = 256 << 20  # bytes of shares made and not handed out; a request that a caller waits for may exceed it
 CALL_BYTES = 32 << 20  # bytes of shares that one call of `make` makes: an urgent supply waits for little else
-_CALL_REQUESTS = 256  # in one call, of at most a few hundred bytes of JSON each: well below a message's 4 MiB
+CALL_REQUESTS = 256  # in one call, of at most a few hundred bytes of JSON each: well below a message's 4 MiB
 _LEAVE = 2.0  # seconds for the thread to end
 
 
@@ -70,6 +70,7 @@ class Supplies:
     """
 
     pulse: float | None = None  # seconds between two calls of `idle`; None: it is not called
+    late = "is this machine overloaded?"  # the hint of the error for material that does not come in time
 
     def __init__(
         self,
@@ -173,9 +174,7 @@ class Supplies:
             if steps != self._steps:
                 steps, deadline = self._steps, time.monotonic() + limit
             if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                raise DealerError(
-                    f"no correlated randomness for {limit:.0f} s", where=self._where, hint="is this machine overloaded?"
-                )
+                raise DealerError(f"no correlated randomness for {limit:.0f} s", where=self._where, hint=self.late)
 
     def close(self, reason: str = "the client is closed") -> None:
         """End the thread, waiting 2 s at most, and drop the material. reason: the message of later errors."""
@@ -260,7 +259,7 @@ class Supplies:
         If a caller waits for this supply and nothing is ready, the number is at least 1, whatever the room.
         """
         left, count = min(room, self._call), 0
-        for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
+        for size in work.sizes[work.made : work.made + CALL_REQUESTS]:
             if size > left:
                 break
             left, count = left - size, count + 1

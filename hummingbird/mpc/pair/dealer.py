@@ -2,9 +2,10 @@
 
 The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for,
 and on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made
-in lock-step. An announcement has four numbers: which supply, its first request, how many requests, and a digest of
-them, which party 1 compares with its own. Without work, party 0 announces nothing to do every quarter of the timeout,
-so that party 1 notices if it is gone.
+in lock-step. Where a slice is cut into pieces follows from its requests alone (`calls`), so that the rounds of its
+material are known before. An announcement has four numbers: which supply, its first request, how many requests, and a
+digest of them, which party 1 compares with its own. Without work, party 0 announces nothing to do every quarter of the
+timeout, so that party 1 notices if it is gone.
 
 Reservations come in the same order at both parties, so a supply has the same number at both. Party 1 may get an
 announcement before it reserves the supply; it waits for that, `timeout` seconds at most. Party 1 never waits for
@@ -24,8 +25,17 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError, DealerError, PeerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
-from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply, SupplyState
-from hummingbird.mpc.pair.material import PairMaterial, recipe_of
+from hummingbird.mpc.dealer.supplies import (
+    CALL_REQUESTS,
+    OnDemand,
+    Requests,
+    StepSupplies,
+    Supplies,
+    Supply,
+    SupplyState,
+)
+from hummingbird.mpc.pair.material import PairMaterial, cost, recipe_of
+from hummingbird.mpc.pair.price import PairCost
 
 AIM = "pair"  # of a net whose material two parties can make
 BUFFER_BYTES = 256 << 20
@@ -40,6 +50,40 @@ def _digest(requests: Requests) -> int:
     """Return a digest of requests as a number of 64 bits, signed."""
     text = "\n".join(map(str, requests)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+
+
+def calls(sizes: Sequence[int], call_bytes: int = CALL_BYTES) -> list[int]:
+    """Return how many requests of a slice each call makes, in order: as many as have `call_bytes` of shares, or one.
+
+    sizes: the bytes of the shares of each request (`Request.share_bytes`).
+    """
+    found, at = list[int](), 0
+    while at < len(sizes):
+        found.append(_call(sizes, at, call_bytes))
+        at += found[-1]
+    return found
+
+
+def _call(sizes: Sequence[int], at: int, call_bytes: int) -> int:
+    """Return how many requests one call makes. sizes: as for `calls`. at: the index of the call's first request."""
+    left, count = call_bytes, 0
+    for size in sizes[at : at + CALL_REQUESTS]:
+        if size > left:
+            break
+        left, count = left - size, count + 1
+    return max(count, 1)
+
+
+def slice_cost(requests: Requests) -> PairCost:
+    """Return what two parties send each other for the material of one slice, without the announcements; exact.
+
+    Raises ConfigError for a kind that two parties cannot make.
+    """
+    total, at = PairCost(0, 0, 0, 0, 0), 0
+    for count in calls([request.share_bytes for request in requests]):
+        total += cost(requests[at : at + count])
+        at += count
+    return total
 
 
 class PairDealer:
@@ -122,11 +166,17 @@ class PairDealer:
 class _PairSupplies(Supplies):
     """The background thread of one of the two parties. channel: its own. make, buffer_bytes: as `Supplies` has them."""
 
+    late = "is the link to the other party too slow, or a machine overloaded? init(timeout=...) takes more seconds"
+
     def __init__(self, channel: Channel, make: Any, buffer_bytes: int) -> None:
-        self.channel, timeout = channel, channel.timeout
-        super().__init__(
-            make, _WHERE, lambda size: 2 * timeout + size / _SLOWEST, channel.close, buffer_bytes, CALL_BYTES
-        )
+        self.channel, timeout, most = channel, channel.timeout, min(CALL_BYTES, buffer_bytes // 4)
+        super().__init__(make, _WHERE, lambda size: 2 * timeout + size / _SLOWEST, channel.close, buffer_bytes, most)
+
+    def _fitting(self, work: SupplyState, room: int) -> int:
+        """Return the number of requests of the supply's next call, which does not depend on memory; 0: it must wait."""
+        count = _call(work.sizes, work.made, self._call)
+        fits = sum(work.sizes[work.made : work.made + count]) <= room
+        return count if fits or (work.wanted and work.made == work.taken) else 0
 
     def _run(self) -> None:
         with meter.uncounted():

@@ -29,6 +29,8 @@ from hummingbird.graph.rowwise import rowwise
 from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
+from hummingbird.mpc.pair.dealer import slice_cost
+from hummingbird.mpc.pair.price import PairCost
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
@@ -217,6 +219,14 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
             self._requests.setdefault(key, [request for _, request in made])
             self._made[key] = made_by_pair(steps, made)
         return self._made[key]
+
+    def material_cost(self, input_shape: Sequence[int]) -> PairCost:
+        """Return what two parties without a dealer send each other for a slice's material, and in how many rounds.
+
+        The net must have the aim "pair". Announcements (mpc/pair/dealer.py) are not in it.
+        """
+        self._paid(input_shape, 2)
+        return slice_cost(self._requests[tuple(input_shape), 2])
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.

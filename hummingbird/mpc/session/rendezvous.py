@@ -35,6 +35,7 @@ from hummingbird.mpc.dealer.bucket import is_url
 from hummingbird.mpc.dealer.bucket_store import BucketStore
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
+from hummingbird.mpc.dealer.folder import find
 from hummingbird.mpc.dealer.kept import is_kept
 from hummingbird.mpc.dealer.kept_store import KeptStore, SetStore
 from hummingbird.mpc.dealer.sealing import read_key
@@ -303,7 +304,8 @@ def open_store(
     an object store.
 
     path: this party's folder, the folder that holds party-RANK, that of a kept store, or the URL of an object store;
-        {rank} in it stands for the rank. All parties must have parts of one store.
+        {rank} in it stands for the rank. All parties must have parts of one store. A store that two parties made is a
+        kept store in the folder of each lane.
     key: this party's key file, for an object store; {rank} in it stands for the rank.
     timeout: seconds that requests wait for material.
     device: where the shares are needed.
@@ -319,9 +321,9 @@ def open_store(
         raise ConfigError(what, where="store_key", hint=hint)
     if key is not None:
         return BucketStore(channel, str(path), read_key(str(key).replace("{rank}", str(party))), place, timeout, device)
-    root = Path(str(path).replace("{rank}", str(party)))
-    if is_kept(root):
-        return KeptStore(channel, root, place, timeout, device)
+    for root in (Path(str(path).replace("{rank}", str(party))), find(path, party, lane)):
+        if is_kept(root):
+            return KeptStore(channel, root, place, timeout, device)
     store = StoreDealer(path, rank=party, parties=parties, lane=lane, lanes=lanes, timeout=timeout, device=device)
     try:
         agree(channel, "store", store.facts)
