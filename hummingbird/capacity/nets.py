@@ -1,5 +1,8 @@
 """Services of a private net between parties, `masked` and `gmw`, with a store that was dealt or a streaming dealer.
 
+Or two parties make the material with each other, during a request or in advance: then both compute and send for it, in
+rounds of its own, and a stored token is larger, as each party keeps its shares of all fields.
+
 Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer are those of its dry run, and
 a token is a slot of a store, whose corrections go to the parties by rotation. Seconds come from a profile. A request is
 one slice; two slices run at a time, one computes while the other's messages are on the wire (mpc/plan/microbatch.py).
@@ -10,24 +13,33 @@ the client's own link (`cost.asking`; serving/message.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import math
+import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hummingbird.capacity.profile import Measurement, Profile, Seconds
 from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, WorkStep, chain, check_count
+from hummingbird.channel.channel import Channel
 from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
 from hummingbird.graph.interpreter import run_all
 from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, ReceiverRotation, Request, corrections, expand, received_by
-from hummingbird.mpc.dealer.folder import places
+from hummingbird.mpc.dealer.folder import PAIR, places
+from hummingbird.mpc.pair.dealer import calls_of
+from hummingbird.mpc.pair.material import PairMaterial
+from hummingbird.mpc.pair.price import PairCost
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run
 from hummingbird.mpc.plan.net import PrivateNet
@@ -69,9 +81,9 @@ class _Again(Zeros):
 def kind_of(private: PrivateNet) -> str:
     """Return the name under which a profile has the measured seconds of such nets: "mpc" and the net's protocol.
 
-    It is the `kind` of the profile's rows, such as "mpc masked".
+    It is the `kind` of the profile's rows, such as "mpc masked"; "mpc masked pair" if two parties make the material.
     """
-    return f"mpc {private.facts['protocol']}"
+    return f"mpc {private.facts['protocol']}{' pair' if private.facts['aim'] == PAIR else ''}"
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
@@ -113,7 +125,8 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
     """Measure one party's seconds for a slice on this machine, without a network; return a row of a profile.
 
     name: of the row. shape: of the slice. Each part (computing, expanding seeds, dealing) runs `repeats` times, after
-    one run to warm up. Raises InputError if the net's private weights are shared already.
+    one run to warm up. Of a net of aim "pair" the parts are computing and making the material with another party.
+    Raises InputError if the net's private weights are shared already.
     """
     requests = dry_run(private, shape, parties).batch
     turns, seeds = ReceiverRotation(parties).take(requests), [new_seed() for _ in range(parties)]
@@ -137,10 +150,39 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
         dealer.begin()
         dealer._made.clear()  # material of the setup
         seconds = {"compute": samples(computed, repeats)}
-    if requests:
+    if requests and private.facts["aim"] == PAIR:
+        seconds["make"] = _making(requests, repeats)
+    elif requests:
         seconds |= {"expand": samples(expanded, repeats), "deal": samples(dealt, repeats)}
     work = amounts(private, shape, parties, requests)
     return Measurement(kind_of(private), name, digest(private, shape, parties), work, seconds)
+
+
+def _making(requests: Sequence[Request[Any]], repeats: int) -> tuple[float, ...]:
+    """Measure one party's seconds for the material of a slice that it makes with another party, `repeats` times.
+
+    Both parties are threads of this process, which wait for each other: a sample is half of the seconds that all
+    processors worked, divided by torch's threads. One run more warms up.
+    """
+    ways, found = [socket.socketpair() for _ in range(2)], list[float]()
+
+    def party(rank: int) -> PairMaterial:
+        peer = 1 - rank
+        return PairMaterial(Channel(rank, 2, {peer: ways[rank][0]}, {peer: ways[peer][1]}, _SILENCE))
+
+    def make(party: PairMaterial) -> None:
+        for some in calls_of(requests):
+            party.make(some)
+
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as ends:
+        for end in itertools.chain(*ways):
+            ends.callback(end.close)  # before the pool waits: a thread that waits for one that failed ends too
+        both = list(pool.map(party, range(2)))
+        for _ in range(1 + repeats):
+            started = time.process_time()
+            list(pool.map(make, both))
+            found.append((time.process_time() - started) / 2 / torch.get_num_threads())
+    return tuple(found[1:])
 
 
 def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
@@ -157,7 +199,15 @@ def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
 # The services --------------------------------------------------------------------------------------------------------
 
 CLIENT, DEALER = "client", "dealer"
-DEALERS = ("stream", "store")
+PAIR_STORE = "pair-store"
+DEALERS = ("stream", "store", PAIR, PAIR_STORE)
+_SILENCE = 60.0  # seconds that a thread waits for the other one
+_SOURCES = {
+    "stream": "a dealer that streams",
+    "store": "a store",
+    PAIR: "material that the two parties make",
+    PAIR_STORE: "a store that the two parties make",
+}
 _IN_TURNS = 2  # slices of a lane under way at a time
 
 
@@ -173,7 +223,8 @@ def masked(
 
     Each request is a slice of `shape` (B, ...). profile: the measured seconds. dealer: "stream": it makes material
     during the request, as the dealer that `serve` starts; "store": it deals slots in advance while the parties' stores
-    have room (`Hosts.store` is the size of a store). parties: their number. lanes: number of lanes of each party.
+    have room (`Hosts.store` is the size of a store). For a net of aim "pair", "pair": the two parties make it during
+    the request; or "pair-store": in advance. parties: their number. lanes: number of lanes of each party.
     All links, the client's too, are those of a data centre: `Service.at` sets others.
     Raises ConfigError for a net of another protocol, a batch of several slices, or a profile without the net's rows.
 
@@ -220,34 +271,37 @@ def _service(
     _check(protocol, private, shape, dealer, parties, lanes)
     requests = dry_run(private, shape, parties).batch
     work, mark = amounts(private, shape, parties, requests), digest(private, shape, parties)
-    kind = kind_of(private)
-    names = ("compute", "expand", "deal") if requests else ("compute",)
+    kind, pair = kind_of(private), dealer in (PAIR, PAIR_STORE)
+    names: tuple[str, ...] = ("compute", "make") if pair else ("compute", "expand", "deal")
+    names = names if requests else ("compute",)
     seconds = {part: profile.seconds(kind, part, work, mark) for part in names}
     cost = sum((step.cost for step in private.costs(shape, parties)), FREE)
     roles = [f"party-{rank}" for rank in range(parties)]
     steps = _online(roles, cost, seconds, profile)
-    received = {role: received_by(rank, parties, requests) for rank, role in enumerate(roles)}
-    slots = {role: size for role, own in received.items() if (size := places(own)[1])}
-    stored = dealer == "store" and bool(slots)
-    dealing = [WorkStep("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
-    sent = {role: sum(request.correction_bits for request in own) / 8 for role, own in received.items()}
-    correcting = [
-        WorkStep(f"corrections {role}", Send(DEALER, role, size), ("deal",) if stored else ())
-        for role, size in (slots if stored else sent).items()  # a slot is padded to whole pages
-        if size
-    ]
+    received = {role: requests if pair else received_by(rank, parties, requests) for rank, role in enumerate(roles)}
+    slots = {role: size for role, own in received.items() if (size := places(own, whole=pair)[1])}
+    stored = dealer in ("store", PAIR_STORE) and bool(slots)
+    offline = _made(roles, private.material_cost(shape), seconds, profile) if pair and requests else []
+    if requests and not pair:
+        sent = {role: sum(request.correction_bits for request in own) / 8 for role, own in received.items()}
+        offline = [WorkStep("deal", profile.compute(DEALER, seconds["deal"]))]
+        offline += [
+            WorkStep(f"corrections {role}", Send(DEALER, role, size), ("deal",) if stored else ())
+            for role, size in (slots if stored else sent).items()  # a slot is padded to whole pages
+            if size
+        ]
     if not stored:  # in parallel: material made first is sent and used first
-        steps += [*dealing, *correcting]
+        steps += offline
     host = Host(cores=profile.threads * lanes, up=BANDWIDTH, down=BANDWIDTH)
-    hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
+    hosts = dict.fromkeys([*roles, DEALER] if requests and not pair else roles, host)
     transit = _transit(roles, private, shape)
     if transit is not None:
         hosts[CLIENT] = Host(up=BANDWIDTH, down=BANDWIDTH)
     return Service(
-        name=f"{protocol}, {'a store' if stored else 'a dealer that streams'}, slices of {shape}",
+        name=f"{protocol}, {_SOURCES[dealer if stored or pair else 'stream']}, slices of {shape}",
         hosts=hosts,
         request=Phase(tuple(steps), seconds["compute"].factors),
-        refill=Phase((*dealing, *correcting), seconds["deal"].factors) if stored else None,
+        refill=Phase(tuple(offline), seconds["make" if pair else "deal"].factors) if stored else None,
         session=_setup(roles, private.setup_cost(parties)),
         transit=transit,
         token_bytes=slots if stored else {},
@@ -265,6 +319,12 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
         raise ConfigError(what, where=f"capacity.{protocol}", hint=hint)
     if dealer not in DEALERS:
         raise ConfigError(f"dealer={dealer!r}", where="dealer", hint=f"one of {', '.join(DEALERS)}")
+    made, pair = private.facts["aim"] == PAIR, dealer in (PAIR, PAIR_STORE)
+    if made != pair or (pair and parties != 2):
+        what = f"dealer={dealer!r} for {parties} parties and a net of aim {private.facts['aim']!r}"
+        raise ConfigError(
+            what, where="dealer", hint='two parties make material of aim "pair" alone, and a dealer others'
+        )
     check_count(parties, "parties", 2, "parties")
     check_count(lanes, "lanes", 1, "lanes")
     largest = private.breadth(shape, parties)
@@ -293,6 +353,17 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
     if "expand" in seconds:
         steps += [WorkStep(f"expand {role}", profile.compute(role, seconds["expand"])) for role in roles]
     return steps
+
+
+def _made(roles: list[str], cost: PairCost, seconds: dict[str, Seconds], profile: Profile) -> list[WorkStep]:
+    """Return the steps by which two parties make the material of a slice: they compute, send all bits, wait for rounds.
+
+    roles: the parties' host names. cost: of the material. seconds: of the part "make".
+    """
+    making = [WorkStep(f"make {role}", profile.compute(role, seconds["make"])) for role in roles]
+    after, pairs = tuple(step.name for step in making), (tuple(roles), tuple(reversed(roles)))
+    sending = [WorkStep(f"material {a} to {b}", Send(a, b, cost.all_bits / 16), after) for a, b in pairs]
+    return [*making, *sending, WorkStep("rounds of material", Rounds(cost.rounds), tuple(s.name for s in sending))]
 
 
 def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:

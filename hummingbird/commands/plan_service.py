@@ -15,7 +15,7 @@ from hummingbird.capacity.compose import composed, garbled_here
 from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.limit import limits, mean_seconds
 from hummingbird.capacity.lookups import pir
-from hummingbird.capacity.nets import DEALERS, gmw, masked
+from hummingbird.capacity.nets import PAIR_STORE, gmw, masked
 from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import PublishedProfile as Published
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
@@ -24,6 +24,7 @@ from hummingbird.capacity.shipped import crypten
 from hummingbird.commands.estimate import add_arguments, encrypted_net, private_net
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.mpc.dealer.folder import PAIR
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.rpc.options import count, shape
@@ -165,7 +166,7 @@ def _of_net(args: argparse.Namespace) -> Service:
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
     args.protocol = None if args.saved else name
     dealer = _dealer(args)
-    args.aim = args.aim or ("throughput" if dealer == "stream" else "latency")
+    args.aim = args.aim or {"stream": "throughput", "store": "latency"}.get(dealer, PAIR)
     speed = profile.load(args.profile)
     return _NETS[name](private_net(args), args.input, speed, dealer, args.parties, args.lanes)
 
@@ -173,9 +174,12 @@ def _of_net(args: argparse.Namespace) -> Service:
 def _dealer(args: argparse.Namespace) -> str:
     """Return the kind of dealer that the options describe: "store" if they set the size of a store, else "stream".
 
-    The size is that of --store, or varies by --vary. Raises InputError if --dealer names the other kind.
+    The size is that of --store, or varies by --vary. Raises InputError if --dealer names the other kind. With --dealer
+    pair, it is "pair-store" or "pair".
     """
     stored = args.store is not None or getattr(args, "vary", None) == "store"
+    if args.dealer == PAIR:
+        return PAIR_STORE if stored else PAIR
     if args.dealer == "stream" and stored:
         hint = "leave --store out, or plan --dealer store"
         raise InputError("a store beside a dealer that streams", where="--store", hint=hint)
@@ -301,14 +305,17 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
     text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
-    aim = "latency, throughput with --dealer stream"
+    aim = "latency, throughput with --dealer stream, pair with --dealer pair"
     add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True, aim=aim)
     group = parser.add_argument_group("masked, gmw, crypten, he")
     text = "a machine's measured seconds, by `python -m scripts.tools.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
     text = "stream: makes material during the request, as the dealer that `serve` starts; store: slots dealt ahead "
-    text += "(default with --store, or if the store is varied)"
-    group.add_argument("--dealer", choices=DEALERS, help=text)
+    text += (
+        "(default with --store, or if the store is varied); pair: no dealer, the two parties make the material with "
+    )
+    text += "each other, during the request, or in advance with --store"
+    group.add_argument("--dealer", choices=("stream", "store", PAIR), help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     group = parser.add_argument_group("pir")
     text = "rows of the table, and bytes of a row, as in 1048576x256"

@@ -80,12 +80,12 @@ def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
 
 
 def _mpc(repeats: int) -> Iterator[Measurement]:
-    """A row for each net, window and protocol; nets without a ReLU have no window."""
+    """A row for each net, window, protocol and maker of material; nets without a ReLU have no window."""
     for name, net, shape in _nets():
         windows = _WINDOWS if any(isinstance(part, nn.ReLU) for part in net.modules()) else {"": EXACT}
         for title, window in windows.items():
-            for protocol in _PROTOCOLS:
-                private = convert_model(net.eval(), window, protocol=protocol)
+            for protocol, aim in itertools.product(_PROTOCOLS, ("latency", "pair")):
+                private = convert_model(net.eval(), window, protocol=protocol, aim=aim)
                 yield measure(f"{name} {title}".strip(), private, shape, repeats=repeats)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,18 @@ from hummingbird.commands.program import machine
 from hummingbird.cost import FREE
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.pair.dealer import slice_cost
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.plan.net import PrivateNet
+from tests.support.pair_keeping import made as pair_made
 
 SHAPE = (3, 2, 6, 6)
 
 
-def net(weights: str | int = "public", protocol: str = "masked") -> PrivateNet:
+def net(weights: str | int = "public", protocol: str = "masked", aim: str | None = None) -> PrivateNet:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)).eval()
-    return convert_model(layers, BitWindow(20, 12), weights, protocol)
+    return convert_model(layers, BitWindow(20, 12), weights, protocol, aim=aim)
 
 
 def profile(private: PrivateNet, parties: int = 2, shape: tuple[int, ...] = SHAPE) -> Profile:
@@ -57,6 +60,45 @@ def test_a_store_has_the_bytes_that_are_dealt(tmp_path: Path) -> None:
     assert {role: 3 * size for role, size in service.token_bytes.items()} == sizes
     assert sent(service.refill) == {("dealer", role): size / 3 for role, size in sizes.items()}
     assert service.at(Hosts(store=10 * max(sizes.values()))).most_tokens == 30
+
+
+@pytest.mark.parametrize("make", [masked, gmw])
+def test_two_parties_without_a_dealer_make_what_is_used(make: object, tmp_path: Path) -> None:
+    """Both compute and send half of the bits in the rounds of the material; a token is all fields, at each party."""
+    private = net(protocol=make.__name__, aim="pair")  # type: ignore[attr-defined]
+    measured, requests = profile(private), dry_run(private, SHAPE, 2).batch
+    (row,) = measured.rows
+    assert row.kind.endswith("pair") and set(row.seconds) == {"compute", "make"} and len(row.seconds["make"]) == 2
+    cost, price = sum((step.cost for step in private.costs(SHAPE, 2)), FREE), slice_cost(requests)
+    streamed, stored = (make(private, SHAPE, measured, dealer) for dealer in ("pair", "pair-store"))  # type: ignore[operator]
+    assert list(streamed.hosts) == list(stored.hosts) == ["party-0", "party-1", "client"]
+    assert streamed.refill is None and not streamed.token_bytes
+    assert rounds(streamed.request) == [cost.rounds, price.rounds]
+    made = {step.name: step.work for step in streamed.request.steps}
+    seconds = statistics.median(row.seconds["make"])
+    for one, other in ((0, 1), (1, 0)):
+        assert made[f"material party-{one} to party-{other}"].bytes == price.all_bits / 16  # type: ignore[union-attr]
+        assert made[f"make party-{one}"].core_seconds == pytest.approx(seconds)  # type: ignore[union-attr]
+    assert (
+        stored.refill is not None
+        and rounds(stored.refill) == [price.rounds]
+        and rounds(stored.request) == [cost.rounds]
+    )
+    assert sum(sent(stored.refill).values()) == price.all_bits / 8
+    roots = pair_made(tmp_path, 1, requests=requests, slots=1)
+    sizes = {f"party-{rank}": (root / "set-000001/corrections").stat().st_size for rank, root in enumerate(roots)}
+    assert stored.token_bytes == sizes
+    dealt = masked(net(), SHAPE, profile(net()), "store").token_bytes
+    assert make is not masked or all(sizes[role] >= dealt[role] for role in sizes)  # whole pages
+
+
+@pytest.mark.parametrize(
+    ("aim", "dealer"), [("pair", "stream"), ("pair", "store"), (None, "pair"), (None, "pair-store")]
+)
+def test_another_maker_than_that_of_the_net_is_refused(aim: str | None, dealer: str) -> None:
+    private = net(aim=aim)
+    with pytest.raises(ConfigError, match=f"dealer='{dealer}' for 2 parties and a net of aim"):
+        masked(private, SHAPE, Profile(machine(), 1, ()), dealer)
 
 
 @pytest.mark.parametrize("parties", [2, 3])

@@ -56,12 +56,17 @@ def tiny(tmp_path: Path) -> Path:
 
 def profile(tmp_path: Path, **changes: str) -> Path:
     names = ("products", "values", "bits", "offline_bits", "share_bytes", "layers", "slices")
-    seconds = {part: (1e-3, 2e-3) for part in ("compute", "expand", "deal")}
+    parts = {"mpc masked": ("compute", "expand", "deal"), "mpc masked pair": ("compute", "make")}
     rows = [
         Measurement(
-            "mpc masked", f"{n}", "", {name: float(pow(n, at, 23)) for at, name in enumerate(names, 1)}, seconds
+            kind,
+            f"{n}",
+            "",
+            {name: float(pow(n, at, 23)) for at, name in enumerate(names, 1)},
+            dict.fromkeys(parts[kind], (1e-3, 2e-3)),
         )
         for n in range(2, 12)
+        for kind in parts
     ]
     path = tmp_path / "profile.json"
     path.write_text(Profile({**machine(), **changes}, 1, tuple(rows)).to_text())
@@ -103,6 +108,12 @@ def test_show_a_net_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     streamed = figures(capsys, *without)  # as `serve` without a store
     assert streamed["offline_seconds"] == 0 and streamed["tokens"] == 0 and "streams" in streamed["service"]
     assert figures(capsys, *without, "--dealer", "stream") == streamed
+    pair = figures(capsys, *without, "--dealer", "pair")
+    assert "the two parties make" in pair["service"] and pair["tokens"] == 0
+    assert {step["step"] for step in pair["steps"]} > {"make party-0", "make party-1", "rounds of material"}
+    kept = figures(capsys, *words, "--dealer", "pair")
+    assert kept["party-0_bytes_per_token"] == kept["party-1_bytes_per_token"] and "a store that" in kept["service"]
+    assert "of aim 'latency'" in refused(capsys, *words, "--dealer", "pair", "--aim", "latency")
     assert "without the size of a store" in refused(capsys, *without, "--dealer", "store")
 
 

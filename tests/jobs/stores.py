@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,10 +15,15 @@ from torch import nn
 
 import hummingbird
 from hummingbird.bits import BitWindow
+from hummingbird.kernels.shares.packing import anchor
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
+from hummingbird.mpc.dealer.supplies import Supply
+from hummingbird.mpc.pair.dealer import PairDealer
+from hummingbird.mpc.pair.keeping import PairKeeper
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols import cached_rows
 from hummingbird.mpc.protocols.lifted_product import Operand
@@ -131,6 +137,58 @@ def kept(path: str, slices: str) -> None:
         _say("right")
 
 
+def _tell_masks() -> None:
+    """Say a digest of every piece of material before it is handed out, and every slot of a store before that."""
+    correlation, mark = Supply.correlation, StoreDealer.mark
+
+    def told(self: Supply, request: Request[Any]) -> Any:
+        material = correlation(self, request)
+        digest = hashlib.blake2b(digest_size=12)
+        for words in material.shares.values():
+            digest.update(anchor(words).contiguous().numpy().tobytes())
+        _say(f"mask {digest.hexdigest()}")
+        return material
+
+    def marked(self: StoreDealer, slot: int) -> None:
+        mark(self, slot)
+        _say(f"slot {self.header.set_id}:{slot}")
+
+    Supply.correlation = told  # type: ignore[method-assign]
+    StoreDealer.mark = marked  # type: ignore[method-assign]
+
+
+def pair_makes(path: str, sets: str) -> None:
+    """Make so many sets of one slot for `net`, as one of two parties, and say each."""
+    session = launch.init(timeout=HANG, dealer="pair")
+    private = hummingbird.convert_model(net(), WINDOW)
+    requests, facts = dry_run(private, SLICE, 2).batch, material_facts(private.facts)
+    root, what = lane_folder(Path(path), session.rank, 0), {"requests": requests, "shape": SLICE, "slots": 1}
+    assert isinstance(session.dealer, PairDealer)
+    keeper = PairKeeper(session.channel, session.dealer, root, session.place, facts=facts, **what)  # type: ignore[arg-type]
+    _say("joined")
+    with contextlib.closing(keeper):
+        keeper.make(int(sets), say=lambda number, seconds: _say(f"set {number}"))
+
+
+def pair_runs(path: str, slices: str) -> None:
+    """Run so many slices, whose material the two parties have made in advance, or make meanwhile if there is no path.
+
+    Compares each result with the net's own. Says slots and masks.
+    """
+    _tell_masks()
+    session = launch.init(timeout=HANG, **({"store": path} if path else {"dealer": "pair"}))
+    private = hummingbird.convert_model(net(), WINDOW)
+    _say("joined")
+    x = rows(SLICE[0])
+    with torch.no_grad():
+        expected = net()(x)
+    for _ in range(int(slices)):
+        out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
+        error = float((out - expected).abs().max())
+        assert error < 0.02, f"wrong by {error}"
+        _say("right")
+
+
 def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
     conv, pool = nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2)
     image = nn.Sequential(conv, nn.ReLU6(), pool, nn.Flatten(), nn.Linear(12, 4), nn.Sigmoid())
@@ -233,5 +291,7 @@ JOBS = {
     "dry_runs": dry_runs,
     "keeps": keeps,
     "kept": kept,
+    "pair_makes": pair_makes,
+    "pair_runs": pair_runs,
     "stored": stored,
 }

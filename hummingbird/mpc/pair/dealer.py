@@ -2,7 +2,7 @@
 
 The thread has a connection of its own (`init(dealer="pair")`). What it makes next depends on what a party waits for,
 and on its memory. Party 0 decides, and announces each piece of work; party 1 follows. All requests of a piece are made
-in lock-step. Where a slice is cut into pieces follows from its requests alone (`calls`), so that the rounds of its
+in lock-step. Where a slice is cut into pieces follows from its requests alone (`calls_of`), so that the rounds of its
 material are known before. An announcement has four numbers: which supply, its first request, how many requests, and a
 digest of them, which party 1 compares with its own. Without work, party 0 announces nothing to do every quarter of the
 timeout, so that party 1 notices if it is gone.
@@ -52,20 +52,23 @@ def _digest(requests: Requests) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 
-def calls(sizes: Sequence[int], call_bytes: int = CALL_BYTES) -> list[int]:
-    """Return how many requests of a slice each call makes, in order: as many as have `call_bytes` of shares, or one.
+def calls_of(requests: Requests) -> list[Requests]:
+    """Cut a slice's requests into those of each call that makes material, in order.
 
-    sizes: the bytes of the shares of each request (`Request.share_bytes`).
+    A call has as many requests as have `CALL_BYTES` of shares together, at most `CALL_REQUESTS`, and at least one.
     """
-    found, at = list[int](), 0
+    sizes, found, at = [request.share_bytes for request in requests], list[Requests](), 0
     while at < len(sizes):
-        found.append(_call(sizes, at, call_bytes))
-        at += found[-1]
+        found.append(requests[at : at + _call(sizes, at, CALL_BYTES)])
+        at += len(found[-1])
     return found
 
 
 def _call(sizes: Sequence[int], at: int, call_bytes: int) -> int:
-    """Return how many requests one call makes. sizes: as for `calls`. at: the index of the call's first request."""
+    """Return how many requests one call makes, which begins with the request of index `at`.
+
+    sizes: bytes of the shares of each request. call_bytes: bound on those of a call with several requests.
+    """
     left, count = call_bytes, 0
     for size in sizes[at : at + CALL_REQUESTS]:
         if size > left:
@@ -79,11 +82,7 @@ def slice_cost(requests: Requests) -> PairCost:
 
     Raises ConfigError for a kind that two parties cannot make.
     """
-    total, at = PairCost(0, 0, 0, 0, 0), 0
-    for count in calls([request.share_bytes for request in requests]):
-        total += cost(requests[at : at + count])
-        at += count
-    return total
+    return sum(map(cost, calls_of(requests)), PairCost(0, 0, 0, 0, 0))
 
 
 class PairDealer:

@@ -133,8 +133,8 @@ def test_two_keepers_and_other_folders_are_refused(tmp_path: Path) -> None:
     fields = json.loads((tmp_path / "kept" / DESCRIPTION).read_text())
     for change, words in (
         ({"hummingbird_version": "0.0.1"}, "kept by version 0.0.1"),
-        ({"format_version": 3}, "kept in sets of format 3, this release reads 6"),
-        ({"format_version": None}, "kept in sets of format before 4, this release reads 6"),
+        ({"format_version": 3}, "kept in sets of format 3, this release reads 7"),
+        ({"format_version": None}, "kept in sets of format before 4, this release reads 7"),
         ({"lanes": "1"}, "malformed description of a kept store: lanes is '1', not a whole number"),
     ):
         (tmp_path / "kept" / DESCRIPTION).write_text(json.dumps({**fields, **change}) + "\n")

@@ -16,12 +16,14 @@ from torch import nn
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.channel import meter
+from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
-from hummingbird.mpc.pair.dealer import PairDealer
+from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost
 from hummingbird.mpc.pair.material import cost
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
+from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from tests.jobs.pair_session import NETS
 from tests.support.pairs import columns, wrong
@@ -142,6 +144,54 @@ def test_supplies_in_any_order_and_within_the_bound() -> None:
     close(both)
 
 
+def test_the_rounds_of_a_slice_are_those_that_were_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several calls, whatever the slices wait for: where a slice is cut follows from its requests alone."""
+    four = [MaskedOpening(3000, 20, 12, 2, 36), And(2, 3000), Lifting(300, 20, 36), MaskedOpening(9, 5, 1, 4, 5)]
+    requests = four * 2
+    monkeypatch.setattr("hummingbird.mpc.pair.dealer.CALL_BYTES", sum(each.share_bytes for each in four))
+    assert [len(call) for call in calls_of(requests)] == [4, 4] and slice_cost(requests).rounds > cost(requests).rounds
+    counted, swap = [], Channel.swap
+
+    def counts(self: Channel, peer: int, tensors: Any, like: Any) -> Any:
+        counted.append(sum(tensor.nbytes for tensor in tensors))
+        return swap(self, peer, tensors, like)
+
+    both = dealers()
+    monkeypatch.setattr(Channel, "swap", counts)
+
+    def take(dealer: PairDealer) -> None:
+        supplies = [dealer.reserve(requests) for _ in range(2)]
+        for supply in supplies:
+            for request in requests:
+                supply.correlation(request)
+
+    together([lambda d=d: take(d) for d in both])
+    close(both)
+    price = slice_cost(requests)
+    assert len(counted) == 2 * 2 * price.rounds  # of both parties, for two slices
+    assert 2 * price.all_bits == 8 * sum(counted) + 2 * price.frame_bits
+
+
+def test_a_link_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No party is silent for its timeout, but the material takes longer than a link may that is not dead."""
+    both, swap = dealers(timeout=2.0), Channel.swap
+
+    def slow(self: Channel, peer: int, tensors: Any, like: Any) -> Any:
+        time.sleep(0.6)
+        return swap(self, peer, tensors, like)
+
+    monkeypatch.setattr(Channel, "swap", slow)
+    monkeypatch.setattr("hummingbird.mpc.pair.dealer._SLOWEST", 1e9)
+
+    def ask(rank: int) -> None:
+        with pytest.raises(DealerError, match="no correlated randomness for 4 s") as raised:
+            both[rank].correlation(Lifting(300, 62, 64))
+        assert "is the link to the other party too slow" in str(raised.value)
+
+    together([lambda rank=rank: ask(rank) for rank in range(2)])
+    close(both)
+
+
 def test_no_meter_counts_the_thread() -> None:
     both = dealers()
     with meter.meter() as counted:
@@ -232,7 +282,13 @@ def test_functions_with_tails_are_splines(net: nn.Module, window: BitWindow, pro
 def test_estimate_names_the_parties_own_material() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     found = hummingbird.estimate(net, (8, 4), BitWindow(20, 12), aim="pair")
-    assert "material ms" in str(found) and "dealer" not in str(found)
-    assert found.offline_bytes > hummingbird.estimate(net, (8, 4), BitWindow(20, 12)).offline_bytes
+    dealt = hummingbird.estimate(net, (8, 4), BitWindow(20, 12))
+    assert "material ms" in str(found) and found.offline_bytes > dealt.offline_bytes
+    requests = dry_run(hummingbird.convert_model(net, BitWindow(20, 12), aim="pair"), (8, 4), 2).batch
+    assert found.material == slice_cost(requests) and f"in {found.material.rounds} rounds: " in str(found)
+    beside = found.beside["with a dealer"]
+    assert beside == dealt.total and beside.rounds != found.total.rounds
+    other = str(found).split("other forms")[1].splitlines()[2].split()
+    assert other[:3] == ["1", "relu", str(found.layers[1].cost.rounds)] and other[5] == str(dealt.layers[1].cost.rounds)
     with pytest.raises(ConfigError, match="3 parties without a dealer"):
         hummingbird.estimate(net, (8, 4), parties=3, aim="pair")
