@@ -35,6 +35,7 @@ from hummingbird.mpc.dealer.folder import (
     Header,
     checksums_digest,
     chunk_checksum,
+    hidden,
     kinds_of,
     lane_folder,
     places,
@@ -237,7 +238,9 @@ class SetWriter:
 
     def _write(self) -> None:
         if self._fill:
-            view = self._buffer.numpy().data[: self._fill]
+            view: bytes | memoryview = self._buffer.numpy().data[: self._fill]
+            if self._header.whole:
+                view = hidden(self._seed, len(self.checksums), view)
             self.checksums.append(chunk_checksum(self._seed, len(self.checksums), [view]))
             self._file.write(view)
             self._fill = 0

@@ -10,7 +10,8 @@
 
 Format 7. If two parties made the material (the header's `maker`), neither party's fields follow from a seed: then
 `corrections` has this party's shares of all fields of every request, free ones too, each in the form of a message
-(`Field.layout`). The seed is 16 bytes that this party drew for the keys of the checksums alone.
+(`Field.layout`), hidden by AES-128-CTR. The seed is 16 bytes that this party drew: from it follow a key for each chunk
+of the file, and those of the checksums. So a file says nothing once its seed is erased, whoever made the material.
 
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
@@ -44,7 +45,7 @@ from typing import Any, NamedTuple
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 from torch import Tensor
 
 from hummingbird import records, slots
@@ -236,6 +237,14 @@ def chunk_checksum(seed: bytes, number: int, pieces: Iterable[Any]) -> bytes:
     return state.tag
 
 
+def hidden(seed: bytes, number: int, data: bytes | memoryview) -> bytes:
+    """Return chunk `number` of a file of shares encrypted, or decrypted. seed: the party's, of this set.
+
+    It is AES-128-CTR under a key that follows from the seed and the number, and that hides this one chunk.
+    """
+    return Cipher(AES(derive(seed, "store", "hidden", number)[:16]), CTR(bytes(16))).encryptor().update(data)
+
+
 def checksums_digest(checksums: bytes) -> str:
     """Return the digest that a header holds of the file of checksums, as hexadecimal text.
 
@@ -357,6 +366,10 @@ class Corrections:
             return [[torch.empty(shape, dtype=dtype) for _, dtype, shape in mine] for mine in found]
         self._check(start, size, chunk)
         mapped = mmap.mmap(self._file, size, access=mmap.ACCESS_COPY, offset=start)
+        if self._header.whole:
+            for number, begin in enumerate(range(0, size, CHUNK), chunk):
+                part = slice(begin, min(begin + CHUNK, size))
+                mapped[part] = hidden(self._seed, number, mapped[part])
         return [[_view(mapped, *place) for place in mine] for mine in found]
 
     def _check(self, start: int, size: int, chunk: int) -> None:

@@ -1,6 +1,7 @@
 """Two parties make the material of their protocols themselves, from transfers and encryption, without a dealer.
 
 dealer.py      a session's source of material: a thread that makes it ahead of its use
+keeping.py     a store that both make in advance, set after set
 material.py    requests in lock-step, in pieces if they are large; their fields and their cost
 recipe.py      how one kind of request is made: a record for each kind, in the modules below
 masked.py      masked openings, and thresholds

@@ -52,6 +52,8 @@ class Killed:
     def run(self, job: list[str], victims: list[int], word: str) -> None:
         """Start a run, and kill parties within half a second after party 0 has said `word` a few times."""
         run, before = self.nursery.start(job, 2), random.randrange(4)
+        for party in run:
+            party.until("joined")
         until(lambda: len(said(run[0], word)) >= before or not alive(run[0].pid), f"{before} times {word}")
         time.sleep(random.random() / 2)
         for victim in victims:
