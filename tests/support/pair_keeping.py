@@ -78,12 +78,14 @@ def made(root: Path, sets: int, **changed: Any) -> list[Path]:
     return parts(root)
 
 
-def use(roots: Sequence[Path], slots: int, requests: Sequence[Request[Any]] = REQUESTS) -> list[tuple[str, int]]:
+def use(
+    roots: Sequence[Path], slots: int, requests: Sequence[Request[Any]] = REQUESTS, timeout: float = 1.0
+) -> list[tuple[str, int]]:
     """Open both parties' stores, and take the material of so many slots, which must fit together; each slot's names."""
     ends = channels(2, HANG)
 
     def run(rank: int) -> tuple[list[tuple[str, int]], list[list[Any]]]:
-        store = KeptStore(ends[rank], roots[rank], PLACES[rank], 1.0)
+        store = KeptStore(ends[rank], roots[rank], PLACES[rank], timeout)
         try:
             names, materials = [], []
             for _ in range(slots):

@@ -19,7 +19,7 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
 from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost
-from hummingbird.mpc.pair.material import cost
+from hummingbird.mpc.pair.material import PairMaterial, cost
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
@@ -221,6 +221,17 @@ def test_a_slice_that_the_other_party_does_not_begin() -> None:
     with pytest.raises(HummingbirdError, match="party 0 makes material for slice 0, which this party did not begin"):
         both[1].correlation(And(1, 80))
     close(both)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_party_that_is_silent_while_material_is_made(silent: int) -> None:
+    """It has joined, and then neither makes material nor says that it is there."""
+    ends = channels(2, 2.0)
+    dealer = together([lambda: PairMaterial(ends[silent]), lambda: PairDealer(ends[1 - silent])])[1]
+    with pytest.raises(HummingbirdError, match=f"party {silent} sent or took nothing for 2 s"):
+        dealer.correlation(And(1, 80))
+    dealer.close()
+    ends[silent].close()
 
 
 def test_closing_ends_the_threads() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_a_folder_is_continued(tmp_path: Path) -> None:
     assert all("kept for other facts" in text and "another" in text for text in errors(found))
     found = make(roots, 1, requests=REQUESTS[:1])
     assert all("kept for other requests" in text for text in errors(found))
+
+
+def test_sets_are_made_while_others_are_used(tmp_path: Path) -> None:
+    """Parties that need more than there is wait for it."""
+    roots = made(tmp_path, 1)
+    with ThreadPoolExecutor(1) as pool:
+        using = pool.submit(use, roots, 6, timeout=HANG)
+        made(tmp_path, 2)
+        assert len(set(using.result())) == 6
+    assert numbers(roots[0]) == numbers(roots[1]) == []
 
 
 def test_the_size_of_sets() -> None:
