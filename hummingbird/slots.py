@@ -85,7 +85,9 @@ def read_header(
     if (made := named.get("hummingbird_version")) != VERSION:
         what = f"this store was made by version {str(made)[:40]}, this is version {VERSION}"
         raise error(what, where=str(folder), hint=anew)  # another one may draw other randomness
-    if len(seed) not in seeds or not hmac.compare_digest(digest.encode(), header_digest(named, seed).encode()):
+    if len(seed) not in seeds or not hmac.compare_digest(
+        digest.encode(errors="replace"), header_digest(named, seed).encode()
+    ):
         raise _damaged_header(folder, "header and seed do not fit each other", again, error)
     return records.of(named, kind, **how), seed
 

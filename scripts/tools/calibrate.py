@@ -59,6 +59,7 @@ from search.pir_timed import answer_together
 SECTIONS, SERVICES = ("mpc", "crypten", "he", "pir", "gc"), "serve"
 _WINDOWS = {"[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0), "exact": EXACT}
 _PROTOCOLS = ("masked", "gmw")
+_MOST = 1 << 29  # bits of a slice's material: two parties that make more of it would take minutes for all samples
 
 
 def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
@@ -80,12 +81,17 @@ def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
 
 
 def _mpc(repeats: int) -> Iterator[Measurement]:
-    """A row for each net, window, protocol and maker of material; nets without a ReLU have no window."""
+    """A row for each net, window, protocol and maker of material; nets without a ReLU have no window.
+
+    Material of more than `_MOST` bits is left out.
+    """
     for name, net, shape in _nets():
         windows = _WINDOWS if any(isinstance(part, nn.ReLU) for part in net.modules()) else {"": EXACT}
         for title, window in windows.items():
             for protocol, aim in itertools.product(_PROTOCOLS, ("latency", "pair")):
                 private = convert_model(net.eval(), window, protocol=protocol, aim=aim)
+                if sum(step.cost.offline_bits for step in private.costs(shape, 2)) > _MOST and aim == "pair":
+                    continue
                 yield measure(f"{name} {title}".strip(), private, shape, repeats=repeats)
 
 

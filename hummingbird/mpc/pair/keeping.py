@@ -44,7 +44,7 @@ from hummingbird.prg import CIPHERS, new_seed
 
 SET_BYTES = 32 << 20  # of a set that has several slots: a kill loses the set that is being made
 _AHEAD = 2  # slots whose material is reserved: one is written while the next one is made
-_CIPHER = "aes-128-ctr"  # for the length of the seed, from which only keys of checksums follow
+_CIPHER = "aes-128-ctr"  # for the length of the seed, from which only the keys of a set's file follow
 _NONCE = 32
 _SAME = "name the folders of one store at both parties, or new ones"
 _RELEASE = "both parties must run `deal --pair` of the same release"
