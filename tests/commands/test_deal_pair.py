@@ -27,7 +27,7 @@ def infer(root: str, images: int, result: Path) -> list[Finished]:
 
 
 def test_a_store_that_two_parties_make_serves_them_and_no_other_pair(tmp_path: Path) -> None:
-    """What was sent for the material is what was predicted; a second line adds to the folder."""
+    """The offline bits are those that were predicted; a second line adds to the folder."""
     result = tmp_path / "result.json"
     for party in made(tmp_path / "own", 30):
         assert "1 set(s) of 2 slice(s) of 20 images: " in party.out and "set 1: 40 of 40 images; " in party.out
