@@ -47,7 +47,7 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )
-    add_aim_argument(parser, "throughput with a dealer, latency with a store")
+    add_aim_argument(parser, "throughput with a dealer, latency with a store, pair for what two parties make")
 
 
 Arguments = tuple[BitConfig | Path | BitWindow | None, str | int, str]

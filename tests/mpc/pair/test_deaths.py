@@ -49,13 +49,13 @@ class Killed:
         self.masks: list[set[str]] = [set(), set()]
         self.answers = 0
 
-    def run(self, job: list[str], victims: list[int], word: str) -> None:
-        """Start a run, and kill parties within half a second after party 0 has said `word` a few times."""
-        run, before = self.nursery.start(job, 2), random.randrange(4)
+    def run(self, job: list[str], victims: list[int], word: str, least: int = 0, within: float = 0.5) -> None:
+        """Start a run, and kill parties within so many seconds after party 0 has said `word` `least` times or more."""
+        run, before = self.nursery.start(job, 2), least + random.randrange(4)
         for party in run:
             party.until("joined")
         until(lambda: len(said(run[0], word)) >= before or not alive(run[0].pid), f"{before} times {word}")
-        time.sleep(random.random() / 2)
+        time.sleep(within * random.random())
         for victim in victims:
             assert alive(run[victim].pid), run[victim].err.read_text()
             os.kill(run[victim].pid, signal.SIGKILL)
@@ -104,10 +104,8 @@ class Killed:
 def test_killed_once_in_each_phase(nursery: Nursery, tmp_path: Path) -> None:
     killed = Killed(nursery, tmp_path)
     killed.run(["pair_runs", "", "1000000"], [0], "right")
-    killed.run(["pair_makes", str(tmp_path), "1000000"], [1], "set")
-    killed.fill(40)
-    whole = len(unused(tmp_path))
-    killed.run(["pair_runs", str(tmp_path), str(whole)], [0], "mask")
+    killed.run(["pair_makes", str(tmp_path), "1000000"], [1], "set", least=8)
+    killed.run(["pair_runs", str(tmp_path), "1000000"], [0], "mask", within=0.1)
     killed.empty()
 
 
