@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -138,9 +139,8 @@ class OwnedBlocks:
     @property
     def message_bytes(self) -> tuple[int, int]:
         """The bytes of the message with the encrypted mask, and of the answer."""
-        layer, images = self.packing.layer, self.packing.blocks.images
-        values = self.sets * images * math.prod(layer.output_shape)
-        return self.how.new_bytes(self.inputs + 1), self.how.answer_bytes(self.sets * self.packing.replies, values)
+        values = self.sets * self.packing.blocks.images * math.prod(self.packing.layer.output_shape)
+        return _bytes(self.how, self.inputs + 1, self.sets * self.packing.replies, values)
 
 
 @lru_cache(maxsize=1024)
@@ -149,31 +149,42 @@ def blocks_of(layer: LayerShape, count: int, bits: int, factor: int) -> OwnedBlo
 
     layer: for one image. count: how many images. factor: bits of a weight.
     """
-    outputs, planes = layer.output_shape[0], layer.input_shape[0] * len(layer.rows.phases) * len(layer.columns.phases)
-    of_output = math.prod(layer.weight_shape[1:])
+    outputs, of_output = layer.output_shape[0], math.prod(layer.weight_shape[1:])
+    planes = layer.input_shape[0] * len(layer.rows.phases) * len(layer.columns.phases)
     best, least = None, (0, 0)
     for degree in SECURE:
-        try:
-            tiles = tiles_of(layer, degree)
-        except InputError:
-            continue
-        for height, width, room in tiles:
+        # No blocks take fewer primes than one output of all images does.
+        most = Encryption.of(bits, of_output, count * math.prod(layer.output_shape), factor, degree)
+        for height, width, room in _tiles(layer, degree) if most else []:
             number = -(-layer.rows.outputs // height) * -(-layer.columns.outputs // width)
-            for images in (size for size in even(count) if size * room <= degree):
-                sets = -(-count // images)
+            for images, channels in product(even(count), even(planes)):
+                if images * channels * room > degree:
+                    continue
+                sets, block = -(-count // images), largest_even(outputs, degree // (channels * images * room))
+                inputs, replies = -(-planes // channels), -(-outputs // block)
                 values = sets * images * math.prod(layer.output_shape)
-                for together_ in (size for size in even(planes) if size * images * room <= degree):
-                    block = largest_even(outputs, degree // (together_ * images * room))
-                    inputs, replies = -(-planes // together_), -(-outputs // block)
-                    how = Encryption.of(bits, block * of_output, values, factor, degree)
-                    if how is None or inputs > MOST_TERMS:
-                        continue
-                    sent = how.new_bytes(sets * number * inputs + 1) + how.answer_bytes(sets * number * replies, values)
-                    price = sent, sets * number * (inputs + replies)
-                    if best is None or price < least:
-                        packing = Packing(layer, degree, Blocks(height, width, together_, block, images))
-                        best, least = OwnedBlocks(packing, sets, how), price
+                polys = sets * number * inputs + 1, sets * number * replies
+                if best and sum(_bytes(most, *polys, values)) > least[0]:
+                    continue
+                how = Encryption.of(bits, block * of_output, values, factor, degree)
+                if how is None or inputs > MOST_TERMS:
+                    continue
+                price = sum(_bytes(how, *polys, values)), sum(polys)
+                if best is None or price < least:
+                    packing = Packing(layer, degree, Blocks(height, width, channels, block, images))
+                    best, least = OwnedBlocks(packing, sets, how), price
     return best
+
+
+def _tiles(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
+    try:
+        return tiles_of(layer, degree)
+    except InputError:  # not even one output fits
+        return []
+
+
+def _bytes(how: Encryption, inputs: int, replies: int, values: int) -> tuple[int, int]:
+    return how.new_bytes(inputs), how.answer_bytes(replies, values)
 
 
 def _blocks(request: OwnedProduct) -> tuple[ImagesProduct, OwnedBlocks]:
