@@ -151,11 +151,12 @@ def blocks_of(layer: LayerShape, count: int, bits: int, factor: int) -> OwnedBlo
     """
     outputs, of_output = layer.output_shape[0], math.prod(layer.weight_shape[1:])
     planes = layer.input_shape[0] * len(layer.rows.phases) * len(layer.columns.phases)
-    best, least = None, (0, 0)
+    best: OwnedBlocks | None = None
+    least = 0, 0
     for degree in SECURE:
-        # No blocks take fewer primes than one output of all images does.
-        most = Encryption.of(bits, of_output, count * math.prod(layer.output_shape), factor, degree)
-        for height, width, room in _tiles(layer, degree) if most else []:
+        # No blocks take fewer primes than those with one output in a reply.
+        fewest = Encryption.of(bits, of_output, count * math.prod(layer.output_shape), factor, degree)
+        for height, width, room in _tiles(layer, degree):
             number = -(-layer.rows.outputs // height) * -(-layer.columns.outputs // width)
             for images, channels in product(even(count), even(planes)):
                 if images * channels * room > degree:
@@ -164,7 +165,7 @@ def blocks_of(layer: LayerShape, count: int, bits: int, factor: int) -> OwnedBlo
                 inputs, replies = -(-planes // channels), -(-outputs // block)
                 values = sets * images * math.prod(layer.output_shape)
                 polys = sets * number * inputs + 1, sets * number * replies
-                if best and sum(_bytes(most, *polys, values)) > least[0]:
+                if fewest is None or best and sum(_bytes(fewest, *polys, values)) > least[0]:
                     continue
                 how = Encryption.of(bits, block * of_output, values, factor, degree)
                 if how is None or inputs > MOST_TERMS:
