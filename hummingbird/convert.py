@@ -357,6 +357,9 @@ def convert_decoder(
         aim = "latency" if session is None else session.aim
     parties = session.parties if session else None
     chosen = TableChoice.of(aim)
+    if chosen.pair and owner_of(weights) is not None:
+        what = "a decoder with private weights for two parties without a dealer, who hold no conversations"
+        raise ConfigError(what, where="weights", hint="use a dealer, and another aim than pair")
     steps, config, owner = _prepared(net, bits, weights, protocol, parties, example, chosen)
     order = Rewritten.of(steps, protocol, None if owner is None else config, config.rows)
     causal = CausalNet.of(order.steps, places, width)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -48,7 +48,8 @@ class Branch(Channel):
         super().__init__(channel.rank, channel.parties, {}, {}, channel.timeout)
         self.names = channel.names
         self.layer, self.leads, self.done = layer, leads, done
-        self.sent: tuple[Tensor, ...] | None = None  # what it waits to exchange; None: it does not wait
+        self.sent: Sequence[Tensor] | None = None  # what it waits to exchange; None: it does not wait
+        self.like: Sequence[Tensor] = ()  # tensors of the types and shapes that it expects from each other party
         self.result: Any = None
         self._error: BaseException | None = None
         self._waits: SimpleQueue[None] = SimpleQueue()
@@ -68,7 +69,14 @@ class Branch(Channel):
 
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
         """Exchange tensors as `Channel.exchange` does, in one frame with those of all other branches."""
-        self.sent = tensors
+        return self._exchanged(tensors, tensors)
+
+    def swap(self, peer: int, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Swap tensors with the only other party as `Channel.swap` does, in one frame with those of all branches."""
+        return self._exchanged(tensors, like)[peer]
+
+    def _exchanged(self, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+        self.sent, self.like = tensors, like
         started = time.perf_counter()
         self._waits.put(None)
         received = self._answers.get()
@@ -159,18 +167,22 @@ class Branches:
         """
         waiting = list(self._at_work)
         leader = next((branch for branch, _ in waiting if branch.leads), waiting[0][0])
-        # The widest types first, so that all tensors are aligned in the frame.
-        sent = [(branch, place, x) for branch, _ in waiting for place, x in enumerate(branch.sent or ())]
-        sent.sort(key=lambda each: -each[2].element_size())
+        sent = _widest_first([(branch, branch.sent or ()) for branch, _ in waiting])
+        like = _widest_first([(branch, branch.like) for branch, _ in waiting])
+        mine, theirs = ([x for _, _, x in each] for each in (sent, like))
         with meter.within(leader.layer):
-            received = self._channel.exchange(*(x for _, _, x in sent))
+            if all(branch.like is branch.sent for branch, _ in waiting):
+                received = self._channel.exchange(*mine)
+            else:
+                (peer,) = self._channel.others
+                received = {peer: self._channel.swap(peer, mine, theirs)}
             # Each branch counts the bits of its own tensors, and only the header is left here.
-            meter.count(bits=-8 * len(self._channel.others) * _bytes(x for _, _, x in sent))
-        parts = {id(branch): {peer: [*(branch.sent or ())] for peer in received} for branch, _ in waiting}
+            meter.count(bits=-8 * len(self._channel.others) * _bytes(mine))
+        parts = {id(branch): {peer: [*branch.like] for peer in received} for branch, _ in waiting}
         for peer, tensors in received.items():
-            for (branch, place, _), x in zip(sent, tensors, strict=True):
+            for (branch, place, _), x in zip(like, tensors, strict=True):
                 parts[id(branch)][peer][place] = x
-        del sent, received
+        del sent, like, mine, theirs, received
         for branch, thread in waiting:
             branch.go_on(parts.pop(id(branch)))
             self._wait_for(branch, thread)
@@ -181,6 +193,12 @@ class Branches:
             self._at_work.remove((branch, thread))
             self._idle.append(thread)
             branch.done(branch.result)
+
+
+def _widest_first(of_branches: list[tuple[Branch, Sequence[Tensor]]]) -> list[tuple[Branch, int, Tensor]]:
+    """Return all branches' tensors, each with its branch and its place there, so that all are aligned in a frame."""
+    found = [(branch, place, x) for branch, tensors in of_branches for place, x in enumerate(tensors)]
+    return sorted(found, key=lambda each: -each[2].element_size())
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -90,6 +90,11 @@ class _Seat(Channel):
         interleave.pass_on()  # to this party's other slice, as on a network
         return {peer: self.receive(peer, tensors) for peer in self.others}
 
+    def swap(self, peer: int, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        self.send(peer, *tensors)
+        interleave.pass_on()
+        return self.receive(peer, like)
+
     def exchange_text(self, text: str) -> dict[int, str]:
         for peer in self.others:
             self.seats[peer].boxes[self.rank].append(text)

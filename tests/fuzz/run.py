@@ -38,6 +38,7 @@ from hummingbird.mpc.session.sharing import Shared
 from hummingbird.simulation.simulate import Parties
 from tests.fuzz.bounds import walk
 from tests.fuzz.make import Recipe, recipe
+from tests.support.dealers import OwningDealer
 
 # docs/limits.md: the magnitude below which every value of a net must stay. Exact windows; with other windows the
 # headroom of the recipe takes its place.
@@ -134,7 +135,11 @@ def _run(made: Recipe, private: PrivateNet, x: Tensor) -> Tensor:
     def run() -> Tensor:
         with torch.no_grad():
             net: Any = _Party(private, owner)
-            return Parties(made.parties, made.number, x.device).run(net, x.clone())
+            parties = Parties(made.parties, made.number, x.device)
+            if private.owned_weights:
+                for session in parties._sessions:
+                    session.dealer = OwningDealer(session.rank, parties.secret)
+            return parties.run(net, x.clone())
 
     return _in_time(run)
 
@@ -166,7 +171,7 @@ class _Party(nn.Module):
 
     def forward(self, session: Session, x: Shared) -> Shared:
         if self.owner is not None and session.rank != self.owner:
-            for weight in self.net.fixed_weights:
+            for weight in (*self.net.fixed_weights, *self.net.owned_weights):
                 weight.code = torch.zeros_like(weight.code)
         # Interleaved by itself: the parties are so in Parties.run.
         interleave.Interleave().run([lambda: self.net.set_up(session)])

@@ -17,7 +17,7 @@ from hummingbird.graph import OPS, Ref, Step, trace
 from hummingbird.graph.steps import map_refs
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.sharing import Shared
-from tests.fuzz import decoders, nets, recurrent, run
+from tests.fuzz import decoders, nets, pair, recurrent, run
 from tests.fuzz.bounds import BOUNDS, MOVES, UNIT, walk
 from tests.fuzz.grammar import KINDS
 from tests.fuzz.make import PAIRS, SPREAD, recipe
@@ -255,3 +255,13 @@ def test_random_decoders_are_right_in_conversation(numbers: range) -> None:
     found = [decoders.judge(number) for number in numbers]
     assert {result.verdict for result in found} == {"right"}, found
     assert len(numbers) < 8 or {kind for result in found for kind in result.kinds} == {*decoders.KINDS}
+
+
+# Two parties without a dealer -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [range(6), pytest.param(range(6, 300), marks=pytest.mark.slow)])
+def test_random_nets_with_private_weights_without_a_dealer(numbers: range) -> None:
+    found = [pair.judge(number) for number in numbers if pair.recipe(number).weights != "public"]
+    assert not [result for result in found if result.verdict not in ("right", "refused", "out of range")], found
+    assert 2 * sum(result.verdict == "right" for result in found) > len(found) > len(numbers) // 8

@@ -9,23 +9,56 @@ import os
 import shutil
 import socket
 import ssl
+import warnings
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from torch import Tensor
 
-from hummingbird.mpc.correlations.request import ReceiverTurn, Request
-from hummingbird.mpc.dealer.client import DealerClient
+from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
+from hummingbird.mpc.dealer.client import DealerClient, LocalDealer
 from hummingbird.mpc.dealer.server import DealerService, handlers
+from hummingbird.mpc.protocols.owned import OwnedProduct
+from hummingbird.prg import Stream, derive
 from hummingbird.rpc import client as rpc_client
 from hummingbird.rpc import service
 from hummingbird.rpc.service import Tls
 from tests.support.patience import HANG
+
+
+class OwningDealer(LocalDealer):
+    """A dealer in the process of one of two parties, which also deals for private weights of its own party.
+
+    secret: the seed of both parties' material.
+    """
+
+    def __init__(self, rank: int, secret: bytes) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it protects nothing: nothing is to be protected
+            super().__init__(rank, 2, [derive(secret, "owning dealer", each) for each in range(2)])
+        self.secret, self.made, self.weights = secret, 0, dict[int, Tensor]()
+
+    def own(self, key: int, weight: Tensor) -> None:
+        self.weights[key] = weight
+
+    def _deal(self, request: Request[Any], conversation: int) -> Material:
+        if not isinstance(request, OwnedProduct):
+            return super()._deal(request, conversation)
+        self.made += 1
+        stream = Stream(derive(self.secret, "owned", self.made))
+        a, c = stream.words(*request.size0), stream.words(*request.derived["c"].shape)
+        if self.rank != request.owner:
+            return Material({"a": a, "c": c})
+        return Material(
+            {"a": torch.zeros_like(a), "c": request.derive(a, self.weights[request.key].view(request.size1))["c"] - c}
+        )
 
 
 class Running:

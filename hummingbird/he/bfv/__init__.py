@@ -14,13 +14,10 @@ messages    ciphertexts and keys as they are sent
 reply       answers, and how they hide the server's weights
 noise       bounds: results are exact, and answers reveal nothing about the weights
 
-The modules below map a layer to polynomials; the mapping is public:
+The modules below map a layer to polynomials, as hummingbird/polynomials does; the mapping is public:
 
-layer       a convolution or a linear layer, described by its shapes
 layout      several channels of one image in a polynomial: a layer is a product of polynomials
 taps        one channel of several images in a polynomial: for weights that are mostly zero
-blocks      how many channels and outputs share a polynomial
-planes      the coefficient of each value of an image: phases, tiles and gaps
 """
 
 from hummingbird.he.bfv.keys import Secret, SwitchingKey, switch_key

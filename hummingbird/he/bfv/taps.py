@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird import cost
-from hummingbird.he.bfv import blocks
-from hummingbird.he.bfv.layer import LayerShape, check, check_degree
-from hummingbird.he.bfv.planes import Planes
 from hummingbird.he.bfv.scheme import DEGREE, RING
 from hummingbird.kernels import ciphertexts
+from hummingbird.polynomials import blocks
+from hummingbird.polynomials.layer import LayerShape, check, check_degree
+from hummingbird.polynomials.planes import Planes
 
 _WHERE = "he.bfv.Taps"
 
@@ -49,8 +49,8 @@ class Taps:
     """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
 
     An input polynomial has one plane of each of several images; a plane has one channel's values for a tile
-    (bfv/planes.py). A reply polynomial has one output channel of each of these images. The polynomials of the inputs
-    are ordered by tile, and so are those of the replies.
+    (polynomials/planes.py). A reply polynomial has one output channel of each of these images. The polynomials of the
+    inputs are ordered by tile, and so are those of the replies.
     """
 
     layer: LayerShape

@@ -24,10 +24,9 @@ from hummingbird.mpc.layers.arithmetic import Arithmetic
 from hummingbird.mpc.layers.comparing import Comparing
 from hummingbird.mpc.layers.constants import fits
 from hummingbird.mpc.layers.layer import EXCESS, FLOOR, room
-from hummingbird.mpc.layers.linear import PublicWeight, WeightOwner, private_fraction, weight_of
+from hummingbird.mpc.layers.linear import PrivateWeight, PublicWeight, WeightOwner, private_fraction, weight_of
 from hummingbird.mpc.protocols.beaver import ShiftedSquare
 from hummingbird.mpc.protocols.interfaces import Comparison
-from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -72,7 +71,7 @@ class PReLU(Comparing):
         round.
     """
 
-    weight: PublicWeight | FixedWeight
+    weight: PublicWeight | PrivateWeight
 
     def __init__(self, weight: Tensor, comparison: Comparison, owner: WeightOwner | None) -> None:
         super().__init__(comparison)
@@ -81,7 +80,7 @@ class PReLU(Comparing):
             self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
         else:
             self.fraction, self.growth = private_fraction(weight, owner), FLOOR
-        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner, self.fraction)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return self.within(bounds[0]) + self.growth

@@ -118,7 +118,7 @@ class Arithmetic(ABC):
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
         """Multiply x by the weight of its channel (dimension 1), and return the product.
 
-        weight: one number for each channel: a tensor if x is real, else a `PublicWeight` or `FixedWeight`. The result
+        weight: one number for each channel: a tensor if x is real, else the layer's weight. The result
             has the weight's bits of fraction in addition to those of x.
         """
 

@@ -17,11 +17,10 @@ from hummingbird.kernels.devices import put
 from hummingbird.mpc.functions.polynomials import PolynomialTable
 from hummingbird.mpc.layers.arithmetic import Arithmetic, Values
 from hummingbird.mpc.layers.layer import MARGIN, MAX_SCALE, Layer, Spec
-from hummingbird.mpc.layers.linear import PublicWeight
-from hummingbird.mpc.protocols import poly, weight_mask
+from hummingbird.mpc.layers.linear import PrivateWeight, PublicWeight, product_price
+from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.interfaces import Comparison, Operation
 from hummingbird.mpc.protocols.lift import lift, lift_price
-from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.ring import SCALE
@@ -76,7 +75,7 @@ class Shares(Arithmetic):
         codes = put(torch.tensor(numbers), values.device).view(-1, *[1] * (values.dim() - 1))
         return (values * codes).sum(0) + start
 
-    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
+    def per_channel(self, x: Tensor, weight: PublicWeight | PrivateWeight) -> Tensor:
         # as torch: one slope if values have no channels
         view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
         return weight.product(self.session, "mul", x, {}, view)
@@ -172,9 +171,9 @@ class CostTensor(Arithmetic):
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
         return values[0]
 
-    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
-        if isinstance(weight, FixedWeight):
-            self._paid.append(weight_mask.product_price(x.numel(), x.numel(), self.parties))
+    def per_channel(self, x: Tensor, weight: PublicWeight | PrivateWeight) -> Tensor:
+        if not isinstance(weight, PublicWeight):
+            self._paid.append(product_price(weight, x.numel(), x.numel(), self.parties))
         return x
 
     def apply(self, operation: Operation, *values: Tensor) -> Any:

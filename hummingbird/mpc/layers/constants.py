@@ -17,7 +17,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph.ops.public import check_rows, check_values, shown_part
 from hummingbird.kernels.devices import put
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, room
-from hummingbird.mpc.layers.linear import WeightOwner
+from hummingbird.mpc.layers.linear import WeightOwner, check_private
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
@@ -222,13 +222,6 @@ def size_of(value: Tensor, owner: WeightOwner | None) -> int:
     if owner is not None:
         return FLOOR
     return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
-
-
-def check_private(value: Tensor, owner: WeightOwner) -> None:
-    """Raise InputError if this process knows a private constant, and it is not below 2^20, as all values must be."""
-    if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
-        # The text does not say how large: the other parties see it.
-        raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")
 
 
 # Public inputs and tables ---------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
+from hummingbird.errors import InputError
 from hummingbird.kernels import Factor
 from hummingbird.mpc.layers.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.mpc.protocols import weight_mask
+from hummingbird.mpc.protocols import owned, weight_mask
+from hummingbird.mpc.protocols.owned import OwnedWeight
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import sharing
 from hummingbird.mpc.session.session import Session
@@ -39,10 +41,12 @@ class WeightOwner:
 
     rank: the party's number.
     known: whether this process has the values: it is the owner, or there is no session yet and it may become the owner.
+    pair: whether two parties without a dealer run the net: the owner then keeps its weights (mpc/protocols/owned.py).
     """
 
     rank: int
     known: bool = True
+    pair: bool = False
 
     def __str__(self) -> str:
         return f"private to party {self.rank}"
@@ -117,12 +121,39 @@ class PublicWeight(nn.Module):
         return f"{self.shape} public"
 
 
-def weight_of(code: Tensor, owner: WeightOwner | None) -> PublicWeight | FixedWeight:
-    """Make the module that holds a layer's weight: a `PublicWeight` if `owner` is None, else a `FixedWeight`.
+PrivateWeight = FixedWeight | OwnedWeight
 
-    code: the encoded weight, int64.
+
+def weight_of(code: Tensor, owner: WeightOwner | None, fraction: int) -> PublicWeight | PrivateWeight:
+    """Make the module that holds a layer's weight: a `PublicWeight` if `owner` is None.
+
+    Else it is an `OwnedWeight` for two parties without a dealer, and a `FixedWeight` for others.
+    code: the encoded weight, int64. fraction: its bits of fraction. Raises InputError for a weight of two parties
+    without a dealer that is not below 2^20: this bound, which says nothing of it, sizes its encrypted products.
     """
-    return PublicWeight(code) if owner is None else FixedWeight(code, owner.rank)
+    if owner is None:
+        return PublicWeight(code)
+    if not owner.pair:
+        return FixedWeight(code, owner.rank)
+    check_private(code.double() / 2.0**fraction, owner, "weight")
+    return OwnedWeight(code, owner.rank, fraction + FLOOR + 1)
+
+
+def check_private(value: Tensor, owner: WeightOwner, what: str = "constant") -> None:
+    """Raise InputError if this process knows a private number that is not below 2^20, as all values must be.
+
+    what: names it in the error.
+    """
+    if owner.known and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
+        # The text does not say how large: the other parties see it.
+        raise InputError(f"a private {what} leaves the range of +-2^{FLOOR}", where=what, hint="scale it down")
+
+
+def product_price(weight: PrivateWeight, left: int, out: int, parties: int, bits: int = 64) -> Cost:
+    """Return the price of a product with a private weight: 1 round. left, out: elements of the input and the result."""
+    if isinstance(weight, OwnedWeight):
+        return owned.product_price(left, parties, bits, weight.here)
+    return weight_mask.product_price(left, out, parties, bits)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------------
@@ -138,14 +169,15 @@ class Linear(Layer):
     last: for "mul", factors and bias are for the last dimensions, not for channels.
     unscaled: the net's own public weights, if `weight` has doubled columns, for halved inputs (mpc/plan/columns.py).
     fraction: bits of fraction of private weights.
-    Public weights cost nothing. Private weights cost `weight_mask.product_price`: 1 round, and for each element of the
-    input as many bits as later layers read of the result; `PrivateNet.set_up` opens the masked weights once.
+    Public weights cost nothing. Private weights cost `product_price`: 1 round, and for each element of the input as
+    many bits as later layers read of the result. `PrivateNet.set_up` opens the masked weights once; without a dealer
+    they are never opened, and the owner sends nothing.
     Raises InputError if the weights are too small for fixed-point numbers.
     """
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
 
-    weight: PublicWeight | FixedWeight
+    weight: PublicWeight | PrivateWeight
     bias: Tensor | None
 
     def __init__(
@@ -176,7 +208,7 @@ class Linear(Layer):
             self.fraction = max(WEIGHT_SCALE, self._needed, min(fine, MAX_SCALE - SCALE))
         else:
             self.fraction = private_fraction(weight, owner, fraction)
-        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner, self.fraction)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def coarser(self, scale: int, error: float | None = None) -> Linear:
@@ -243,14 +275,14 @@ class Linear(Layer):
         return products if self.offset is None else max(products, self.offset) + 1
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        if self.owner is None:
+        if isinstance(self.weight, PublicWeight):
             return cost.FREE
         n = inputs[0].numel
         if self.op == "mul":
             out = torch.broadcast_shapes(inputs[0].shape, self.weight.shape).numel() if self.last else n
         else:
             out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
-        return weight_mask.product_price(n, out, parties, self.read)
+        return product_price(self.weight, n, out, parties, self.read)
 
     def forward(self, session: Session, x: Shared) -> Shared:
         share, scale = x.share, x.scale + self.fraction

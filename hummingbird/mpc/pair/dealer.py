@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
@@ -131,6 +132,10 @@ class PairDealer:
         """Raise ConfigError: two parties cannot make masks that stay for a conversation. facts, steps: not read."""
         raise ConfigError("a conversation without a dealer", where="dealer", hint="name a dealer: dealer=HOST:PORT")
 
+    def own(self, key: int, weight: Tensor) -> None:
+        """Keep a private weight of this party, int64, for requests with this key; it never leaves the process."""
+        self._material.weights[key] = weight
+
     def bind(self, name: str, digest: bytes) -> None:
         """Do nothing: masks are new in every run. name, digest: of private weights; they are not read here."""
 
@@ -139,9 +144,6 @@ class PairDealer:
 
         facts: of the net. shapes: of its slices, which are not read here: material is made for any shape.
         """
-        if facts["weights"] != "public":
-            what = f"private weights ({facts['weights']}) without a dealer"
-            raise ConfigError(what, where="dealer", hint="use public weights, or a dealer")
         if facts["aim"] != AIM:
             what = (
                 f"the net was converted with aim={facts['aim']!r}, and two parties without a dealer serve 'pair' alone"

@@ -9,7 +9,7 @@ the main transfers of lambda's elements, party 1 those of mu's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,7 +96,13 @@ class _LiftedMatrices(MaterialRecipe[LiftedMatMul]):
         return matmul_stack(request.size0, request.size1).primes(request.product)
 
     def made(
-        self, request: LiftedMatMul, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+        self,
+        request: LiftedMatMul,
+        sides: Sequence[Side],
+        keys: PairKeys | None,
+        rank: int,
+        transfer_bits: float,
+        weights: Mapping[int, Tensor],
     ) -> Rounds[dict[str, Tensor]]:
         assert keys is not None
         both, bits = _both(request), request.product

@@ -32,7 +32,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
 from hummingbird.mpc.correlations.request import Material, Request
-from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
+from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, owned, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
 from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
@@ -47,6 +47,7 @@ _ALL: tuple[MaterialRecipe[Any], ...] = (
     *(sums.LIFT, sums.TRUNCATE, sums.SELECT, sums.WRAPS, quotients.DIVIDE),
     *(products.SQUARE, products.MULTIPLY, products.ROWS),
     *(lifted.LIFTED_PRODUCT, lifted.LIFTED_SQUARES, lifted.LIFTED_ROWS, lifted_matrices.LIFTED_MATRICES),
+    owned.OWNED,
 )
 RECIPES: dict[str, MaterialRecipe[Any]] = {recipe.kind.kind: recipe for recipe in _ALL}
 
@@ -54,8 +55,8 @@ RECIPES: dict[str, MaterialRecipe[Any]] = {recipe.kind.kind: recipe for recipe i
 _INSTEAD = {
     "poly": "use thresholds and products instead, such as splines",
     "lines": "use step tables: an aim other than rounds",
-    "fixed": "use public weights, or a dealer",
-    "linear": "use public weights, or a dealer",
+    "fixed": 'convert the net with aim="pair"',
+    "linear": 'convert the net with aim="pair"',
 }
 
 
@@ -122,6 +123,7 @@ class PairMaterial:
             what = f"{channel.parties} parties cannot make their material themselves: two can"
             raise ConfigError(what, where="dealer", hint="use a dealer")
         self.rank, self._channel, self._transfer_bits = channel.rank, channel, transfer_bits
+        self.weights: dict[int, Tensor] = {}  # this party's private weights, by number (mpc/protocols/owned.py)
         self._transfers = Transfers(self._exchange)
 
     def correlation(self, request: Request[Any]) -> Material:
@@ -159,7 +161,7 @@ class PairMaterial:
                 mine, theirs = part(out, at, work.sent), part(into, to, work.received)
                 at, to = at + work.sent, to + work.received
                 own.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
-            protocols.append(recipe_of(request).made(request, own, keys, self.rank, self._transfer_bits))
+            protocols.append(recipe_of(request).made(request, own, keys, self.rank, self._transfer_bits, self.weights))
             sides += own
         made = yield from together(*protocols)
         assert all(side.done for side in sides), "the price counts other transfers than are used"

@@ -23,7 +23,7 @@ stack of them for groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -123,7 +123,7 @@ def blocks_of(sizes: StackSizes, bits: int) -> MatrixBlocks | None:
         for m in _even(min(sizes.columns, DEGREE // i)):
             j = -(-sizes.inner // -(-sizes.inner // min(sizes.inner, DEGREE // (i * m))))
             block = StackSizes(1, i, j, m)
-            parts = MatrixBlocks(sizes, block, Encryption(bits, 0, 0, 0))
+            parts = MatrixBlocks(sizes, block, Encryption(bits, 0, 0, 0, bits))
             values = parts.replies * i * m
             how = Encryption.of(bits, sizes.inner * m, values)
             if parts.count.inner > MOST_TERMS or how is None:
@@ -152,7 +152,7 @@ def crossed(keys: PairKeys, blocks: MatrixBlocks, x: Tensor, w: Tensor) -> Round
     """
     how, count, columns = blocks.how, blocks.count, blocks.block.columns
     sizes, used = blocks.message_bytes, blocks.used
-    (theirs,) = yield [encrypted.encrypt(keys, how, blocks.encrypted_polys(x))], sizes[:1]
+    (theirs,) = yield [encrypted.encrypt(keys.secret, how, blocks.encrypted_polys(x))], sizes[:1]
     inputs = encrypted.received(how, theirs, blocks.inputs).unflatten(0, count[:3])
     masks = prg.fresh().words(blocks.replies, len(used))
     parts = []
@@ -160,10 +160,10 @@ def crossed(keys: PairKeys, blocks: MatrixBlocks, x: Tensor, w: Tensor) -> Round
         matrix, column = divmod(number, count.columns)
         own = encrypted.factors(how, blocks.own_polys(w[matrix][:, column * columns : (column + 1) * columns]))
         sums = torch.cat([encrypted.summed(how, rows, own) for rows in inputs[matrix]])
-        parts.append(encrypted.answers(keys, how, sums, mask, used))
+        parts.append(encrypted.answers(keys.public, how, sums, mask.flatten(), [used] * len(sums)))
     del inputs
     (answer,) = yield [encrypted.joined(how, parts)], sizes[1:]
-    return blocks.result(masks + encrypted.decrypt(keys, how, answer, blocks.replies, used))
+    return blocks.result(masks + encrypted.decrypt(keys.secret, how, answer, [used] * blocks.replies).view_as(masks))
 
 
 # Requests as stacks of matrix products --------------------------------------------------------------------------------
@@ -256,9 +256,7 @@ def refused(stack: Stack, bits: int) -> str:
 def convolution_stack(request: Triple) -> Stack:
     """Return a convolution as a stack of one product for each group, of the weights and the values that are read."""
     (images, channels, *sides), kernel, out = request.size0, request.size1[2:], request.derived["c"].shape
-    stride, padding, dilation, more, (groups, *_) = (
-        _of_each(request.kwargs.get(name, rest), len(sides)) for name, rest in _OPTIONS
-    )
+    stride, padding, dilation, more, (groups, *_) = options_of(request.kwargs, len(sides))
     index = torch.arange(1, 1 + math.prod(sides)).view(tuple(sides))  # 0 stands for a margin's zero
     margins = [(side, side) for side in padding]
     if request.op.startswith("conv_transpose"):  # as in ring.py: a convolution of values with gaps, kernels flipped
@@ -286,6 +284,11 @@ def convolution_stack(request: Triple) -> Stack:
 
 
 _OPTIONS = (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0), ("groups", 1))
+
+
+def options_of(given: Mapping[str, Any], dimensions: int) -> list[list[int]]:
+    """Return a convolution's stride, padding, dilation, output_padding and groups, a number for each dimension."""
+    return [_of_each(given.get(name, rest), dimensions) for name, rest in _OPTIONS]
 
 
 def _of_each(value: Any, dimensions: int) -> list[int]:
@@ -318,7 +321,13 @@ class _Products(MaterialRecipe[Triple]):
         return 0 if self.empty(request) else self._stack(request).primes(request.bits)
 
     def made(
-        self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+        self,
+        request: Triple,
+        sides: Sequence[Side],
+        keys: PairKeys | None,
+        rank: int,
+        transfer_bits: float,
+        weights: Mapping[int, Tensor],
     ) -> Rounds[dict[str, Tensor]]:
         a, b = (prg.fresh().words(*size) for size in (request.size0, request.size1))
         c = ring.bilinear(request.op, a, b, request.bits, **request.kwargs)

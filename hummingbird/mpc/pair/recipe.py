@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -63,11 +63,18 @@ class MaterialRecipe(ABC, Generic[Kind]):
 
     @abstractmethod
     def made(
-        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+        self,
+        request: Kind,
+        sides: Sequence[Side],
+        keys: PairKeys | None,
+        rank: int,
+        transfer_bits: float,
+        weights: Mapping[int, Tensor],
     ) -> Rounds[dict[str, Tensor]]:
         """Make a party's shares of a request's fields, as tensors whose first elements are those of the fields.
 
         sides: for each of the `parts` this party's transfers. keys: modulo at least `primes`. rank: this party's.
+        weights: this party's private weights, by number.
         """
 
 
@@ -94,7 +101,13 @@ class PairRecipe(MaterialRecipe[Kind]):
         return halved(self.values(request), self.price(request, transfer_bits))
 
     def made(
-        self, request: Kind, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+        self,
+        request: Kind,
+        sides: Sequence[Side],
+        keys: PairKeys | None,
+        rank: int,
+        transfer_bits: float,
+        weights: Mapping[int, Tensor],
     ) -> Rounds[dict[str, Tensor]]:
         if not sides:
             return {name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()}

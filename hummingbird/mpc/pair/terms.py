@@ -7,7 +7,7 @@ takes B (B + 1) bits, an element of b two transfers for each of its B bits. b is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +85,13 @@ class _ByTerms(MaterialRecipe[Triple]):
         return halved(found.count, shared_product_price(request.bits, found.times))
 
     def made(
-        self, request: Triple, sides: Sequence[Side], keys: PairKeys | None, rank: int, transfer_bits: float
+        self,
+        request: Triple,
+        sides: Sequence[Side],
+        keys: PairKeys | None,
+        rank: int,
+        transfer_bits: float,
+        weights: Mapping[int, Tensor],
     ) -> Rounds[dict[str, Tensor]]:
         found = _terms_of(request)
         a = prg.fresh().words(math.prod(found.sizes[1 - found.own]))

@@ -163,7 +163,7 @@ def builder(
     owner: the party with private weights; None for public weights.
     aim: the choice of tables, for few rounds or few bytes.
     """
-    comparison = named(protocol)
+    comparison, owner = named(protocol), None if owner is None else replace(owner, pair=aim.pair)
     made: dict[Any, tuple[Step, Linear]] = {}  # with its step, whose tensors keep their identities
 
     def build(step: Step) -> Built:

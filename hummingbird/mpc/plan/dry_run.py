@@ -50,6 +50,9 @@ class _Silence(Channel):
     def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
         return {peer: self.receive(peer, tensors) for peer in self.others}
 
+    def swap(self, peer: int, tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        return self.receive(peer, like)
+
     def exchange_text(self, text: str) -> dict[int, str]:
         return dict.fromkeys(self.others, text)
 
@@ -93,6 +96,9 @@ class Zeros:
         return StepSupplies(lambda step: OnDemand(self.correlation), None)
 
     def bind(self, name: str, digest: bytes) -> None:
+        pass
+
+    def own(self, key: int, weight: Tensor) -> None:
         pass
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -168,11 +174,14 @@ def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[A
     dealer: records the requests that the net makes.
     Raises InputError if the net's private weights are shared already.
     """
-    if net._set_up_for is not None and "private" in net.facts["weights"]:
+    ready = net._set_up_for is not None
+    if ready and net.fixed_weights:
         raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
     session = silent(parties, rank, dealer)
     with meter.paused(), crypten_run.lent(session):
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
         twin.requests_of = None
+        if ready:  # its private constants are shares, and its private weights have their numbers
+            twin._set_up_for = session.run
         twin.set_up(session)
         yield Alone(twin, session)

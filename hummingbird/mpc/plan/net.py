@@ -35,6 +35,7 @@ from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
 from hummingbird.mpc.plan.steps import PlanStep
+from hummingbird.mpc.protocols.owned import OwnedWeight, hold
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session, Supply
@@ -45,6 +46,7 @@ from hummingbird.version import VERSION
 
 # The result of a private net: a shared tensor, or, where a net returns several, what the user's annotation says.
 SharedResult = TypeVar("SharedResult", default=tensors.SharedTensor)
+Weight = TypeVar("Weight", bound=nn.Module)
 
 # Public inputs of a call: every party passes them, and the parties compare their digests before they compute.
 
@@ -139,6 +141,9 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.to(session.device)
         session.dealer.admit(self.facts, [])
         self.share_weights(session)
+        hold(session, self.owned_weights)
+        for known in (self._prices, self._made, self._requests):  # they follow from who has the weights, and from keys
+            known.clear()
         if self.fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self.fixed_weights)
@@ -186,10 +191,18 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
 
     @property
     def fixed_weights(self) -> list[FixedWeight]:
-        """The private weights, once each."""
+        """The private weights that are opened behind masks, once each."""
+        return self._weights_of(FixedWeight)
+
+    @property
+    def owned_weights(self) -> list[OwnedWeight]:
+        """The private weights that their owner keeps, once each."""
+        return self._weights_of(OwnedWeight)
+
+    def _weights_of(self, kind: type[Weight]) -> list[Weight]:
         layers = [step.layer for step in self.plan if step.layer is not None]
         # Once each: the layer "where.kept" is also a submodule of the layer "where".
-        found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, FixedWeight)}
+        found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, kind)}
         return list(found.values())
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:

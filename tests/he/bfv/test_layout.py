@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.blocks import Blocks, choose, connected
-from hummingbird.he.bfv.layer import LayerShape
 from hummingbird.he.bfv.layout import Layout
-from hummingbird.he.bfv.planes import Axis
+from hummingbird.polynomials.blocks import Blocks, choose, connected
+from hummingbird.polynomials.layer import LayerShape
+from hummingbird.polynomials.planes import Axis
 from tests.he.bfv.polynomials import replies
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.planes import Axis
 from hummingbird.he.bfv.taps import Taps
+from hummingbird.polynomials.planes import Axis
 
 
 def integers(*shape: int, zeros: float = 0.5) -> Tensor:

@@ -17,6 +17,7 @@ import hummingbird
 from hummingbird.bits import BitConfig, BitWindow, Rows
 from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
+from hummingbird.cost import FREE
 from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
 from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost
 from hummingbird.mpc.pair.material import PairMaterial, cost
@@ -59,11 +60,24 @@ def test_a_net_is_right_and_costs_what_was_predicted(lanes: int) -> None:
         assert row["predicted"] == row["counted"] and row["counted"][2] > 0
 
 
+@pytest.mark.parametrize("owner", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_private_weights(owner: int) -> None:
+    """Convolutions, linear layers, factors and biases that one party has; it sends less, and both know how much."""
+    found = rows(finish(session(HANG, 2, WEIGHTS=str(owner))))
+    assert len(found) == 4
+    for row in found:
+        assert row["error"] < 2**-8 and row["predicted"] == row["counted"], row
+    sent = [{row["counted"][0] for row in found if row["rank"] == rank} for rank in range(2)]
+    assert [len(each) for each in sent] == [1, 1] and max(sent[owner]) < min(sent[1 - owner])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["public", "1"])
 @pytest.mark.parametrize("protocol", ["masked", "gmw"])
 @pytest.mark.parametrize("net", list(NETS))
-def test_every_net_is_right(net: str, protocol: str) -> None:
-    found = rows(finish(session(HANG, 1, NET=net, PROTOCOL=protocol)))
+def test_every_net_is_right(net: str, protocol: str, weights: str) -> None:
+    private = {} if weights == "public" else {"WEIGHTS": weights}
+    found = rows(finish(session(HANG, 1, NET=net, PROTOCOL=protocol, **private)))
     assert len(found) == 2
     for row in found:
         assert row["error"] < 2**-8 and row["predicted"] == row["counted"], row
@@ -100,7 +114,7 @@ def test_parties_that_name_different_dealers() -> None:
     ("variables", "words"),
     [
         ({"AIM": "latency"}, "converted with aim='latency'"),
-        ({"WEIGHTS": "0"}, "private weights (private to party 0) without a dealer"),
+        ({"AIM": "latency", "WEIGHTS": "0"}, "converted with aim='latency'"),
     ],
     ids=str,
 )
@@ -303,3 +317,20 @@ def test_estimate_names_the_parties_own_material() -> None:
     assert other[:3] == ["1", "relu", "3"] and other[5] == "2"
     with pytest.raises(ConfigError, match="3 parties without a dealer"):
         hummingbird.estimate(net, (8, 4), parties=3, aim="pair")
+
+
+def test_estimate_prices_private_weights() -> None:
+    """The price of the party without weights, and nothing once for the net: weights are not opened."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    public, private = (
+        hummingbird.estimate(net, (8, 3, 9, 9), BitWindow(20, 12), weights=weights, aim="pair")
+        for weights in ("public", 0)
+    )
+    assert private.offline_bytes > public.offline_bytes + 100_000 and private.setup == FREE
+    layers = [layer for layer in private.layers if layer.op == "conv"]
+    assert [layer.cost.rounds for layer in layers] == [1] and layers[0].cost.bits == 8 * (20 + 8 * 3 * 9 * 9 * 40 // 8)
+
+
+def test_a_decoder_with_private_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hold no conversations"):
+        hummingbird.convert_decoder(nn.Linear(4, 4), torch.zeros(1, 3, 4), 2, weights=0, aim="pair")

@@ -15,7 +15,7 @@ from hummingbird import prg
 from hummingbird.he.scheme.params import choose, most_primes
 from hummingbird.kernels.ciphertexts import ETA, Ring
 from hummingbird.mpc.pair import encrypted
-from hummingbird.mpc.pair.encrypted import DEGREE, MOST_DISTANCE, MOST_PRIMES, PRIMES, Encryption, PairKeys
+from hummingbird.mpc.pair.encrypted import DEGREE, MOST_DISTANCE, MOST_PRIMES, PRIMES, SECURE, Encryption, PairKeys
 from tests.support.chance import DEVIATIONS, chi_square_limit
 from tests.support.pairs import low, stepwise
 
@@ -55,26 +55,28 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 
 def answered(both: list[PairKeys], how: Encryption, x: Tensor, w: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
     """Party 1's answer to party 0's polynomials x, for its factors w: the sum of products."""
-    inputs = encrypted.received(how, encrypted.encrypt(both[0], how, x), len(x))
+    inputs = encrypted.received(how, encrypted.encrypt(both[0].secret, how, x), len(x))
     sums = encrypted.summed(how, inputs, encrypted.factors(how, w))
-    return encrypted.answers(both[1], how, sums, masks, ALL)
+    return encrypted.answers(both[1].public, how, sums, masks.flatten(), [ALL])
 
 
 def test_the_primes_are_secure_by_both_tables() -> None:
     assert choose(DEGREE, MOST_PRIMES).primes == PRIMES and most_primes(DEGREE) == MOST_PRIMES
+    for degree, primes in SECURE.items():
+        assert choose(degree, len(primes)).primes == primes and most_primes(degree) == len(primes)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 10, 11, 32, 33, 37, 38, 54, 63, 64])
 @pytest.mark.parametrize("terms", [1, TERMS, 1 << 21])
 def test_the_largest_noise_is_decrypted(bits: int, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With noise D and the largest flood values are exact; the flood is 2^40 times as wide as D, for all values."""
+    """With noise D and the largest flood values are exact; the flood is 2^41 times as wide as d, for all values."""
     how = Encryption.of(bits, terms, VALUES)
     assert how is not None and how.kept < how.primes
-    before = encrypted.noise_before(bits, terms)
-    assert VALUES * before / (2 << how.flood) <= MOST_DISTANCE
+    before, likely = encrypted.noise_before(bits, terms), encrypted.noise_likely(bits, terms, VALUES, bits)
+    assert likely <= before and VALUES * likely / (2 << how.flood) <= MOST_DISTANCE / 2
     assert how.noise_after(terms) < how.unit / 2
-    flood = (math.prod(PRIMES[: how.primes - 1]) >> bits + 3).bit_length() - 1
-    assert flood < 0 or VALUES * before / (2 << flood) > MOST_DISTANCE, "fewer primes would do"
+    flood = (math.prod(PRIMES[: how.primes - 1]) >> bits + 2).bit_length() - 1
+    assert flood < 0 or VALUES * likely / (2 << flood) > MOST_DISTANCE / 2, "fewer primes would do"
 
     extreme = math.floor(before) + (1 << how.flood)
     (mine, other), masks = keys(), prg.fresh().words(1, DEGREE)
@@ -89,12 +91,13 @@ def test_the_largest_noise_is_decrypted(bits: int, terms: int, monkeypatch: pyte
 
     monkeypatch.setattr(encrypted, "wide", largest)
     zeros = torch.zeros(1, 2, how.primes, DEGREE, dtype=torch.int32)
-    part = encrypted.answers(other, how, zeros, masks, ALL)
-    found = encrypted.decrypt(mine, how, encrypted.joined(how, [part]), 1, ALL)
+    part = encrypted.answers(other.public, how, zeros, masks[0], [ALL])
+    found = encrypted.decrypt(mine.secret, how, encrypted.joined(how, [part]), [ALL])[None]
     assert torch.equal(low(found, bits), low(-masks, bits))
-    extreme <<= 3  # from half of Q / 2^k to all of it: the check can fail
-    part = encrypted.answers(other, how, zeros, masks, ALL)
-    found = encrypted.decrypt(mine, how, encrypted.joined(how, [part]), 1, ALL)
+    # From half of Q / 2^k to all of it: the check can fail.
+    extreme <<= (math.prod(PRIMES[: how.primes]) >> bits).bit_length() - 1 - how.flood
+    part = encrypted.answers(other.public, how, zeros, masks[0], [ALL])
+    found = encrypted.decrypt(mine.secret, how, encrypted.joined(how, [part]), [ALL])[None]
     assert not torch.equal(low(found, bits), low(-masks, bits))
 
 
@@ -110,7 +113,7 @@ def test_noise_stays_within_its_bound(bits: int, monkeypatch: pytest.MonkeyPatch
     w[0, :64] = -(1 << bits - 1) if bits < 64 else -(2**63)
     x, masks = prg.fresh().words(1, DEGREE), prg.fresh().words(1, DEGREE)
     (first, second) = answered(both, how, x, w, masks)
-    parts = torch.stack([first.transpose(0, 1).int(), how.ring.ntt(second)], 1)
+    parts = torch.stack([first.int()[None], how.ring.ntt(second)], 1)
     phases = numbers(
         encrypted.phase(how.ring, parts, both[0].secret[: how.primes].contiguous(), "mixed")[0], PRIMES[: how.primes]
     )
@@ -128,20 +131,20 @@ def test_products_are_exact(bits: int) -> None:
     x, w = prg.fresh().words(n, DEGREE), torch.zeros(n, DEGREE, dtype=torch.int64)
     w[:, ::257] = prg.fresh().words(n, len(w[0, ::257]))
     masks, used = prg.fresh().words(1, 100), torch.arange(100) * 81
-    inputs = encrypted.received(how, encrypted.encrypt(both[0], how, x), n)
+    inputs = encrypted.received(how, encrypted.encrypt(both[0].secret, how, x), n)
     sums = encrypted.summed(how, inputs, encrypted.factors(how, w))
-    message = encrypted.joined(how, [encrypted.answers(both[1], how, sums, masks, used)])
+    message = encrypted.joined(how, [encrypted.answers(both[1].public, how, sums, masks[0], [used])])
     assert message.numel() == how.answer_bytes(1, 100)
-    found = encrypted.decrypt(both[0], how, message, 1, used)
+    found = encrypted.decrypt(both[0].secret, how, message, [used])
     wanted = sum(product(a, b) for a, b in zip(x, w, strict=True))
     assert torch.equal(low(found + masks, bits)[0], low(wanted, bits)[used])
 
 
 @pytest.mark.parametrize(
-    ("bits", "primes", "kept", "flood"), [(20, 5, 2, 106), (37, 6, 2, 115), (54, 7, 3, 124), (64, 8, 3, 140)]
+    ("bits", "primes", "kept", "flood"), [(20, 5, 2, 107), (37, 6, 2, 116), (54, 7, 3, 125), (64, 8, 3, 141)]
 )
 def test_the_table_of_docs_pair(bits: int, primes: int, kept: int, flood: int) -> None:
-    assert encryption(bits, 512, 200_000) == Encryption(bits, primes, kept, flood)
+    assert encryption(bits, 512, 200_000) == Encryption(bits, primes, kept, flood, bits)
 
 
 def test_a_product_beyond_the_largest_secure_modulus_is_refused() -> None:
@@ -167,11 +170,11 @@ def shown(flooded: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     x, masks = prg.fresh().words(1, DEGREE), prg.fresh().words(1, DEGREE)
     w = torch.zeros(1, DEGREE, dtype=torch.int64)
     w[0, :64] = prg.fresh().words(64) << 24 >> 24
-    message = encrypted.encrypt(both[0], how, x)
+    message = encrypted.encrypt(both[0].secret, how, x)
     errors = errors_of(both, how, message, x).long()
     sums = encrypted.summed(how, encrypted.received(how, message, 1), encrypted.factors(how, w))
-    first, second = encrypted.answers(both[1], how, sums, masks, ALL)
-    parts = torch.stack([first.transpose(0, 1).int(), how.ring.ntt(second)], 1)
+    first, second = encrypted.answers(both[1].public, how, sums, masks[0], [ALL])
+    parts = torch.stack([first.int()[None], how.ring.ntt(second)], 1)
     phases = encrypted.phase(how.ring, parts, both[0].secret[: how.primes].contiguous(), "mixed")[0]
     value = low(product(x[0], w[0]) - masks[0], 40)
     residues = encrypted.add(how.ring, phases[None], encrypted._scaled(how.ring, value[None], 40), -1)[0]
@@ -194,10 +197,10 @@ def test_the_second_part_hides_the_factors(monkeypatch: pytest.MonkeyPatch) -> N
     q, ring = PRIMES[0], encrypted.ring_of(1)
 
     def quotient() -> Tensor:
-        message = encrypted.encrypt(both[0], how, w)
+        message = encrypted.encrypt(both[0].secret, how, w)
         inputs = encrypted.received(how, message, 1)
         sums = encrypted.summed(how, inputs, encrypted.factors(how, w))
-        _, second = encrypted.answers(both[1], how, sums, torch.zeros_like(w), ALL)
+        _, second = encrypted.answers(both[1].public, how, sums, torch.zeros_like(w)[0], [ALL])
         a, wa = inputs[0, 1, 0].long() % q, ring.ntt(second[:, :1].contiguous())[0, 0].long() % q
         inverse, power, left = torch.ones_like(a), a, q - 2
         while left:
@@ -224,10 +227,10 @@ def test_messages_are_uniform_residues() -> None:
     """Both messages that a party receives, for operands that are all 0: each residue uniform below its prime."""
     how, both = encryption(64), keys()
     nothing = torch.zeros(4, DEGREE, dtype=torch.int64)
-    message = encrypted.encrypt(both[0], how, nothing)
+    message = encrypted.encrypt(both[0].secret, how, nothing)
     inputs = encrypted.received(how, message, 4)
     sums = encrypted.summed(how, inputs, encrypted.factors(how, nothing))
-    first, second = encrypted.answers(both[1], how, sums, prg.fresh().words(1, DEGREE), ALL)
+    first, second = encrypted.answers(both[1].public, how, sums, prg.fresh().words(DEGREE), [ALL])
     for number, q in enumerate(how.ring.primes):
         check_uniform(inputs[:, :, number], q)
     for number, q in enumerate(how.rest.primes):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.planes import Axis
+from hummingbird.polynomials.planes import Axis
 
 MOST_LENGTH = 1 << 14  # of a padded dimension: then the search for a layer's packing takes some tenths of a second
 
@@ -45,7 +45,7 @@ class LayerShape:
         stride, padding, dilation: one number, or one for each dimension.
         Raises InputError if the arguments do not fit each other.
         """
-        where = "he.bfv.Layer.of"
+        where = "polynomials.LayerShape.of"
         inputs, weights = _sizes("input_shape", input_shape), _sizes("weight_shape", weight_shape)
         dims = len(inputs) - 1
         if not 0 <= dims <= 2 or len(weights) != dims + 2:
@@ -100,7 +100,7 @@ def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if not all(type(size) is int and size > 0 for size in sizes):
         hint = "sizes are integers, at least 1"
-        raise InputError(f"{name} {sizes}", where=f"he.bfv.Layer.of({name})", hint=hint)
+        raise InputError(f"{name} {sizes}", where=f"polynomials.LayerShape.of({name})", hint=hint)
     return sizes
 
 
@@ -108,5 +108,5 @@ def _each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple
     values = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(values) != dims or not all(type(number) is int and number >= least for number in values):
         hint = f"one integer, at least {least}, or {dims} of them"
-        raise InputError(f"{name} {value!r}", where=f"he.bfv.Layer.of({name})", hint=hint)
+        raise InputError(f"{name} {value!r}", where=f"polynomials.LayerShape.of({name})", hint=hint)
     return values

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.layer import LayerShape
+from hummingbird.polynomials.layer import LayerShape
 
 
 class Blocks(NamedTuple):
@@ -22,14 +22,16 @@ class Blocks(NamedTuple):
 
     height, width: the size of a tile, in outputs of one channel.
     planes: how many planes one input polynomial holds. A plane has the values of one channel that a tile reads
-    (bfv/planes.py).
+    (polynomials/planes.py).
     outputs: how many output channels one reply polynomial holds.
+    images: how many images share a polynomial.
     """
 
     height: int
     width: int
     planes: int
     outputs: int
+    images: int = 1
 
 
 @lru_cache(maxsize=1024)
@@ -46,13 +48,13 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
     planes = layer.input_shape[0] * phases
     best: Blocks | None = None
     least: tuple[int, ...] = ()
-    counts = _even(planes)
+    counts = even(planes)
     for height, width, room in tiles_of(layer, degree):
         tiles = -(-rows.outputs // height) * -(-columns.outputs // width)
         if best and 3 * tiles > least[0]:
             continue  # even one input and one reply for each tile send more than the best
         for count in counts[: bisect_right(counts, degree // room)]:
-            block = _largest_even(outputs, degree // (room * count))
+            block = largest_even(outputs, degree // (room * count))
             inputs, replies = -(-planes // count), -(-outputs // block)
             sent = tiles * (2 * inputs + replies)
             if best and sent > least[0]:
@@ -89,7 +91,7 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
     tile of one output fits.
     """
     axes = layer.rows, layer.columns
-    heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)
+    heights, widths = ([(size, axis.room(size)) for size in even(axis.outputs)] for axis in axes)
     found = [
         (height, width, down * across)
         for height, down in reversed(heights)
@@ -99,11 +101,11 @@ def tiles_of(layer: LayerShape, degree: int) -> list[tuple[int, int, int]]:
     if not found:
         spans = " x ".join(str(axis.room(1)) for axis in axes)
         what = f"a kernel that spans {spans} input values, of {degree} that a polynomial holds"
-        raise InputError(what, where="he.bfv.Layout.of(weight_shape)", hint="use a smaller kernel or dilation")
+        raise InputError(what, where="polynomials.tiles_of(layer)", hint="use a smaller kernel or dilation")
     return found
 
 
-def _even(total: int) -> list[int]:
+def even(total: int) -> list[int]:
     """List all sizes that the largest part can have if `total` things are cut into 1, 2, 3 ... parts as evenly as
     possible.
 
@@ -116,6 +118,6 @@ def _even(total: int) -> list[int]:
     return sizes[::-1]
 
 
-def _largest_even(total: int, most: int) -> int:
+def largest_even(total: int, most: int) -> int:
     """Return the size of the parts when `total` is cut evenly into the fewest parts of at most `most`."""
     return -(-total // -(-total // most))
