@@ -26,6 +26,7 @@ from hummingbird.errors import AgreementError, ConfigError, DealerError, PeerErr
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply, SupplyState
 from hummingbird.mpc.pair.material import PairMaterial, recipe_of
+from hummingbird.mpc.pair.price import DEFAULT, TRANSFER_BITS
 
 AIM = "pair"  # of a net whose material two parties can make
 BUFFER_BYTES = 256 << 20
@@ -42,21 +43,36 @@ def _digest(requests: Requests) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 
+def transfers_of(dealer: object) -> str | None:
+    """Return how two parties make transfers if `init` has this dealer: "pair", or "pair:" and a kind; else None.
+
+    Raises ConfigError for a kind that is none.
+    """
+    name, _, kind = dealer.partition(":") if isinstance(dealer, str) else ("", "", "")
+    if name != AIM or kind.isdigit():  # a host of that name, and its port
+        return None
+    if kind and kind not in TRANSFER_BITS:
+        hint = " or ".join(f'"{AIM}:{each}"' for each in TRANSFER_BITS)
+        raise ConfigError(f"dealer={dealer!r}", where="init", hint=f'"{AIM}", {hint}, or a dealer\'s address')
+    return kind or DEFAULT
+
+
 class PairDealer:
     """A party's source of material that it makes with one other party; `correlation(request)` returns its shares.
 
     channel: between the two parties, for this object alone; `close` closes it. Both parties make this object at the
-        same time, which takes two rounds.
+        same time, which takes three rounds.
+    transfers: how random transfers are made, as `PairMaterial` takes it.
     buffer_bytes: bound on the bytes of shares that are made ahead of their use.
-    Raises ConfigError unless there are two parties.
+    Raises ConfigError unless there are two parties, and AgreementError if they name different transfers.
     """
 
     slice_shape, aim = None, AIM
 
-    def __init__(self, channel: Channel, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, channel: Channel, transfers: str = DEFAULT, buffer_bytes: int = BUFFER_BYTES) -> None:
         with meter.uncounted():
-            self._material = PairMaterial(channel)
-        self._channel = channel
+            self._material = PairMaterial(channel, transfers)
+        self._channel, self.transfers = channel, transfers
         kind = _Leading if channel.rank == 0 else _Following
         self._supplies: Supplies = kind(channel, self._make, buffer_bytes)
         self._supplies.begin()
