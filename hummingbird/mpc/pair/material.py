@@ -2,12 +2,13 @@
 
 The fields of a request are those of its module in mpc/protocols and obey its `derive`: nothing changes online.
 
-    made = PairMaterial(channel)                          both parties, at the same time
+    made = PairMaterial(channel)                          both parties, at the same time; or (channel, "silent")
     material = made.correlation(MaskedOpening(1000, 20, 12, 2, 36))
 
 Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
 and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
-messages of its transfers, and public keys for its encrypted products.
+messages of its transfers, and public keys for its encrypted products. Silent transfers have messages in few calls: two
+rounds, or four where the pool grows twice (ot/silent.py), before the requests' own.
 
 Semi-honest: a party that deviates can learn the other one's secrets, unseen. A party's fields are uniform
 to the other one, and do not follow from a seed. All of this is on the CPU.
@@ -35,12 +36,13 @@ from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import DEFAULT, MESSAGE_BITS, SILENT, TRANSFER_BITS, PairCost, Stock
+from hummingbird.mpc.pair.price import DEFAULT, MESSAGE_BITS, PROCESSOR, SILENT, TRANSFER_BITS, PairCost, Stock
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.session.session import agree
+from hummingbird.ot.silent import SIZES, CotPool
 
 _ALL: tuple[MaterialRecipe[Any], ...] = (
     *(masked.MASKED, masked.THRESHOLDS),
@@ -121,6 +123,19 @@ def offline_bits(requests: Sequence[Request[Any]], kind: str = DEFAULT) -> int:
     if kind == SILENT:
         return sum(each.bits + math.ceil(each.transfers * MESSAGE_BITS[SILENT]) for each in costs)
     return sum(each.bits + each.transfer_bits for each in costs)
+
+
+def seconds(requests: Sequence[Request[Any]], transfers: str, bandwidth: float, rtt: float) -> float:
+    """Estimate how long two parties make the material of these requests, as one of many calls, to compare two kinds.
+
+    That is the time of the messages, half a round trip for each round, and the processor's for transfers
+    (`price.PROCESSOR`), without the recipes' other work.
+    transfers: as `PairMaterial` takes it. bandwidth: bits per second of each party. rtt: round-trip time, seconds.
+    """
+    plenty = CotPool(len(SIZES) - 1, 1 << 60)
+    price = cost(requests, Stock(transfers, plenty, plenty))
+    sent = offline_bits(requests, transfers) + price.frame_bits
+    return price.rounds * rtt / 2 + sent / 2 / bandwidth + price.transfers * PROCESSOR[transfers]
 
 
 class PairMaterial:
@@ -295,4 +310,4 @@ def _elements(item: Field, found: Tensor) -> Tensor:
     return found.reshape(-1)[: math.prod(item.shape)].view(item.shape)
 
 
-__all__ = ["RECIPES", "PairMaterial", "cost", "cost_from", "recipe_of"]
+__all__ = ["RECIPES", "PairMaterial", "cost", "cost_from", "offline_bits", "recipe_of", "seconds"]

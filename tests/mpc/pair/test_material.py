@@ -14,8 +14,8 @@ from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair import material
-from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost, cost_from, offline_bits
-from hummingbird.mpc.pair.price import SILENT, SOFTSPOKEN, TRANSFER_BITS, Stock, halves
+from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost, cost_from, offline_bits, seconds
+from hummingbird.mpc.pair.price import PROCESSOR, SILENT, SOFTSPOKEN, TRANSFER_BITS, Stock, halves
 from hummingbird.mpc.protocols import masked, thresholds
 from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
 from hummingbird.mpc.protocols.boolean import And, AndPair
@@ -245,6 +245,16 @@ def test_party_0_sends_the_first_half() -> None:
         (32, 16),
         (512, 496),
     ]
+
+
+def test_silent_transfers_take_less_time_on_slow_links() -> None:
+    """For many values; and the ingredients are those of the price."""
+    many, few = ([MaskedOpening(n, 20, 12, 2, 36), And(2, n)] for n in (1 << 20, 1 << 14))
+    for bandwidth, rtt, best in ((50e6, 0.01, SILENT), (10e9, 0.0002, SOFTSPOKEN)):
+        assert min(TRANSFER_BITS, key=lambda kind: seconds(many, kind, bandwidth, rtt)) == best
+    for kind, transfers, rounds in ((SILENT, 39, 26), (SOFTSPOKEN, 31, 11)):
+        near, far = (seconds(few, kind, 1e30, rtt) for rtt in (0.0, 2.0))
+        assert near == pytest.approx((transfers << 14) * PROCESSOR[kind]) and far - near == pytest.approx(rounds)
 
 
 def test_the_price_of_a_relu_with_silent_transfers() -> None:
