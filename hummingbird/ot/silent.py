@@ -76,8 +76,8 @@ class LpnSet(NamedTuple):
 SETS = (LpnSet(850, 16, 10), LpnSet(1170, 17, 11), LpnSet(1520, 18, 12), LpnSet(1900, 19, 13))
 
 # Iterations grow to the last of these. The larger sets send 0.4 and 0.2 bits for a transfer, in place of 0.74. But
-# their tables of 4 and 8 MiB do not stay in a second-level cache: a ReLU took 0.2 and 1 us more with both parties on one
-# host (docs/pair.md), which is more than the bits take on a link of 50 Mb/s.
+# their tables of 4 and 8 MiB do not stay in a second-level cache: a ReLU took 0.2 and 1 us more with both parties on
+# one host (docs/pair.md), which is more than the bits take on a link of 50 Mb/s.
 SIZES = SETS[:2]
 
 

@@ -234,6 +234,34 @@ def test_a_tree_follows_its_equation(path: str) -> None:
     assert torch.equal(leaves, expected & torch.tensor([-2, -1]))
 
 
+def test_a_hash_without_s_shows_delta() -> None:
+    """The attack copy, on the path 0 of a tree of two levels: a right node would be AES(x), from which x follows."""
+    key, number = KEYS[0].numpy().tobytes(), int.from_bytes(DELTA.numpy().tobytes(), "little")
+    cipher, root = Cipher(algorithms.AES(key), modes.ECB()), stream("root").words(2)
+
+    def block(data: bytes) -> int:
+        return int.from_bytes(data, "little")
+
+    def aes(x: int) -> int:
+        return block(cipher.encryptor().update(x.to_bytes(16, "little")))
+
+    def without(x: int) -> int:
+        return aes(x) ^ x
+
+    def turned(x: int) -> int:
+        low, high = x & 2**64 - 1, x >> 64
+        return aes(high | (low ^ high) << 64) ^ (high | (low ^ high) << 64)
+
+    r = block(root.numpy().tobytes())
+    for hashed, shown in ((without, True), (turned, False)):
+        beside, total = r ^ number, r ^ hashed(r) ^ r ^ number ^ hashed(r ^ number)  # what the receiver learns
+        right = total ^ beside ^ hashed(beside)
+        found = block(cipher.decryptor().update(right.to_bytes(16, "little")))
+        assert (found ^ beside == number) == shown
+    sums = cot.tree_sums(root[None], DELTA, KEYS, 0, 2)[0]
+    assert block((sums[1] ^ DELTA).numpy().tobytes()) == r ^ turned(r) ^ r ^ number ^ turned(r ^ number)
+
+
 def test_an_output_is_a_leaf_and_ten_blocks(path: str) -> None:
     """As the equation says, with the numbers of output 5 computed here; where calls are cut does not matter."""
     table, roots, outputs = stream("table").words(1 << 12, 2), stream("roots").words(3, 2), torch.empty(24, 2).long()
