@@ -36,7 +36,7 @@ from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import DEFAULT, MESSAGE_BITS, PROCESSOR, SILENT, TRANSFER_BITS, PairCost, Stock
+from hummingbird.mpc.pair.price import DEFAULT, EMPTY, MESSAGE_BITS, PROCESSOR, SILENT, TRANSFER_BITS, PairCost, Stock
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
@@ -77,7 +77,7 @@ def recipe_of(request: Request[Any], transfer_bits: float = TRANSFER_BITS[DEFAUL
     return found
 
 
-def cost(requests: Sequence[Request[Any]], stock: Stock = Stock()) -> PairCost:  # noqa: B008
+def cost(requests: Sequence[Request[Any]], stock: Stock = EMPTY) -> PairCost:
     """Return what one call costs that makes the material of these requests; exact.
 
     stock: the transfers that the parties have, `PairMaterial.stock`; by default none, as after the set-up.
@@ -141,7 +141,8 @@ def seconds(requests: Sequence[Request[Any]], transfers: str, bandwidth: float, 
 class PairMaterial:
     """One of two parties that make their material together, over a channel that nothing else uses at the same time.
 
-    Both parties make this object at the same time, which takes three rounds, and then the same calls. Not thread-safe.
+    Both parties make this object at the same time, which takes three rounds, and then the same calls. Calls that differ
+    are an error if their messages do; `PairDealer` compares the requests themselves. Not thread-safe.
     channel: of two parties.
     transfers: how random transfers are made, "silent" or "softspoken" (docs/pair.md); the same at both parties.
     Raises ConfigError for another number of parties or another word, and AgreementError if the parties name different

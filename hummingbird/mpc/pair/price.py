@@ -55,6 +55,9 @@ class Stock:
         return Stock(self.kind, self.received, self.sent)
 
 
+EMPTY = Stock()  # after the set-up
+
+
 @dataclass(frozen=True)
 class PairPrice:
     """The price of a protocol for one value.

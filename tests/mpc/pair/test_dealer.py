@@ -171,8 +171,9 @@ def test_no_meter_counts_the_thread() -> None:
     close(both)
 
 
-def test_parties_with_other_requests_get_an_error() -> None:
-    both = dealers()
+@pytest.mark.parametrize("transfers", TRANSFER_BITS)
+def test_parties_with_other_requests_get_an_error(transfers: str) -> None:
+    both = dealers(transfers=transfers)
     asked = [And(1, 80), And(1, 96)]
 
     def ask(rank: int) -> None:

@@ -367,22 +367,24 @@ def test_requests_that_differ_are_an_error_at_both_parties() -> None:
     assert len(said) == 2 and all(said)
 
 
-def test_a_party_that_dies_ends_the_other_one() -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_a_party_that_dies_ends_the_other_one(transfers: str) -> None:
     links = channels(2)
-    parties = together([lambda c=c: PairMaterial(c) for c in links])
+    parties = together([lambda c=c: PairMaterial(c, transfers) for c in links])
     links[1].close()
     with pytest.raises(PeerError):
         parties[0].make([And(1, 8)])
 
 
-def test_no_transfer_is_used_twice_after_a_failure() -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_no_transfer_is_used_twice_after_a_failure(transfers: str) -> None:
     links = channels(2)
-    first, second = together([lambda c=c: PairMaterial(c) for c in links])
-    before = first._transfers._sent
+    first, second = together([lambda c=c: PairMaterial(c, transfers) for c in links])
+    before, stock = first._transfers._sent, first.stock
     links[1].close()
     with pytest.raises(PeerError):
         first.make([And(1, 800)])
-    assert first._transfers._sent > before
+    assert first._transfers._sent > before and (first.stock == stock) == (transfers == SOFTSPOKEN)
 
 
 def test_three_parties_need_a_dealer() -> None:
