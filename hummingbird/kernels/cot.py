@@ -1,4 +1,6 @@
-"""Oblivious transfers, extended from 32 trees of 16 leaves: both sides' local work, labels of bits, and pads.
+"""Oblivious transfers, by SoftSpoken OT or silent: both sides' local work, labels of bits, and pads.
+
+SoftSpoken OT: transfers extended from 32 trees of 16 leaves -----------------------------------------------------------
 
 In transfer i the receiver gets a key T_i for its choice c_i, and the sender, which has delta, gets
 Q_i = T_i ^ c_i delta: 128 bits each. SoftSpoken OT (Roy, CRYPTO 2022) for the field of 2^4, semi-honest: the receiver
@@ -14,6 +16,26 @@ y = x ^ delta_j: position 0, which it lacks, is then in none of its sums. The ke
 only, not on how transfers are cut into calls.
 
 Bits of delta and of keys are numbered from the lowest bit of the first word, as in labels of garbled circuits.
+
+Silent transfers: trees whose leaves differ in one place, and a code ---------------------------------------------------
+
+The lowest bit of delta is 1, that of Q is 0, and that of T is the choice. A tree has 2^d leaves (half-tree: Guo, Yang,
+Wang, Zhang, Xie, Liu and Zhao, EUROCRYPT 2023). Its first two nodes are r and r ^ delta, for a random root r. Node j of
+level l, l = 1 .. d - 1, has two children, which are nodes j and j + 2^l of the next level:
+
+    left = H(x)    right = x ^ H(x)    H(x) = AES-128_{S ^ tree}(s(x)) ^ s(x)    s(low, high) = (high, low ^ high)
+
+where `tree` is the tree's number. So the xor of all nodes of a level is delta. The receiver has a path a of d bits, and
+for each level l, from 0 on, the sum (xor) of the nodes on the side 1 - bit l of a. From them follow all nodes but those
+on its path. The leaves lose their lowest bits. The xor of all other leaves and of 1 is then the leaf at a, ^ delta: the
+leaves are the keys of 2^d transfers whose choices are 1 at the place a and 0 elsewhere.
+
+With a table of 2^k other transfers, output i of a code is the sum of leaf i and of ten blocks of the table (Ferret:
+Yang, Weng, Lan, Zhang and Wang, CCS 2020). Blocks 2 i and 2 i + 1 of AES-128_S(c) ^ c, c = 0, 1, .., are four words.
+Number j of an output is the lowest k bits of word floor(j / 3) >> 21 (j mod 3). The choices of the outputs look random
+if learning parity with noise is hard (ot/silent.py).
+
+Pads -------------------------------------------------------------------------------------------------------------------
 
 A random transfer gives the sender two pads that have no relation, and the receiver the one that it chooses. Pads are
 hashes of keys. With a public key S, fresh for each delta, transfer i and block b of its pads have
@@ -35,6 +57,8 @@ from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import bytes_of
 
+DEEPEST = 13  # levels of a tree of silent transfers
+READS, FIELD = 10, 21  # of the code: blocks of the table for an output; bits of a word for each, at most 2^FIELD blocks
 TILE = 16  # transfers whose pads have one key
 TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
 BLOCK = 128  # transfers for each block of a stream
@@ -113,6 +137,81 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     if first % TILE:
         raise InputError(f"number {first} is no multiple of {TILE}", where=f"{where}(first)")
     return best(pads, keys, key)(keys.contiguous(), key, first, block, delta)
+
+
+def tree_sums(roots: Tensor, delta: Tensor, keys: Tensor, first: int, depth: int) -> Tensor:
+    """Compute for each level of a sender's trees the sum (xor) of its left nodes (module head).
+
+    roots: int64 (n, 2), n > 0; secret. delta: int64 (2,), with lowest bit 1. keys: S of the trees, S of the code, int64
+    (2, 2). first: number of the first tree. depth: levels, at most 13. Returns int64 (n, depth, 2). InputError for
+    anything else. Constant time in roots and delta.
+    """
+    where = "kernels.cot.tree_sums"
+    _check_trees(where, "roots", roots, keys, first)
+    check_tensor(f"{where}(delta)", delta, torch.int64, roots, 2)
+    check_range(f"{where}(depth)", depth, 1, DEEPEST)
+    return best(tree_sums, roots, delta, keys)(roots, delta, keys, first, depth)
+
+
+def send_silent(
+    roots: Tensor, delta: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Compute a sender's keys of silent transfers: the leaves of trees, and the code's sums (module head).
+
+    roots, delta, keys, first: as for `tree_sums`. table: int64 (2^k, 2), at most 2^21 blocks. output: number of the
+    first transfer. out: gets the keys, int64 (n 2^d, 2) for trees of d levels. InputError for anything else. Constant
+    time in roots, delta and table.
+    """
+    where = "kernels.cot.send_silent"
+    _check_trees(where, "roots", roots, keys, first)
+    check_tensor(f"{where}(delta)", delta, torch.int64, roots, 2)
+    _check_outputs(where, len(roots), table, output, out)
+    best(send_silent, roots, delta, table, keys, out)(roots, delta, table, keys, first, output, out)
+
+
+def receive_silent(
+    paths: Tensor, others: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Compute a receiver's keys of silent transfers, with the choices in their lowest bits (module head).
+
+    paths: of the trees, int64 (n,), at least 0 and below 2^d; secret. others: for each level l the sum of the nodes on
+    the side 1 - bit l of the path, int64 (n, d, 2). Others: as for `send_silent`. InputError for other sizes. Constant
+    time in paths, others and table.
+    """
+    where = "kernels.cot.receive_silent"
+    if not isinstance(others, Tensor) or others.dim() != 3:
+        raise InputError("expected a tensor (n, d, 2)", where=f"{where}(others)")
+    _check_trees(where, "others", others.flatten(0, 1), keys, first)
+    check_tensor(f"{where}(paths)", paths, torch.int64, others, len(others))
+    depth = _check_outputs(where, len(others), table, output, out)
+    if others.shape[1] != depth:
+        raise InputError(f"sums of {others.shape[1]} levels for {depth}", where=f"{where}(others)")
+    best(receive_silent, paths, others, table, keys, out)(paths, others, table, keys, first, output, out)
+
+
+def depth_of(trees: Tensor, outputs: Tensor) -> int:
+    """Return how many levels trees have. trees: an element for each tree. outputs: one for each leaf of all trees."""
+    return (len(outputs) // len(trees)).bit_length() - 1
+
+
+def _check_trees(where: str, name: str, blocks: Tensor, keys: Tensor, first: int) -> None:
+    n = len(blocks) if isinstance(blocks, Tensor) and blocks.dim() else 0
+    check_tensor(f"{where}({name})", blocks, torch.int64, blocks, 2, max(1, n))
+    check_tensor(f"{where}(keys)", keys, torch.int64, blocks, 2, 2)
+    check_range(f"{where}(first)", first, 0, BLOCK * MOST_BLOCKS - n)
+
+
+def _check_outputs(where: str, trees: int, table: Tensor, output: int, out: Tensor) -> int:
+    """Check the table and the outputs of so many trees; return how many levels the trees have."""
+    k, n = (len(x) if isinstance(x, Tensor) and x.dim() else 0 for x in (table, out))
+    check_tensor(f"{where}(table)", table, torch.int64, table, 2, k)
+    if k & k - 1 or not 0 < k <= 1 << FIELD:
+        raise InputError(f"{k} blocks are no power of two up to 2^{FIELD}", where=f"{where}(table)")
+    depth = (n // trees).bit_length() - 1
+    check_range(f"{where}(out), depth", depth, 1, DEEPEST)
+    check_tensor(f"{where}(out)", out, torch.int64, table, 2, trees << depth)
+    check_range(f"{where}(output)", output, 0, BLOCK * MOST_BLOCKS - n)
+    return depth
 
 
 def _check(where: str, leaves: Tensor, block: int, blocks: int) -> None:

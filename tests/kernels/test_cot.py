@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import reduce
 
 import pytest
 import torch
@@ -158,3 +159,153 @@ def test_pads_follow_their_equation(path: str) -> None:
     for first, block in ((8, 0), (0, 256), (-16, 0)):
         with pytest.raises(InputError):
             cot.pads(keys, key, first, block)
+
+
+# Silent transfers -----------------------------------------------------------------------------------------------------
+
+KEYS = stream("S").words(2, 2)
+NOTHING = torch.zeros(1, 2, dtype=torch.int64)  # a table whose sums are 0
+
+
+def grown(trees: int, depth: int, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Roots, sums of all levels and leaves of a sender's trees."""
+    roots, leaves = stream("roots", trees).words(trees, 2), torch.full((trees << depth, 2), -1)
+    cot.send_silent(roots, DELTA, NOTHING, KEYS, first, 0, leaves)
+    return roots, cot.tree_sums(roots, DELTA, KEYS, first, depth), leaves
+
+
+# Depths below and above the 32 nodes that are expanded at once, and the 16 outputs.
+@pytest.mark.parametrize(("trees", "depth"), [(1, 1), (3, 2), (2, 3), (2, 5), (3, 6), (2, 8), (1, 13)])
+@pytest.mark.parametrize(("first", "output", "log_table"), [(0, 0, 0), (2**40 + 5, 2**40 + 3, 8)])
+def test_silent_keys_are_the_reference(
+    isa: str, trees: int, depth: int, first: int, output: int, log_table: int
+) -> None:
+    roots, table = stream("roots").words(trees, 2), stream("table").words(1 << log_table, 2)
+    sums = cot.tree_sums(roots, DELTA, KEYS, first, depth)
+    assert torch.equal(sums, plain.tree_sums(roots, DELTA, KEYS, first, depth))
+    out, expected = (torch.full((trees << depth, 2), value) for value in (-1, 1))
+    cot.send_silent(roots, DELTA, table, KEYS, first, output, out)
+    plain.send_silent(roots, DELTA, table, KEYS, first, output, expected)
+    assert torch.equal(out, expected)
+    paths = stream("paths", depth).words(trees) & (1 << depth) - 1
+    others = stream("others", depth).words(trees, depth, 2)
+    cot.receive_silent(paths, others, table, KEYS, first, output, out)
+    plain.receive_silent(paths, others, table, KEYS, first, output, expected)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 7])
+def test_leaves_differ_by_delta_at_the_path_alone(path: str, depth: int) -> None:
+    """For every path of a tree; the lowest bits are 0 at the sender, and 1 at the path at the receiver."""
+    trees, seen = 1 << depth, torch.full((1 << 2 * depth, 2), -1)
+    paths = torch.arange(trees)
+    _, sums, leaves = grown(trees, depth, 9)
+    others = sums ^ (1 - (paths[:, None] >> torch.arange(depth) & 1))[..., None] * DELTA
+    cot.receive_silent(paths, others, NOTHING, KEYS, 9, 0, seen)
+    expected = leaves.view(trees, trees, 2).clone()
+    expected[paths, paths] ^= DELTA
+    assert torch.equal(seen.view(trees, trees, 2), expected) and not (leaves[:, 0] & 1).any()
+    assert torch.equal(seen.view(trees, trees, 2)[..., 0] & 1, torch.eye(trees, dtype=torch.int64))
+
+
+def test_all_leaves_sum_to_delta(path: str) -> None:
+    """So that one sum tells the other one, and one block is sent for a level."""
+    _, sums, leaves = grown(1, 6)
+    total = reduce(torch.bitwise_xor, leaves)
+    assert torch.equal(total, DELTA ^ torch.tensor([1, 0])) and len({tuple(row.tolist()) for row in sums[0]}) == 6
+
+
+def test_a_tree_follows_its_equation(path: str) -> None:
+    """A tree of two levels, and the key of its number."""
+    roots, sums, leaves = grown(1, 2, 77)
+    number = int.from_bytes(KEYS[0].numpy().tobytes(), "little") ^ 77
+    cipher = Cipher(algorithms.AES(number.to_bytes(16, "little")), modes.ECB())
+
+    def hashed(node: Tensor) -> Tensor:
+        low, high = node.tolist()
+        turned = torch.tensor([high, low ^ high]).numpy().tobytes()
+        out = bytes(a ^ b for a, b in zip(cipher.encryptor().update(turned), turned, strict=True))
+        return torch.frombuffer(bytearray(out), dtype=torch.int64)
+
+    nodes = [roots[0], roots[0] ^ DELTA]
+    left = [hashed(node) for node in nodes]
+    assert torch.equal(sums[0], torch.stack([roots[0], left[0] ^ left[1]]))
+    expected = torch.stack([*left, *(x ^ node for x, node in zip(left, nodes, strict=True))])
+    assert torch.equal(leaves, expected & torch.tensor([-2, -1]))
+
+
+def test_a_hash_without_s_shows_delta() -> None:
+    """The attack copy, on the path 0 of a tree of two levels: a right node would be AES(x), from which x follows."""
+    key, number = KEYS[0].numpy().tobytes(), int.from_bytes(DELTA.numpy().tobytes(), "little")
+    cipher, root = Cipher(algorithms.AES(key), modes.ECB()), stream("root").words(2)
+
+    def block(data: bytes) -> int:
+        return int.from_bytes(data, "little")
+
+    def aes(x: int) -> int:
+        return block(cipher.encryptor().update(x.to_bytes(16, "little")))
+
+    def without(x: int) -> int:
+        return aes(x) ^ x
+
+    def turned(x: int) -> int:
+        low, high = x & 2**64 - 1, x >> 64
+        return aes(high | (low ^ high) << 64) ^ (high | (low ^ high) << 64)
+
+    r = block(root.numpy().tobytes())
+    for hashed, shown in ((without, True), (turned, False)):
+        beside, total = r ^ number, r ^ hashed(r) ^ r ^ number ^ hashed(r ^ number)  # what the receiver learns
+        right = total ^ beside ^ hashed(beside)
+        found = block(cipher.decryptor().update(right.to_bytes(16, "little")))
+        assert (found ^ beside == number) == shown
+    sums = cot.tree_sums(root[None], DELTA, KEYS, 0, 2)[0]
+    assert block((sums[1] ^ DELTA).numpy().tobytes()) == r ^ turned(r) ^ r ^ number ^ turned(r ^ number)
+
+
+def test_an_output_is_a_leaf_and_ten_blocks(path: str) -> None:
+    """As the equation says, with the numbers of output 5 computed here; where calls are cut does not matter."""
+    table, roots, outputs = stream("table").words(1 << 12, 2), stream("roots").words(3, 2), torch.empty(24, 2).long()
+    cot.send_silent(roots, DELTA, table, KEYS, 0, 0, outputs)
+    leaves = torch.empty_like(outputs)
+    cot.send_silent(roots, DELTA, NOTHING, KEYS, 0, 0, leaves)
+    cipher = Cipher(algorithms.AES(KEYS[1].numpy().tobytes()), modes.ECB()).encryptor()
+    expected, words = leaves[5], []
+    for counter in (10, 11):
+        block = int.from_bytes(cipher.update(counter.to_bytes(16, "little")), "little") ^ counter
+        words += [block & 2**64 - 1, block >> 64]
+    for j in range(10):
+        expected = expected ^ table[words[j // 3] >> 21 * (j % 3) & 4095]
+    assert torch.equal(outputs[5], expected)
+    part = torch.empty(16, 2, dtype=torch.int64)
+    cot.send_silent(roots[1:], DELTA, table, KEYS, 1, 8, part)
+    assert torch.equal(part, outputs[8:])
+
+
+def test_known_silent_keys(path: str) -> None:
+    """Both parties' releases must agree."""
+    out = torch.empty(128, 2, dtype=torch.int64)
+    table = stream("table").words(1 << 9, 2)
+    cot.send_silent(stream("roots").words(2, 2), DELTA, table, KEYS, 3, 128, out)
+    digest = hashlib.sha256(out.numpy().tobytes()).hexdigest()
+    assert digest == "4e0132c4782af988c06a0dff906edf1898c018837a7c7e296e2542ccad262013"
+
+
+def test_bad_trees_are_refused() -> None:
+    roots, out, sums = torch.zeros(2, 2).long(), torch.zeros(8, 2).long(), torch.zeros(2, 2, 2).long()
+    wrong = [
+        (lambda: cot.tree_sums(roots, DELTA, KEYS, 0, 14), "depth"),
+        (lambda: cot.tree_sums(roots[:0], DELTA, KEYS, 0, 1), "roots"),
+        (lambda: cot.tree_sums(roots, DELTA[:1], KEYS, 0, 1), "delta"),
+        (lambda: cot.tree_sums(roots, DELTA, KEYS[0], 0, 1), "keys"),
+        (lambda: cot.send_silent(roots, DELTA, out, KEYS, 0, 0, out[:7]), "out"),
+        (lambda: cot.send_silent(roots, DELTA, out, KEYS, -1, 0, out), "first"),
+        (lambda: cot.send_silent(roots, DELTA, out, KEYS, 0, -1, out), "output"),
+        (lambda: cot.send_silent(roots, DELTA, out[:6], KEYS, 0, 0, out), "table"),
+        (lambda: cot.send_silent(roots, DELTA, out, KEYS, 0, 0, out[:, 0]), "out"),
+        (lambda: cot.receive_silent(roots[:, 0], sums[:, :1], out, KEYS, 0, 0, out), "others"),
+        (lambda: cot.receive_silent(roots[:, 0], sums[0], out, KEYS, 0, 0, out), "others"),
+        (lambda: cot.receive_silent(roots[:1, 0], sums, out, KEYS, 0, 0, out), "paths"),
+    ]
+    for call, name in wrong:
+        with pytest.raises(InputError, match=name):
+            call()

@@ -15,14 +15,15 @@ from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair.lockstep import Rounds
 from hummingbird.mpc.pair.material import PairMaterial
+from hummingbird.mpc.pair.price import DEFAULT
 from hummingbird.mpc.pair.transfers import ReceivedRot, SentRot, Side, Transfers
 from tests.support.parties import channels, together
 from tests.support.patience import HANG
 
 
-def pair(transfer_bits: float = 31.0) -> list[PairMaterial]:
-    """Both parties, over sockets, after their set-up."""
-    return together([lambda c=c: PairMaterial(c, transfer_bits) for c in channels(2)])
+def pair(transfers: str = DEFAULT) -> list[PairMaterial]:
+    """Both parties, over sockets, after their set-up. transfers: how these are made."""
+    return together([lambda c=c: PairMaterial(c, transfers) for c in channels(2)])
 
 
 def made(parties: Sequence[PairMaterial], requests: Sequence[Request[Any]]) -> list[list[Material]]:
@@ -83,7 +84,12 @@ def _wires() -> list[Callable[[Tensor, int], Tensor]]:
 @cache
 def linked() -> list[Transfers]:
     """Both ends of one set-up of transfers."""
-    return together([lambda wire=wire: Transfers(wire) for wire in _wires()])
+    return linked_by(DEFAULT)
+
+
+def linked_by(kind: str) -> list[Transfers]:
+    """Both ends of a new set-up of transfers, which are made in this way."""
+    return together([lambda wire=wire: Transfers(wire, kind) for wire in _wires()])
 
 
 @dataclass

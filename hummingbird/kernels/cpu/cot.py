@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels import cot
-from hummingbird.kernels.cot import BLOCK, TILE, TREES
+from hummingbird.kernels.cot import BLOCK, TILE, TREES, depth_of
 from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.registry import implements
 
@@ -45,3 +45,32 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     start = keys.data_ptr(), (offset if delta is None else delta).data_ptr(), key.data_ptr()
     handle().hb_cot_pads(*start, first // TILE, block, len(keys), out.data_ptr())
     return out
+
+
+@implements(cot.tree_sums, "cpu")
+def tree_sums(roots: Tensor, delta: Tensor, keys: Tensor, first: int, depth: int) -> Tensor:
+    """Implement `kernels.cot.tree_sums` in C++ (csrc/silent.cpp): compute the sums of a sender's trees."""
+    sums = torch.empty((len(roots), depth, 2), dtype=torch.int64)
+    start = roots.data_ptr(), delta.data_ptr(), keys.data_ptr()
+    handle().hb_cot_tree_sums(*start, first, len(roots), depth, sums.data_ptr())
+    return sums
+
+
+@implements(cot.send_silent, "cpu")
+def send_silent(
+    roots: Tensor, delta: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Implement `kernels.cot.send_silent` in C++ (csrc/silent.cpp): compute a sender's keys from its trees."""
+    start = roots.data_ptr(), delta.data_ptr(), keys.data_ptr()
+    code = table.data_ptr(), len(table).bit_length() - 1, output
+    handle().hb_cot_send_silent(*start, first, len(roots), depth_of(roots, out), *code, out.data_ptr())
+
+
+@implements(cot.receive_silent, "cpu")
+def receive_silent(
+    paths: Tensor, others: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Implement `kernels.cot.receive_silent` in C++ (csrc/silent.cpp): compute a receiver's keys from its trees."""
+    start = paths.data_ptr(), others.data_ptr(), keys.data_ptr()
+    code = table.data_ptr(), len(table).bit_length() - 1, output
+    handle().hb_cot_receive_silent(*start, first, len(paths), depth_of(paths, out), *code, out.data_ptr())

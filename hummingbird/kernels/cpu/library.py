@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 16  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 17  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -55,6 +55,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_cot_send": (None, [_pointer, _pointer, _long, _long, _pointer, _pointer]),
     "hb_cot_choose": (None, [_pointer, _pointer, _pointer, _long, _pointer]),
     "hb_cot_pads": (None, [_pointer, _pointer, _pointer, _long, _int, _long, _pointer]),
+    "hb_cot_tree_sums": (None, [*[_pointer] * 3, _long, _long, _int, _pointer]),
+    "hb_cot_send_silent": (None, [*[_pointer] * 3, _long, _long, _int, _pointer, _int, _long, _pointer]),
+    "hb_cot_receive_silent": (None, [*[_pointer] * 3, _long, _long, _int, _pointer, _int, _long, _pointer]),
     "hb_gfni": (_int, []),
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
+import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hummingbird.kernels import cot
-from hummingbird.kernels.cot import BLOCK, LEAVES, TILE, TREES
+from hummingbird.kernels.cot import BLOCK, FIELD, LEAVES, READS, TILE, TREES, depth_of
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares.packing import from_bits
 
@@ -46,6 +48,86 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
         hidden = bytearray(encryptor.update(inputs[at : at + TILE].numpy().tobytes()))
         out[at : at + TILE] = torch.frombuffer(hidden, dtype=torch.int64).view(-1, 2)
     return (out ^ inputs).T.contiguous()
+
+
+@implements(cot.tree_sums, "reference")
+def tree_sums(roots: Tensor, delta: Tensor, keys: Tensor, first: int, depth: int) -> Tensor:
+    """Implement `kernels.cot.tree_sums` with an AES of OpenSSL: compute the sums of the levels of a sender's trees."""
+    sums = [_grown(root, delta, _hash(keys[0], first + tree), depth)[1] for tree, root in enumerate(roots)]
+    return torch.stack([torch.stack(each) for each in sums])
+
+
+@implements(cot.send_silent, "reference")
+def send_silent(
+    roots: Tensor, delta: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Implement `kernels.cot.send_silent` with an AES of OpenSSL: compute a sender's keys from its trees."""
+    depth = depth_of(roots, out)
+    for tree, (root, leaves) in enumerate(zip(roots, out.view(len(roots), -1, 2), strict=True)):
+        leaves.copy_(_grown(root, delta, _hash(keys[0], first + tree), depth)[0] & _CLEARED)
+    encode(table, keys[1], output, out)
+
+
+@implements(cot.receive_silent, "reference")
+def receive_silent(
+    paths: Tensor, others: Tensor, table: Tensor, keys: Tensor, first: int, output: int, out: Tensor
+) -> None:
+    """Implement `kernels.cot.receive_silent` with an AES of OpenSSL: compute a receiver's keys from its trees."""
+    for tree, (path, leaves) in enumerate(zip(paths.tolist(), out.view(len(paths), -1, 2), strict=True)):
+        hashed, nodes = _hash(keys[0], first + tree), torch.zeros(1, 2, dtype=torch.int64)
+        for level, other in enumerate(others[tree]):  # the node on the path is unknown, and stays 0
+            on, side = path & (1 << level) - 1, 1 - (path >> level & 1)
+            left = hashed(nodes)
+            nodes = torch.cat([left, left ^ nodes])
+            nodes[[on, on + (1 << level)]] = 0
+            nodes[on + (side << level)] = other ^ _xor(nodes.view(2, -1, 2)[side])
+        nodes &= _CLEARED
+        nodes[path] = _xor(nodes) | ~_CLEARED
+        leaves.copy_(nodes)
+    encode(table, keys[1], output, out)
+
+
+def encode(table: Tensor, key: Tensor, output: int, out: Tensor) -> None:
+    """Add to each output, of which the first one has the number `output`, the ten blocks of the table."""
+    counters = torch.stack([2 * output + torch.arange(2 * len(out)), torch.zeros(2 * len(out), dtype=torch.int64)], 1)
+    words = _aes(_number(key), counters).view(-1, 4) ^ counters.view(-1, 4)
+    for j in range(READS):
+        out ^= table[words[:, j // 3] >> FIELD * (j % 3) & len(table) - 1]
+
+
+_CLEARED = torch.tensor([-2, -1])  # all bits but the lowest
+
+
+def _grown(root: Tensor, delta: Tensor, hashed: Callable[[Tensor], Tensor], depth: int) -> tuple[Tensor, list[Tensor]]:
+    """Grow a sender's tree; return its leaves, int64 (2^depth, 2), and for each level the sum of its left nodes."""
+    nodes, sums = torch.stack([root, root ^ delta]), [root]
+    for _ in range(depth - 1):
+        left = hashed(nodes)
+        sums.append(_xor(left))
+        nodes = torch.cat([left, left ^ nodes])
+    return nodes, sums
+
+
+def _hash(key: Tensor, number: int) -> Callable[[Tensor], Tensor]:
+    """Return the hash of the tree with this number, of nodes, int64 (n, 2)."""
+
+    def hashed(nodes: Tensor) -> Tensor:
+        turned = torch.stack([nodes[:, 1], nodes[:, 0] ^ nodes[:, 1]], 1)
+        return _aes(_number(key) ^ number, turned) ^ turned
+
+    return hashed
+
+
+def _aes(key: int, blocks: Tensor) -> Tensor:
+    """Encrypt blocks, int64 (n, 2), by AES-128."""
+    encryptor = Cipher(algorithms.AES(key.to_bytes(16, "little")), modes.ECB()).encryptor()
+    hidden = bytearray(encryptor.update(blocks.contiguous().numpy().tobytes()))
+    return torch.frombuffer(hidden, dtype=torch.int64).view(-1, 2)
+
+
+def _xor(blocks: Tensor) -> Tensor:
+    """Return the xor of blocks, int64 (n, 2)."""
+    return torch.from_numpy(np.bitwise_xor.reduce(blocks.numpy(), 0))
 
 
 def _number(key: Tensor) -> int:

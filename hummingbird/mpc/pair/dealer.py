@@ -35,8 +35,8 @@ from hummingbird.mpc.dealer.supplies import (
     Supply,
     SupplyState,
 )
-from hummingbird.mpc.pair.material import PairMaterial, cost, recipe_of
-from hummingbird.mpc.pair.price import PairCost
+from hummingbird.mpc.pair.material import PairMaterial, cost_from, recipe_of
+from hummingbird.mpc.pair.price import DEFAULT, EMPTY, TRANSFER_BITS, PairCost, Stock
 
 AIM = "pair"  # of a net whose material two parties can make
 BUFFER_BYTES = 256 << 20
@@ -78,29 +78,48 @@ def _call(sizes: Sequence[int], at: int, call_bytes: int) -> int:
     return max(count, 1)
 
 
-def slice_cost(requests: Requests) -> PairCost:
+def slice_cost(requests: Requests, stock: Stock = EMPTY) -> PairCost:
     """Return what two parties send each other for the material of one slice, without the announcements; exact.
 
-    Raises ConfigError for a kind that two parties cannot make.
+    stock: the transfers that the parties have. Raises ConfigError for a kind that two parties cannot make.
     """
-    return sum(map(cost, calls_of(requests)), PairCost(0, 0, 0, 0, 0))
+    total = PairCost(0, 0, 0, 0, 0)
+    for call in calls_of(requests):
+        each, stock = cost_from(stock, call)
+        total += each
+    return total
+
+
+def transfers_of(dealer: object) -> str | None:
+    """Return how two parties make transfers if `init` has this dealer: "pair", or "pair:" and a kind; else None.
+
+    Raises ConfigError for a kind that is none.
+    """
+    name, _, kind = dealer.partition(":") if isinstance(dealer, str) else ("", "", "")
+    if name != AIM or kind.isdigit():  # a host of that name, and its port
+        return None
+    if kind and kind not in TRANSFER_BITS:
+        hint = " or ".join(f'"{AIM}:{each}"' for each in TRANSFER_BITS)
+        raise ConfigError(f"dealer={dealer!r}", where="init", hint=f'"{AIM}", {hint}, or a dealer\'s address')
+    return kind or DEFAULT
 
 
 class PairDealer:
     """A party's source of material that it makes with one other party; `correlation(request)` returns its shares.
 
     channel: between the two parties, for this object alone; `close` closes it. Both parties make this object at the
-        same time, which takes two rounds.
+        same time, which takes three rounds.
+    transfers: how random transfers are made, as `PairMaterial` takes it.
     buffer_bytes: bound on the bytes of shares that are made ahead of their use.
-    Raises ConfigError unless there are two parties.
+    Raises ConfigError unless there are two parties, and AgreementError if they name different transfers.
     """
 
     slice_shape, aim = None, AIM
 
-    def __init__(self, channel: Channel, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, channel: Channel, transfers: str = DEFAULT, buffer_bytes: int = BUFFER_BYTES) -> None:
         with meter.uncounted():
-            self._material = PairMaterial(channel)
-        self._channel = channel
+            self._material = PairMaterial(channel, transfers)
+        self._channel, self.transfers = channel, transfers
         kind = _Leading if channel.rank == 0 else _Following
         self._supplies: Supplies = kind(channel, self._make, buffer_bytes)
         self._supplies.begin()

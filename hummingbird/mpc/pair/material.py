@@ -2,12 +2,13 @@
 
 The fields of a request are those of its module in mpc/protocols and obey its `derive`: nothing changes online.
 
-    made = PairMaterial(channel)                          both parties, at the same time
+    made = PairMaterial(channel)                          both parties, at the same time; or (channel, "silent")
     material = made.correlation(MaskedOpening(1000, 20, 12, 2, 36))
 
 Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
 and send about the same. All requests of one call run in lock-step (lockstep.py). The first round of a call has the
-messages of its transfers, and public keys for its encrypted products.
+messages of its transfers, and public keys for its encrypted products. Silent transfers have messages in few calls: two
+rounds, or four where the pool grows twice (ot/silent.py), before the requests' own.
 
 Semi-honest: a party that deviates can learn the other one's secrets, unseen. A party's fields are uniform
 to the other one, and do not follow from a seed. All of this is on the CPU.
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.channel.channel import Channel
-from hummingbird.cost import HEADER_BYTES, cot_message
+from hummingbird.cost import HEADER_BYTES
 from hummingbird.errors import ConfigError
 from hummingbird.kernels.shares.packing import Words
 from hummingbird.mpc.correlations.field import Field
@@ -35,11 +36,13 @@ from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, owned, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairCost
+from hummingbird.mpc.pair.price import DEFAULT, EMPTY, MESSAGE_BITS, PROCESSOR, SILENT, TRANSFER_BITS, PairCost, Stock
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
+from hummingbird.mpc.session.session import agree
+from hummingbird.ot.silent import SIZES, CotPool
 
 _ALL: tuple[MaterialRecipe[Any], ...] = (
     *(masked.MASKED, masked.THRESHOLDS),
@@ -60,11 +63,14 @@ _INSTEAD = {
 }
 
 
-def recipe_of(request: Request[Any]) -> MaterialRecipe[Any]:
-    """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make."""
+def recipe_of(request: Request[Any], transfer_bits: float = TRANSFER_BITS[DEFAULT]) -> MaterialRecipe[Any]:
+    """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make.
+
+    transfer_bits: the price of a transfer in bits; the same at both parties.
+    """
     found, what = RECIPES.get(request.kind), f"two parties cannot make material of kind {request.kind!r}"
     if isinstance(request, Triple) and request.op != "mul":
-        found = BY_TERMS if matrices.better_by_terms(request) else matrices.MATRICES
+        found = BY_TERMS if matrices.better_by_terms(request, transfer_bits) else matrices.MATRICES
     if found is None:
         raise ConfigError(what, where="dealer", hint=_INSTEAD.get(request.kind, "use a dealer"))
     if why := found.refuses(request):
@@ -72,71 +78,107 @@ def recipe_of(request: Request[Any]) -> MaterialRecipe[Any]:
     return found
 
 
-def cost(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BITS) -> PairCost:
+def cost(requests: Sequence[Request[Any]], stock: Stock = EMPTY) -> PairCost:
     """Return what one call costs that makes the material of these requests; exact.
 
-    transfer_bits: as `PairMaterial` takes it. Raises ConfigError for a kind that two parties cannot make.
+    stock: the transfers that the parties have, `PairMaterial.stock`; by default none, as after the set-up.
+    Raises ConfigError for a kind that two parties cannot make.
     """
-    groups = _in_turn([_pieces(request, transfer_bits) for request in requests])
-    return sum((_cost([piece for _, piece in group], transfer_bits) for group in groups), PairCost(0, 0, 0, 0, 0))
+    return cost_from(stock, requests)[0]
+
+
+def cost_from(stock: Stock, requests: Sequence[Request[Any]]) -> tuple[PairCost, Stock]:
+    """Return what one call costs, as `cost` does, and the transfers that the parties have after it."""
+    total, transfer_bits = PairCost(0, 0, 0, 0, 0), TRANSFER_BITS[stock.kind]
+    for group in _in_turn([_pieces(request, transfer_bits) for request in requests]):
+        each, stock = _cost([piece for _, piece in group], stock)
+        total += each
+    return total, stock
 
 
 def _pieces(request: Request[Any], transfer_bits: float) -> list[Request[Any]]:
-    found = recipe_of(request)
+    found = recipe_of(request, transfer_bits)
     values = found.values(request) if isinstance(found, PairRecipe) else 0
     return _cut_up(request, found.total(request, transfer_bits).transfers / values) if values else [request]
 
 
-def _cost(requests: Sequence[Request[Any]], transfer_bits: float) -> PairCost:
-    sent, bits, longest, primes = [0, 0], 0, 0, 0
+def _cost(requests: Sequence[Request[Any]], stock: Stock) -> tuple[PairCost, Stock]:
+    sent, bits, longest, primes, transfer_bits = [0, 0], 0, 0, 0, TRANSFER_BITS[stock.kind]
     for request in requests:
-        found = recipe_of(request)
+        found = recipe_of(request, transfer_bits)
         price = found.total(request, transfer_bits)
         sent = [sent[0] + price.main, sent[1] + price.back]
         bits, longest, primes = bits + price.bits, max(longest, price.rounds), max(primes, found.primes(request))
-    messages = 8 * sum(cot_message(count, random=True) for count in sent)
-    rounds = 1 + longest
-    return PairCost(sum(sent), bits + 16 * key_bytes(primes), messages, 2 * rounds * 8 * HEADER_BYTES, rounds)
+    messages, drawing, stock = stock.drawn(*sent)
+    rounds = max(drawing, int(primes > 0)) + longest
+    return PairCost(sum(sent), bits + 16 * key_bytes(primes), messages, 2 * rounds * 8 * HEADER_BYTES, rounds), stock
 
 
-def offline_bits(requests: Sequence[Request[Any]], transfer_bits: float = SOFTSPOKEN_BITS) -> int:
+def offline_bits(requests: Sequence[Request[Any]], kind: str = DEFAULT) -> int:
     """Return the bits that both parties send to make each request by itself, without frames, as `Material` counts them.
 
-    Raises ConfigError for a kind that two parties cannot make.
+    kind: how transfers are made. A silent transfer counts as one of many (`MESSAGE_BITS`): its part of an extension.
+    Raises ConfigError for a kind of request that two parties cannot make.
     """
-    costs = [cost([request], transfer_bits) for request in requests]
+    costs = [cost([request], Stock(kind)) for request in requests]
+    if kind == SILENT:
+        return sum(each.bits + math.ceil(each.transfers * MESSAGE_BITS[SILENT]) for each in costs)
     return sum(each.bits + each.transfer_bits for each in costs)
+
+
+def seconds(requests: Sequence[Request[Any]], transfers: str, bandwidth: float, rtt: float) -> float:
+    """Estimate how long two parties make the material of these requests, as one of many calls, to compare two kinds.
+
+    That is the time of the messages, half a round trip for each round, and the processor's for transfers
+    (`price.PROCESSOR`), without the recipes' other work.
+    transfers: as `PairMaterial` takes it. bandwidth: bits per second of each party. rtt: round-trip time, seconds.
+    """
+    plenty = CotPool(len(SIZES) - 1, 1 << 60)
+    price = cost(requests, Stock(transfers, plenty, plenty))
+    sent = offline_bits(requests, transfers) + price.frame_bits
+    return price.rounds * rtt / 2 + sent / 2 / bandwidth + price.transfers * PROCESSOR[transfers]
 
 
 class PairMaterial:
     """One of two parties that make their material together, over a channel that nothing else uses at the same time.
 
-    Both parties make this object at the same time, which takes two rounds, and then the same calls. Not thread-safe.
+    Both parties make this object at the same time, which takes three rounds, and then the same calls. Calls that differ
+    are an error if their messages do; `PairDealer` compares the requests themselves. Not thread-safe.
     channel: of two parties.
-    transfer_bits: the price of a random transfer in bits, by which the knob of masks is chosen (masks.py); the same at
-        both parties.
-    Raises ConfigError for another number of parties.
+    transfers: how random transfers are made, "silent" or "softspoken" (docs/pair.md); the same at both parties.
+    Raises ConfigError for another number of parties or another word, and AgreementError if the parties name different
+    ones.
     """
 
-    def __init__(self, channel: Channel, transfer_bits: float = SOFTSPOKEN_BITS) -> None:
+    def __init__(self, channel: Channel, transfers: str = DEFAULT) -> None:
         if channel.parties != 2:
             what = f"{channel.parties} parties cannot make their material themselves: two can"
             raise ConfigError(what, where="dealer", hint="use a dealer")
-        self.rank, self._channel, self._transfer_bits = channel.rank, channel, transfer_bits
+        if transfers not in TRANSFER_BITS:
+            raise ConfigError(f"transfers={transfers!r}", where="dealer", hint=f"one of {', '.join(TRANSFER_BITS)}")
+        agree(channel, "material of two parties", {"transfers": transfers})
+        self.rank, self._channel, self._transfer_bits = channel.rank, channel, TRANSFER_BITS[transfers]
         self.weights: dict[int, Tensor] = {}  # this party's private weights, by number (mpc/protocols/owned.py)
-        self._transfers = Transfers(self._exchange)
+        self._transfers = Transfers(self._exchange, transfers)
+
+    @property
+    def stock(self) -> Stock:
+        """The transfers that the parties have, as party 0 has them: the price of the next call follows from it."""
+        return self._transfers.stock.turned if self.rank else self._transfers.stock
 
     def correlation(self, request: Request[Any]) -> Material:
-        """Make this party's shares for one request; return them with their cost. Cost: `cost([request])`."""
+        """Make this party's shares for one request; return them with their cost. Cost: `cost([request], stock)`."""
         return self.make([request])[0]
 
     def make(self, requests: Sequence[Request[Any]]) -> list[Material]:
-        """Make this party's shares for several requests, in lock-step; return them, in order. Cost: `cost(requests)`.
+        """Make this party's shares for several requests, in lock-step; return them, in order.
+
+        Cost: `cost(requests, stock)`.
 
         Raises ConfigError for a kind that two parties cannot make, before anything is sent.
         """
         started = time.perf_counter()
-        bits = [offline_bits([request], self._transfer_bits) for request in requests]
+        bits = [offline_bits([request], self.stock.kind) for request in requests]
         cut = [_pieces(request, self._transfer_bits) for request in requests]
         parts: list[list[dict[str, Tensor]]] = [[] for _ in requests]
         for group in _in_turn(cut):
@@ -148,20 +190,22 @@ class PairMaterial:
         return [Material(made, of, of // 2, seconds, seconds) for made, of in zip(shares, bits, strict=True)]
 
     def _made(self, requests: Sequence[Request[Any]]) -> Rounds[list[dict[str, Tensor]]]:
-        works = [_works(request, self.rank, self._transfer_bits) for request in requests]
+        recipes = [recipe_of(request, self._transfer_bits) for request in requests]
+        works = [_works(*each, self.rank, self._transfer_bits) for each in zip(recipes, requests, strict=True)]
         flat = [work for of_request in works for work in of_request]
+        primes = max((found.primes(each) for found, each in zip(recipes, requests, strict=True)), default=0)
         (out, into), keys = yield from together(
             self._transfers.draw(sum(work.sent for work in flat), sum(work.received for work in flat)),
-            PairKeys.exchanged(max((recipe_of(request).primes(request) for request in requests), default=0)),
+            PairKeys.exchanged(primes),
         )
         protocols, sides, at, to = [], [], 0, 0
-        for request, of_request in zip(requests, works, strict=True):
+        for found, request, of_request in zip(recipes, requests, works, strict=True):
             own = []
             for work in of_request:
                 mine, theirs = part(out, at, work.sent), part(into, to, work.received)
                 at, to = at + work.sent, to + work.received
                 own.append(Side(work.n, self.rank, work.sends, *((mine, theirs) if work.sends else (theirs, mine))))
-            protocols.append(recipe_of(request).made(request, own, keys, self.rank, self._transfer_bits, self.weights))
+            protocols.append(found.made(request, own, keys, self.rank, self._transfer_bits, self.weights))
             sides += own
         made = yield from together(*protocols)
         assert all(side.done for side in sides), "the price counts other transfers than are used"
@@ -186,13 +230,13 @@ class _Work:
     received: int
 
 
-def _works(request: Request[Any], rank: int, transfer_bits: float) -> list[_Work]:
+def _works(found: MaterialRecipe[Any], request: Request[Any], rank: int, transfer_bits: float) -> list[_Work]:
     """Return the parts of a request.
 
-    rank: this party's. transfer_bits: as `PairMaterial` takes it.
+    found: how it is made. rank: this party's. transfer_bits: the price of a transfer in bits.
     """
     out = []
-    for item in recipe_of(request).parts(request, transfer_bits):
+    for item in found.parts(request, transfer_bits):
         main, back, sends = item.n * item.price.main, item.n * item.price.back, item.sender == rank
         out.append(_Work(item.n, sends, *((main, back) if sends else (back, main))))
     return out
@@ -269,4 +313,4 @@ def _elements(item: Field, found: Tensor) -> Tensor:
     return found.reshape(-1)[: math.prod(item.shape)].view(item.shape)
 
 
-__all__ = ["RECIPES", "PairMaterial", "cost", "recipe_of"]
+__all__ = ["RECIPES", "PairMaterial", "cost", "cost_from", "offline_bits", "recipe_of", "seconds"]

@@ -36,7 +36,7 @@ from hummingbird import prg, ring
 from hummingbird.mpc.pair import encrypted
 from hummingbird.mpc.pair.encrypted import DEGREE, MOST_TERMS, Encryption, PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds
-from hummingbird.mpc.pair.price import SOFTSPOKEN_BITS, PairPrice
+from hummingbird.mpc.pair.price import PairPrice
 from hummingbird.mpc.pair.recipe import MaterialRecipe, Part
 from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side
@@ -349,9 +349,9 @@ class _Products(MaterialRecipe[Triple]):
 MATRICES = _Products()
 
 
-def better_by_terms(request: Triple) -> bool:
-    """Whether a matrix product takes fewer bytes term by term (terms.py), if a transfer costs `SOFTSPOKEN_BITS`."""
+def better_by_terms(request: Triple, transfer_bits: float) -> bool:
+    """Whether a matrix product takes fewer bytes term by term (terms.py). transfer_bits: the price of a transfer."""
     if request.op != "matmul" or MATRICES.empty(request) or MATRICES.refuses(request):
         return False
-    by_terms = BY_TERMS.total(request, SOFTSPOKEN_BITS).weight(SOFTSPOKEN_BITS)
-    return by_terms < MATRICES.total(request, SOFTSPOKEN_BITS).bits + 16 * key_bytes(MATRICES.primes(request))
+    by_terms = BY_TERMS.total(request, transfer_bits).weight(transfer_bits)
+    return by_terms < MATRICES.total(request, transfer_bits).bits + 16 * key_bytes(MATRICES.primes(request))

@@ -15,7 +15,8 @@ its pads (`turned`).
 A transfer's number is used once, and so is every bit of its pads: two words under the same bits reveal their
 difference. Keys and set-up are fresh for each connection and are never stored.
 
-Sources: Beaver 1995 for random transfers; Gilboa 1999 for products of words; SoftSpoken OT, Roy 2022, for transfers.
+Sources: Beaver 1995 for random transfers; Gilboa 1999 for products of words. ot/cot.py and ot/silent.py have those of
+the correlated transfers.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from torch import Tensor
 
 from hummingbird import kernels, prg
 from hummingbird.kernels.cot import TILE, choose, pads
-from hummingbird.mpc.pair.lockstep import Exchange, Rounds
+from hummingbird.mpc.pair.lockstep import Exchange, Rounds, together
+from hummingbird.mpc.pair.price import DEFAULT, SILENT, Stock
 from hummingbird.ot import cot
+from hummingbird.ot.silent import CotDraw, SilentReceiver, SilentSender
 
 LANE = 64  # bits of a lane of pads: a word lies in one lane
 LANES = 2  # of a block
@@ -331,39 +334,81 @@ class Transfers:
 
     The set-up takes two rounds (`cost.COT_SET_UP` bytes each way, in sum). Not thread-safe.
     exchange: sends a message, and returns one of so many bytes, which the other party sends at the same time.
+    kind: how transfers are made (`price.Stock`); the same at both parties.
+    stock: those that are made and not used.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, kind: str = DEFAULT) -> None:
         start = cot.SetUp()
         asked = exchange(_octets(start.message), len(start.message))
         self._receiver, reply = cot.accept(asked.numpy().tobytes())
         answered = exchange(_octets(reply), len(reply))
         self._sender = start.finish(answered.numpy().tobytes())
-        self._sending = _public(start.message, answered.numpy().tobytes())
-        self._receiving = _public(asked.numpy().tobytes(), reply)
+        sending = _public(start.message, answered.numpy().tobytes())
+        receiving = _public(asked.numpy().tobytes(), reply)
+        self._sending, self._receiving = (_octets(key).view(torch.int64) for key in (sending, receiving))
+        self._silent = SilentSender(self._sender, sending), SilentReceiver(self._receiver, receiving)
+        self.stock = Stock(kind)
         self._sent = self._received = 0
 
     def draw(self, sent: int, received: int) -> Rounds[tuple[SentRot, ReceivedRot]]:
-        """Make transfers in both directions, each `cost.cot_message` bytes; 1 round.
+        """Make transfers in both directions. Cost: `Stock.drawn`.
 
         sent: how many this party sends. received: how many it receives. Both are multiples of 16.
         """
         assert sent % TILE == received % TILE == 0
-        first, own = self._sent, self._received
+        first, own, before = self._sent, self._received, self.stock
         self._sent += cot.numbers(sent)  # before anything is sent: numbers of a call that fails are used up
         self._received += cot.numbers(received)
-        message, choices, keys = self._receiver.random(own, received)
-        (theirs,) = yield [_octets(message)], [cot.message_bytes(sent, random=True)]
-        mine = self._sender.extend(first, sent, theirs.numpy().tobytes(), random=True)
+        _, _, self.stock = before.drawn(sent, received)
+        if before.kind == SILENT:
+            ways = self._send_silent(before.sent.drawn(sent)), self._receive_silent(before.received.drawn(received))
+        else:
+            ways = self._send(first, sent), self._receive(own, received)
+        mine, (keys, choice) = yield from together(*ways)
         out = SentRot(mine, first, self._sending, self._sender.delta)
-        return out, ReceivedRot(keys, own, self._receiving, kernels.pack_bits(choices))
+        return out, ReceivedRot(keys, own, self._receiving, choice)
+
+    def _send(self, first: int, count: int) -> Rounds[Tensor]:
+        """Return the keys of transfers by SoftSpoken OT, int64 (count, 2)."""
+        (theirs,) = yield [], [cot.message_bytes(count, random=True)]
+        return self._sender.extend(first, count, theirs.numpy().tobytes(), random=True)
+
+    def _receive(self, first: int, count: int) -> Rounds[tuple[Tensor, Tensor]]:
+        """Return the keys of transfers by SoftSpoken OT, and their choices, packed."""
+        message, choices, keys = self._receiver.random(first, count)
+        yield [_octets(message)], []
+        return keys, kernels.pack_bits(choices)
+
+    def _send_silent(self, draw: CotDraw) -> Rounds[Tensor]:
+        """Return the keys of silent transfers, int64 (n, 2)."""
+        end, parts = self._silent[0], list[Tensor]()
+        for count, extension in zip(draw.parts, draw.extensions, strict=False):
+            parts.append(end.take(count))
+            (asked,) = yield [], [extension.asked]
+            yield [_octets(end.answer(extension, asked.numpy().tobytes()))], []
+        return _joined([*parts, end.take(draw.parts[-1])])
+
+    def _receive_silent(self, draw: CotDraw) -> Rounds[tuple[Tensor, Tensor]]:
+        """Return the keys of silent transfers, and their choices, packed."""
+        end, parts = self._silent[1], list[Tensor]()
+        for count, extension in zip(draw.parts, draw.extensions, strict=False):
+            parts.append(end.take(count))
+            yield [_octets(end.ask(extension))], []
+            (answer,) = yield [], [extension.answered]
+            end.learn(answer.numpy().tobytes())
+        keys = _joined([*parts, end.take(draw.parts[-1])])
+        return keys, kernels.to_planes(keys[:, 0].contiguous(), 0, 1)[0]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _octets(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _public(message: bytes, reply: bytes) -> Tensor:
-    """Return a direction's public key of the hash, int64 (2,): a digest of its set-up."""
-    digest = hashlib.blake2b(message + reply, digest_size=16, person=b"hummingbird").digest()
-    return torch.frombuffer(bytearray(digest), dtype=torch.int64)
+def _public(message: bytes, reply: bytes) -> bytes:
+    """Return a direction's public key of the hash, 16 bytes: a digest of its set-up."""
+    return hashlib.blake2b(message + reply, digest_size=16, person=b"hummingbird").digest()

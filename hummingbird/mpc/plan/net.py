@@ -29,8 +29,8 @@ from hummingbird.graph.rowwise import rowwise
 from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
-from hummingbird.mpc.pair.dealer import slice_cost
-from hummingbird.mpc.pair.price import PairCost
+from hummingbird.mpc.pair.dealer import PairDealer, slice_cost
+from hummingbird.mpc.pair.price import DEFAULT, PairCost
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
@@ -110,10 +110,11 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._set_up_for: object = None
+        self._transfers = DEFAULT  # how the session's two parties make transfers (pair/price.py)
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._prices: dict[tuple[tuple[int, ...], int], PlanPrice] = {}
-        self._made: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
+        self._made: dict[tuple[tuple[int, ...], str], list[PlannedCost]] = {}  # by slice shape and kind of transfers
         self._walks: dict[tuple[int, ...], Interpreter[PlanStep]] = {}  # by the order of the steps
         self._agreed = [step.name for step in self.plan if step.op == "public"]
         for step in self.plan:
@@ -140,6 +141,8 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
         self.to(session.device)
         session.dealer.admit(self.facts, [])
+        if isinstance(session.dealer, PairDealer):
+            self._transfers = session.dealer.transfers
         self.share_weights(session)
         hold(session, self.owned_weights)
         for known in (self._prices, self._made, self._requests):  # they follow from who has the weights, and from keys
@@ -227,11 +230,11 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         key, steps = (tuple(input_shape), parties), self._price(input_shape, parties).steps
         if self.requests_of is None or parties != 2:
             return steps
-        if key not in self._made:
+        if (priced := (key[0], self._transfers)) not in self._made:
             made = self.requests_of(self, *key)
             self._requests.setdefault(key, [request for _, request in made])
-            self._made[key] = made_by_pair(steps, made)
-        return self._made[key]
+            self._made[priced] = made_by_pair(steps, made, self._transfers)
+        return self._made[priced]
 
     def material_cost(self, input_shape: Sequence[int]) -> PairCost:
         """Return what two parties without a dealer send each other for a slice's material, and in how many rounds.

@@ -99,16 +99,18 @@ def price(plan: Sequence[PlanStep], graph: Sequence[Step], shape: tuple[int, ...
     return PlanPrice(out, depths)
 
 
-def made_by_pair(steps: Sequence[PlannedCost], made: Sequence[tuple[str, Request[Any]]]) -> list[PlannedCost]:
+def made_by_pair(
+    steps: Sequence[PlannedCost], made: Sequence[tuple[str, Request[Any]]], transfers: str
+) -> list[PlannedCost]:
     """Return the steps' prices with the offline bits of two parties that make the material with each other.
 
-    made: the requests of a slice, each with the name of its layer. Raises ConfigError for a request that two parties
-    cannot make.
+    made: the requests of a slice, each with the name of its layer. transfers: how they make transfers (pair/price.py).
+    Raises ConfigError for a request that two parties cannot make.
     """
     bits: Counter[str] = Counter()
     for name, request in made:
         try:
-            bits[name] += offline_bits([request])
+            bits[name] += offline_bits([request], transfers)
         except ConfigError as error:
             raise ConfigError(error.what, where=name, hint=error.hint) from None
     # Steps of one name are one layer: all bits count for the first.

@@ -32,7 +32,7 @@ from hummingbird.crypten import run as crypten_run
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
-from hummingbird.mpc.pair.dealer import PairDealer
+from hummingbird.mpc.pair.dealer import PairDealer, transfers_of
 from hummingbird.mpc.session.lanes import (
     LanePosition,
     close_group,
@@ -174,6 +174,8 @@ def init(
         collude with any party: with a party's help it could read that run's secrets. None starts a dealer on this
         host, if all parties run on this host. "pair": there is no dealer, and two parties make the material with each
         other; a party that deviates from the protocol could read the other one's secrets, unseen (docs/pair.md).
+        "pair:silent" and "pair:softspoken" say how they make oblivious transfers: silent ones send a quarter of the
+        bytes and take more of a processor's time.
     store: replaces a dealer by material that `python -m hummingbird deal` has made in advance: this party's folder, or
         the folder that contains party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can
         read the folders of two parties can read their secrets. Or the URL of an object store that `deal` has filled,
@@ -216,8 +218,9 @@ def init(
     device, listener = check_options(dealer, tls, timeout, device), Listener.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
-    if dealer == PAIR and here.parties != 2:
-        what = f"dealer={PAIR!r} with {here.parties} parties: two parties can make their material, and no other number"
+    transfers = transfers_of(dealer)
+    if transfers and here.parties != 2:
+        what = f"dealer={dealer!r} with {here.parties} parties: two parties can make material, and no other number"
         raise ConfigError(what, where="init", hint="name a dealer, HOST:PORT, or leave `dealer` out")
     refuse_other_group(here)
     warn_of_dynamic(stacklevel=3)
@@ -234,7 +237,7 @@ def init(
     try:
         if here.world > 1:
             meeting, ends = meet(here, listener, timeout, starting)
-            again = ends.again(PAIR) if dealer == PAIR else None  # the first connection closes its sockets
+            again = ends.again(PAIR) if transfers else None  # the first connection closes its sockets
             _run.notes = LaneNotes(meeting.store, group_store(), here, timeout) if here.lanes > 1 else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
@@ -251,8 +254,8 @@ def init(
             client = open_store(channel, store, here, timeout, device, store_key)
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
-        elif again is not None:
-            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout))
+        elif again is not None and transfers is not None:
+            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout), transfers)
         else:
             where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
             client = join_dealer(channel, where, meeting, security, timeout, cipher, device)

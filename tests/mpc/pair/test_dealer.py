@@ -19,8 +19,9 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.cost import FREE
 from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
-from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost
-from hummingbird.mpc.pair.material import PairMaterial, cost
+from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost, transfers_of
+from hummingbird.mpc.pair.material import PairMaterial, cost, offline_bits
+from hummingbird.mpc.pair.price import TRANSFER_BITS
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
@@ -50,10 +51,10 @@ def rows(ended: list[Finished]) -> list[dict[str, Any]]:
 # Whole sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_net_is_right_and_costs_what_was_predicted(lanes: int) -> None:
+@pytest.mark.parametrize(("lanes", "dealer"), [(1, "pair:silent"), (2, "pair")])
+def test_a_net_is_right_and_costs_what_was_predicted(lanes: int, dealer: str) -> None:
     """Three slices in every run; a layer norm, whose mean is a quotient by 512, and its root a spline."""
-    found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes))))
+    found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes), DEALER=dealer)))
     assert len(found) == 4 * lanes
     for row in found:
         assert row["aim"] == "pair" and row["error"] < 2**-8, row
@@ -90,9 +91,9 @@ def test_an_idle_session_goes_on_after_its_timeout() -> None:
     assert max(row["error"] for row in found) < 2**-8
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_party_that_is_killed_ends_the_other_one(victim: int) -> None:
-    parties = session(HANG, 10_000)
+@pytest.mark.parametrize(("victim", "dealer"), [(0, "pair"), (1, "pair:silent")])
+def test_a_party_that_is_killed_ends_the_other_one(victim: int, dealer: str) -> None:
+    parties = session(HANG, 10_000, DEALER=dealer)
     out = parties[1 - victim].stdout
     assert out is not None and out.readline(), parties[1 - victim].stderr.read()
     time.sleep(random.random())
@@ -103,11 +104,29 @@ def test_a_party_that_is_killed_ends_the_other_one(victim: int) -> None:
     assert "Traceback" not in text and "hint: " in text, text
 
 
-def test_parties_that_name_different_dealers() -> None:
-    ended = finish(session(HANG, 1, DEALER="pair,unix:/nowhere"))
+@pytest.mark.parametrize("other", ["unix:/nowhere", "pair:silent"])
+def test_parties_that_name_different_dealers(other: str) -> None:
+    ended = finish(session(HANG, 1, DEALER=f"pair,{other}"))
     for party in ended:
         assert party.code == 1 and "Traceback" not in party.err, party.err
-        assert "the parties disagree on dealer" in party.err and "pair" in party.err and "unix:/nowhere" in party.err
+        assert "the parties disagree on dealer" in party.err and "has pair" in party.err and other in party.err
+
+
+def test_kinds_of_transfers_by_name() -> None:
+    found = [transfers_of(each) for each in ("pair", "pair:silent", "pair:softspoken", "pair:9000", "host:1", None, 3)]
+    assert found == ["softspoken", "silent", "softspoken", None, None, None, None]
+    with pytest.raises(ConfigError, match="dealer='pair:loud'") as raised:
+        transfers_of("pair:loud")
+    assert '"pair:silent"' in str(raised.value)
+
+
+def test_dealers_with_different_transfers() -> None:
+    def make(channel: Channel, kind: str) -> None:
+        with pytest.raises(AgreementError, match="disagree on transfers.*(silent|softspoken).*(silent|softspoken)"):
+            PairDealer(channel, kind)
+
+    links = channels(2)
+    together([lambda c=c, k=k: make(c, k) for c, k in zip(links, ("silent", "softspoken"), strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +151,7 @@ def test_three_parties_need_a_dealer() -> None:
 # The thread -----------------------------------------------------------------------------------------------------------
 
 
-def dealers(timeout: float = HANG, **options: int) -> list[PairDealer]:
+def dealers(timeout: float = HANG, **options: Any) -> list[PairDealer]:
     return together([lambda c=c: PairDealer(c, **options) for c in channels(2, timeout)])
 
 
@@ -141,9 +160,10 @@ def close(both: list[PairDealer]) -> None:
         dealer.close()
 
 
-def test_supplies_in_any_order_and_within_the_bound() -> None:
+@pytest.mark.parametrize("transfers", TRANSFER_BITS)
+def test_supplies_in_any_order_and_within_the_bound(transfers: str) -> None:
     """Slices that are taken in turns; the memory that is made ahead stays within the bound."""
-    both = dealers(buffer_bytes=40_000)
+    both = dealers(transfers=transfers, buffer_bytes=40_000)
     requests = [Lifting(300, 20, 36), And(2, 500)] * 10
 
     def take(dealer: PairDealer) -> list[Any]:
@@ -214,8 +234,9 @@ def test_no_meter_counts_the_thread() -> None:
     close(both)
 
 
-def test_parties_with_other_requests_get_an_error() -> None:
-    both = dealers()
+@pytest.mark.parametrize("transfers", TRANSFER_BITS)
+def test_parties_with_other_requests_get_an_error(transfers: str) -> None:
+    both = dealers(transfers=transfers)
     asked = [And(1, 80), And(1, 96)]
 
     def ask(rank: int) -> None:
@@ -276,10 +297,9 @@ def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
     private = hummingbird.convert_model(net, bits, protocol=protocol, aim="pair", example=torch.zeros(1, 3, 16, 16))
     requests = dry_run(private, (2, 3, 16, 16), 2).batch
     assert cost(requests).all_bits > 0 and not {"poly", "lines"} & {request.kind for request in requests}
-    layers = private.costs((2, 3, 16, 16), 2)
-    assert sum(layer.cost.offline_bits for layer in layers) == sum(
-        (each := cost([request])).bits + each.transfer_bits for request in requests
-    )
+    for private._transfers in TRANSFER_BITS:
+        layers = private.costs((2, 3, 16, 16), 2)
+        assert sum(layer.cost.offline_bits for layer in layers) == offline_bits(requests, private._transfers)
 
 
 def test_functions_that_need_tables_are_named() -> None:

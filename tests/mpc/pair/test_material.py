@@ -14,8 +14,8 @@ from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair import material
-from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost
-from hummingbird.mpc.pair.price import halves
+from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost, cost_from, offline_bits, seconds
+from hummingbird.mpc.pair.price import PROCESSOR, SILENT, SOFTSPOKEN, TRANSFER_BITS, Stock, halves
 from hummingbird.mpc.protocols import masked, thresholds
 from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
 from hummingbird.mpc.protocols.boolean import And, AndPair
@@ -30,6 +30,8 @@ from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
+from hummingbird.ot import silent
+from hummingbird.ot.silent import CotPool, LpnSet
 from tests.support.correlation_checks import CASES
 from tests.support.pairs import columns, low, made, pair, wrong
 from tests.support.parties import channels, share, succeed, together
@@ -107,6 +109,9 @@ REQUESTS: list[Request[Any]] = [
 ]
 
 
+KINDS_OF_TRANSFERS = list(TRANSFER_BITS)
+
+
 def makes(request: Request[Any]) -> bool:
     """Whether two parties can make a request's material."""
     try:
@@ -116,27 +121,29 @@ def makes(request: Request[Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("transfer_bits", [31.0, 0.28])
-def test_fields_are_those_of_the_definition(transfer_bits: float) -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_fields_are_those_of_the_definition(transfers: str) -> None:
     """All kinds in one call, each at its price, and the meter counts the prices' sum."""
-    parties = pair(transfer_bits)
+    parties = pair(transfers)
+    price = cost(REQUESTS, parties[0].stock)
     with meter.meter() as counted:
         done = made(parties, REQUESTS)
-    price = cost(REQUESTS, transfer_bits)
     assert counted.total.bits_sent == price.all_bits
     assert counted.total.rounds == 2 * price.rounds
     for request, *materials in zip(REQUESTS, *done, strict=True):
         assert wrong(request, columns(request, materials)) == [], request
 
 
-def test_each_request_has_its_price() -> None:
-    parties = pair()
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_each_request_has_its_price(transfers: str) -> None:
+    parties = pair(transfers)
     for request in REQUESTS:
+        (price, left), again = cost_from(stock := parties[0].stock, [request]), cost([request, request], stock)
         with meter.meter() as counted:
-            made(parties, [request])
-        price = cost([request])
+            (one,), (two,) = made(parties, [request])
         assert (counted.total.bits_sent, counted.total.rounds) == (price.all_bits, 2 * price.rounds), request
-        assert cost([request, request]).rounds == price.rounds
+        assert parties[0].stock == parties[1].stock == left and one.offline_bits == offline_bits([request], transfers)
+        assert again.rounds == price.rounds and again.bits <= 2 * price.bits
 
 
 def test_fields_are_those_of_independent_checks() -> None:
@@ -195,15 +202,37 @@ def test_a_large_request_is_made_in_pieces(request_: Request[Any], monkeypatch: 
     request = request_
     monkeypatch.setattr(material, "AT_ONCE", 1)
     parties, beside = pair(), And(1, 100)
+    price = cost([beside, request], parties[0].stock)
     with meter.meter() as counted:
         done = made(parties, [beside, request])
-    price = cost([beside, request])
     assert (counted.total.bits_sent, counted.total.rounds) == (price.all_bits, 2 * price.rounds)
     shares = columns(request, [found for _, found in done])
     assert wrong(request, shares) == []
     assert all(share.shape == request.parts[name].shape for name, both in shares.items() for share in both)
     monkeypatch.undo()
     assert cost([request]).rounds < price.rounds
+
+
+def test_a_large_request_draws_silent_transfers_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Extensions fall into the first piece and into later ones."""
+    monkeypatch.setattr(silent, "SIZES", (LpnSet(300, 10, 6), LpnSet(320, 11, 6)))
+    monkeypatch.setattr(material, "AT_ONCE", 1)
+    parties, request = pair(SILENT), Lifting(9_001, 9, 12)
+    price, left = cost_from(parties[0].stock, [request])
+    with meter.meter() as counted:
+        done = made(parties, [request])
+    assert (counted.total.bits_sent, counted.total.rounds) == (price.all_bits, 2 * price.rounds)
+    assert parties[0].stock == parties[1].stock == left and left.sent.size == 1
+    assert wrong(request, columns(request, [found for (found,) in done])) == []
+
+
+def test_silent_bits_of_many_calls_are_those_of_offline_bits() -> None:
+    """But for the first extensions, the frames, and what is left."""
+    request, stock, total = MaskedOpening(200_000, 20, 12, 2, 36), Stock(SILENT), 0
+    for call in range(40):
+        each, stock = cost_from(stock, [request])
+        total += (each.bits + each.transfer_bits) * (call >= 20)
+    assert 0.99 < total / 20 / offline_bits([request], SILENT) < 1.01
 
 
 def test_party_0_sends_the_first_half() -> None:
@@ -218,10 +247,29 @@ def test_party_0_sends_the_first_half() -> None:
     ]
 
 
+def test_silent_transfers_take_less_time_on_slow_links() -> None:
+    """For many values; and the ingredients are those of the price."""
+    many, few = ([MaskedOpening(n, 20, 12, 2, 36), And(2, n)] for n in (1 << 20, 1 << 14))
+    for bandwidth, rtt, best in ((50e6, 0.01, SILENT), (10e9, 0.0002, SOFTSPOKEN)):
+        assert min(TRANSFER_BITS, key=lambda kind: seconds(many, kind, bandwidth, rtt)) == best
+    for kind, transfers, rounds in ((SILENT, 39, 26), (SOFTSPOKEN, 31, 11)):
+        near, far = (seconds(few, kind, 1e30, rtt) for rtt in (0.0, 2.0))
+        assert near == pytest.approx((transfers << 14) * PROCESSOR[kind]) and far - near == pytest.approx(rounds)
+
+
+def test_the_price_of_a_relu_with_silent_transfers() -> None:
+    """264 bits and 39 transfers with the merge of two tables; at most 40 B where many are made."""
+    n = 1 << 14
+    wanted = [MaskedOpening(n, 20, 12, 2, 36), And(2, n)]
+    whole = cost(wanted, Stock(SILENT, CotPool(1, 1 << 21), CotPool(1, 1 << 21)))
+    assert (whole.transfers, whole.bits, whole.transfer_bits, whole.rounds) == (39 * n, 264 * n, 0, 26)
+    assert 36 < offline_bits(wanted, SILENT) / 8 / n < 37
+
+
 def test_the_price_of_a_relu() -> None:
     """404 bits and 31 transfers with the merge of two tables, 172 B at most by SoftSpoken OT, halves included."""
     n = 1 << 16
-    whole = cost([MaskedOpening(n, 20, 12, 2, 36), And(2, n)])
+    whole = cost([MaskedOpening(n, 20, 12, 2, 36), And(2, n)], Stock(SOFTSPOKEN))
     assert (whole.transfers, whole.bits, whole.rounds) == (31 * n, 404 * n, 11)
     assert whole.transfer_bits == 31 * 31 * n and whole.all_bits / n / 8 < 172
     assert whole.transfer_bits == 2 * 8 * messages.cot_message(31 * n // 2, random=True)
@@ -250,7 +298,7 @@ def test_the_price_of_a_relu() -> None:
     ids=lambda value: value.kind if isinstance(value, Request) else None,
 )
 def test_prices_of_kinds(request_: Request[Any], transfers: int, bits: int) -> None:
-    found = cost([request_])
+    found = cost([request_], Stock(SOFTSPOKEN))
     assert (found.transfers, found.bits) == (32 * transfers, 32 * bits)
 
 
@@ -319,22 +367,24 @@ def test_requests_that_differ_are_an_error_at_both_parties() -> None:
     assert len(said) == 2 and all(said)
 
 
-def test_a_party_that_dies_ends_the_other_one() -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_a_party_that_dies_ends_the_other_one(transfers: str) -> None:
     links = channels(2)
-    parties = together([lambda c=c: PairMaterial(c) for c in links])
+    parties = together([lambda c=c: PairMaterial(c, transfers) for c in links])
     links[1].close()
     with pytest.raises(PeerError):
         parties[0].make([And(1, 8)])
 
 
-def test_no_transfer_is_used_twice_after_a_failure() -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+def test_no_transfer_is_used_twice_after_a_failure(transfers: str) -> None:
     links = channels(2)
-    first, second = together([lambda c=c: PairMaterial(c) for c in links])
-    before = first._transfers._sent
+    first, second = together([lambda c=c: PairMaterial(c, transfers) for c in links])
+    before, stock = first._transfers._sent, first.stock
     links[1].close()
     with pytest.raises(PeerError):
         first.make([And(1, 800)])
-    assert first._transfers._sent > before
+    assert first._transfers._sent > before and (first.stock == stock) == (transfers == SOFTSPOKEN)
 
 
 def test_three_parties_need_a_dealer() -> None:

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.cot import pads
+from hummingbird.kernels.cot import choose, pads
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
+from hummingbird.mpc.pair.price import SILENT
 from hummingbird.mpc.pair.transfers import ReceivedRot, Rot, SentRot, part
+from hummingbird.ot import silent
+from hummingbird.ot.silent import LpnSet
 from tests.support.chance import DEVIATIONS, chi_square_limit
-from tests.support.pairs import bits_of, drawn, low, packed, stepwise
+from tests.support.pairs import bits_of, drawn, linked_by, low, packed, stepwise
 
 N = 1 << 12
 
@@ -94,6 +97,25 @@ def test_numbers_are_used_once() -> None:
     (first, _), _ = drawn(160, 16)
     (second, _), _ = drawn(16, 16)
     assert second.first >= first.first + 160
+
+
+def test_silent_transfers_are_random_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In draws of both directions, over several iterations: keys, choices, numbers, and both parties' stock."""
+    monkeypatch.setattr(silent, "SIZES", (LpnSet(60, 7, 4), LpnSet(80, 8, 5)))
+    ends, firsts = linked_by(SILENT), []
+    for sent, received in [(16, 0), (0, 32), (1600, 1600), (48, 9600), (8000, 16), (0, 0)]:
+        bits, rounds, left = ends[0].stock.drawn(sent, received)
+        seen = stepwise([ends[0].draw(sent, received), ends[1].draw(received, sent)])
+        assert len(seen.sent[0]) == rounds and 8 * sum(m.numel() for each in seen.sent for m in each) == bits
+        assert ends[0].stock == ends[1].stock.turned == left
+        for out, into in ((seen.results[0][0], seen.results[1][1]), (seen.results[1][0], seen.results[0][1])):
+            assert torch.equal(into.keys, choose(out.keys, into.own, out.delta)) and out.first == into.first
+            value = random_words(out.n)
+            first, second = stepwise([out.words(64, value), into.words(64, value)]).results
+            assert torch.equal(first + second, value * bits_of(into.own))
+        firsts.append(seen.results[0][0].first)
+    assert firsts == [0, 128, 128, 1792, 1920, 9984]
+    assert ends[0].stock.sent.size == ends[0].stock.received.size == 1
 
 
 def test_words_of_one_round_share_a_frame_and_no_pad() -> None:

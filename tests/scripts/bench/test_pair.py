@@ -17,12 +17,27 @@ def test_a_row_for_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "rows.json"
     assert pair.main(["--count", "320", "--calls", "1", "--json", str(file)]) == 0
     rows = {row["kind"]: row for row in json.loads(file.read_text())}
-    assert list(rows) == list(pair.requests(320)) and rows["masked ReLU"]["transfers"] == 31
+    assert list(rows) == ["set-up", *pair.requests(320), pair.IMAGE] and rows["masked ReLU"]["transfers"] == 31
     assert rows["masked ReLU"]["bits"] == 404 and rows["masked ReLU"]["microseconds"] > 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
 
 
-@pytest.mark.parametrize(("words", "where"), [(["--count", "0"], "--count"), (["--json", "absent/x.json"], "--json")])
+def test_silent_transfers_send_a_quarter(tmp_path: Path) -> None:
+    """Also for kinds that are chosen by name, in three calls, of which one has an extension."""
+    if not library.available():
+        pytest.skip("the native library is not built")
+    file = tmp_path / "rows.json"
+    words = ["--count", "9600", "--calls", "3", "--transfers", "silent", "--kinds", "masked ReLU", "--json", str(file)]
+    assert pair.main(words) == 0
+    first, row = json.loads(file.read_text())
+    assert (first["kind"], row["kind"], row["made"]) == ("set-up", "masked ReLU", "silent")
+    assert first["bytes"] > 4e5 and (row["transfers"], row["bits"]) == (39, 264) and row["bytes"] < 40
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [(["--count", "0"], "--count"), (["--json", "absent/x.json"], "--json"), (["--kinds", "loud"], "--kinds")],
+)
 def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert pair.main(words) == 1
     said = capsys.readouterr()
