@@ -11,6 +11,7 @@ quotients.py   quotients by any number
 products.py    products, squares and rows
 lifted.py      products and squares of values that are lifted as they are opened; lifted_matrices.py: of matrices
 matrices.py    matrix products and convolutions; terms.py: small ones
+owned.py       products with weights that one party holds in clear
 encrypted.py   products with encrypted polynomials
 masks.py       masks that neither party knows, step tables of their bits, and their squares
 carry.py       carries of a sum of two numbers, each known to one party

@@ -183,5 +183,6 @@ def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[A
         twin.requests_of = None
         if ready:  # its private constants are shares, and its private weights have their numbers
             twin._set_up_for = session.run
+            twin.to(session.device)
         twin.set_up(session)
         yield Alone(twin, session)

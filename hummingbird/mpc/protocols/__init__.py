@@ -5,6 +5,7 @@ its price.
 
 beaver.py          products of two private values, squares, and rows that are opened once
 weight_mask.py     products with weights that belong to one party
+owned.py           the same for two parties without a dealer
 cached_rows.py     products with rows that stay for a conversation, each opened once
 lift.py            shares mod 2^k turned into shares of a larger ring
 lifted_product.py  products of values that are lifted by the same opening; lifted_matmul.py: matrix products

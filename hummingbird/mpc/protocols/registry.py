@@ -35,7 +35,8 @@ from hummingbird.mpc.protocols.masked import Masked
 
 PROTOCOLS: dict[str, type[Comparison]] = {"masked": Masked, "gmw": Gmw}
 
-# Another process can request the kinds that these modules define, and no others.
+# Another process can request the kinds that these modules define, and no others. No dealer makes those of owned.py,
+# which follow from a party's weights.
 MODULES = (
     *(beaver, boolean, cached_rows, division, gmw, lift, lifted_matmul, lifted_product, lines, masked),
     *(poly, rows, thresholds, truncation, weight_mask, provider),

@@ -142,7 +142,7 @@ def test_a_session_of_one_party() -> None:
 
 
 def test_every_weight_of_a_net_is_kept_by_its_owner() -> None:
-    """Of two calls of a layer, the first one's weights are finer; with other aims masked weights are opened."""
+    """The first of two calls of a layer has finer weights; with other aims masked weights are opened."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
