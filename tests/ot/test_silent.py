@@ -109,7 +109,6 @@ def test_whole_iterations_of_a_real_size(only: LpnSet) -> None:
     assert len(both.asked) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("only", range(len(SETS)), indirect=True)
 def test_first_transfers_of_every_size(only: LpnSet) -> None:
     both = ends()
