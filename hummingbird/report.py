@@ -17,6 +17,7 @@ from hummingbird.cost import FREE, Cost, crypten_shipped_relu, opening, sharing,
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
+from hummingbird.mpc.pair.dealer import transfers_of
 from hummingbird.mpc.pair.price import PairCost
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PrivateNet
@@ -307,6 +308,7 @@ def estimate(
     rtt: float = RTT,
     lanes: int = 1,
     aim: str | None = None,
+    dealer: str | None = None,
     dealer_bandwidth: float = BANDWIDTH,
 ) -> Estimate:
     """Return the price of a batch through a net, as an `Estimate`: rounds, bits and time on the wire, by layer.
@@ -320,7 +322,7 @@ def estimate(
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links. With aim
     "pair" offline bits are those that two parties send each other for their material, on their own link; there are no
-    other aims, but the costs with a dealer stand beside.
+    other aims, but the costs with a dealer stand beside. dealer: "pair" or "pair:silent", as for `init`, has this aim.
     dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read.
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
@@ -345,12 +347,18 @@ def estimate(
         net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
     link = Link(rtt, bandwidth / lanes, dealer_bandwidth / lanes)
     aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS, str(link.aim)]
-    if aim == PAIR:
+    transfers = transfers_of(dealer)
+    if dealer is not None and not (transfers and aim in (None, PAIR)):
+        hint = f"one of {PAIR} and {PAIR}:silent, without an aim"
+        raise ConfigError(f"dealer={dealer!r} with the aim {aim!r}", where="dealer", hint=hint)
+    if transfers or aim == PAIR:
+        aim = PAIR
         if parties != 2:
             raise ConfigError(f"{parties} parties without a dealer", where="parties", hint="2, or another aim")
         aims = [PAIR]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
+    private.transfers = transfers or private.transfers
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
     totals = {aim: _total(layers)}
     for each in aims:  # smooth functions have other layers by each
@@ -379,24 +387,17 @@ def _around(private: PrivateNet, sizes: tuple[int, ...], parties: int) -> dict[s
     for each batch.
     """
     given = [name for name, _ in private.inputs] if sizes[1:] != (0,) else []
+    facts = len(text_of({"hummingbird version": VERSION, **private.facts}).encode())  # to every other party
     opened = [8 * math.prod(shape) for _, shape in private.results(sizes)[1]]
     each = "the party that has it" if len(given) < 2 else "the parties that have them"
     return {
-        "agreement, once": Around(agreement_cost(private, parties), "every party"),
+        "agreement, once": Around(opening(parties, facts), "every party"),
         "sharing the input": Around(sum((sharing(parties, True) for _ in given), FREE), each),
         "opening the result to one party": Around(
             sum((to_one(parties, size, True) for size in opened), FREE), "every other party"
         ),
         "opening the result to all": Around(sum((opening(parties, size) for size in opened), FREE), "every party"),
     }
-
-
-def agreement_cost(private: PrivateNet, parties: int) -> Cost:
-    """Return the price, for one party, of comparing the net's facts among all parties before its first batch.
-
-    Every party sends them to every other (`PrivateNet.set_up` with public weights).
-    """
-    return opening(parties, len(text_of({"hummingbird version": VERSION, **private.facts}).encode()))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

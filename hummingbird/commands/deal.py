@@ -30,7 +30,7 @@ from hummingbird.mpc.dealer.folder import PAIR, lane_folder
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.sealing import read_key, read_public
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.pair.dealer import PairDealer, slice_cost
+from hummingbird.mpc.pair.dealer import AIM, PairDealer, slice_cost
 from hummingbird.mpc.pair.keeping import PairKeeper, slot_bytes, slots_of_a_set
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.session import launch
@@ -192,6 +192,9 @@ def _slot(args: argparse.Namespace) -> _Slot:
     """Return what the options say a slot is for: a slice of images, or with --prompt a conversation."""
     if args.prompt is None:
         private = private_net(args)
+        if private.facts["aim"] == AIM and private.facts["weights"] != "public" and not args.pair:
+            hint = "leave --aim out: a dealer deals other material for private weights"
+            raise ConfigError(f"private weights with the aim {AIM!r}", where="--aim", hint=hint)
         found = dry_run(private, args.input, args.parties)
         return _Slot(found.setup, [found.batch], tuple(args.input), private.facts)
     if args.input is None or len(args.input) != 3:
@@ -287,9 +290,9 @@ def _with_each_other(args: argparse.Namespace) -> None:
     dealer = session.dealer
     assert isinstance(dealer, PairDealer)
     dealer.admit(slot.facts, [slot.shape])
-    if slot.setup:
+    if slot.facts["weights"] != "public":
         hint = "public weights, or infer --dealer pair"
-        raise ConfigError("masks of private weights are not kept", where="--pair", hint=hint)
+        raise ConfigError("material for private weights is not kept", where="--pair", hint=hint)
     requests, images, place = slot.steps[0], slot.shape[0], session.place
     wanted = -(-args.images // (images * place.lanes))
     root = lane_folder(Path(args.out.replace("{rank}", str(place.party))), place.party, place.lane)

@@ -30,7 +30,7 @@ from hummingbird.he import HEModel
 from hummingbird.he.runtime.client_spec import MODES
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.plan.net import PrivateNet
-from hummingbird.report import BANDWIDTH, PAIR, RTT, estimate
+from hummingbird.report import BANDWIDTH, RTT, estimate
 from hummingbird.rpc.options import count, positive, shape
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
@@ -131,8 +131,8 @@ def add_parser(commands: Any) -> None:
     text = "bandwidth of each party's link (default 10e9)"
     sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
-    text = "pair: no dealer, the two parties make the material with each other; the same as --aim pair"
-    sub.add_argument("--dealer", choices=(PAIR,), help=text)
+    text = "pair: no dealer, two parties make the material with each other, with the aim pair; pair:silent: with fewer "
+    sub.add_argument("--dealer", metavar="pair[:silent]", help=text + "bytes and more work")
     text = "bandwidth of the dealer's link (default 10e9)"
     sub.add_argument("--dealer-bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.set_defaults(run=run)
@@ -140,9 +140,6 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of what a net costs: rounds, bits and time on the wire of every layer."""
-    if args.dealer and args.aim not in (None, PAIR):
-        hint = f"leave --aim out, or give --aim {PAIR}"
-        raise InputError(f"--aim {args.aim} beside --dealer {PAIR}", where="--aim", hint=hint)
     net, bits, weights, protocol = planned(args)
     found = estimate(
         net,
@@ -154,7 +151,8 @@ def run(args: argparse.Namespace) -> int:
         bandwidth=args.bandwidth,
         rtt=args.rtt,
         lanes=args.lanes,
-        aim=args.dealer or args.aim,
+        aim=args.aim,
+        dealer=args.dealer,
         dealer_bandwidth=args.dealer_bandwidth,
     )
     print(found)

@@ -30,7 +30,7 @@ from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
 from hummingbird.mpc.pair.dealer import PairDealer, slice_cost
-from hummingbird.mpc.pair.price import DEFAULT, PairCost
+from hummingbird.mpc.pair.price import DEFAULT, PairCost, Stock
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
@@ -110,7 +110,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._set_up_for: object = None
-        self._transfers = DEFAULT  # how the session's two parties make transfers (pair/price.py)
+        self.transfers = DEFAULT  # how the session's two parties make transfers (pair/price.py)
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._prices: dict[tuple[tuple[int, ...], int], PlanPrice] = {}
@@ -142,7 +142,7 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.to(session.device)
         session.dealer.admit(self.facts, [])
         if isinstance(session.dealer, PairDealer):
-            self._transfers = session.dealer.transfers
+            self.transfers = session.dealer.transfers
         self.share_weights(session)
         hold(session, self.owned_weights)
         for known in (self._prices, self._made, self._requests):  # they follow from who has the weights, and from keys
@@ -230,19 +230,16 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         key, steps = (tuple(input_shape), parties), self._price(input_shape, parties).steps
         if self.requests_of is None or parties != 2:
             return steps
-        if (priced := (key[0], self._transfers)) not in self._made:
+        if (priced := (key[0], self.transfers)) not in self._made:
             made = self.requests_of(self, *key)
             self._requests.setdefault(key, [request for _, request in made])
-            self._made[priced] = made_by_pair(steps, made, self._transfers)
+            self._made[priced] = made_by_pair(steps, made, self.transfers)
         return self._made[priced]
 
     def material_cost(self, input_shape: Sequence[int]) -> PairCost:
-        """Return what two parties without a dealer send each other for a slice's material, and in how many rounds.
-
-        The net must have the aim "pair". Announcements (mpc/pair/dealer.py) are not in it.
-        """
+        """Return what two parties without a dealer send for a slice's material (`slice_cost`); the aim is "pair"."""
         self._paid(input_shape, 2)
-        return slice_cost(self._requests[tuple(input_shape), 2])
+        return slice_cost(self._requests[tuple(input_shape), 2], Stock(self.transfers))
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.

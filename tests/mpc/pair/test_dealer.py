@@ -297,9 +297,9 @@ def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
     private = hummingbird.convert_model(net, bits, protocol=protocol, aim="pair", example=torch.zeros(1, 3, 16, 16))
     requests = dry_run(private, (2, 3, 16, 16), 2).batch
     assert cost(requests).all_bits > 0 and not {"poly", "lines"} & {request.kind for request in requests}
-    for private._transfers in TRANSFER_BITS:
+    for private.transfers in TRANSFER_BITS:
         layers = private.costs((2, 3, 16, 16), 2)
-        assert sum(layer.cost.offline_bits for layer in layers) == offline_bits(requests, private._transfers)
+        assert sum(layer.cost.offline_bits for layer in layers) == offline_bits(requests, private.transfers)
 
 
 def test_functions_that_need_tables_are_named() -> None:
@@ -354,3 +354,16 @@ def test_estimate_prices_private_weights() -> None:
 def test_a_decoder_with_private_weights_is_refused() -> None:
     with pytest.raises(ConfigError, match="hold no conversations"):
         hummingbird.convert_decoder(nn.Linear(4, 4), torch.zeros(1, 3, 4), 2, weights=0, aim="pair")
+
+
+def test_estimate_knows_silent_transfers() -> None:
+    """They send fewer bits for a ReLU's material; the layers have their part, and the material the first extensions."""
+    net = nn.Sequential(nn.Linear(4, 400), nn.ReLU(), nn.Linear(400, 4))
+    silent, other = (
+        hummingbird.estimate(net, (64, 4), BitWindow(20, 12), dealer=dealer) for dealer in ("pair:silent", "pair")
+    )
+    assert silent.offline_bytes < other.offline_bytes / 2 and silent.aim == other.aim == "pair"
+    assert silent.material is not None and silent.material.all_bits > 8 * silent.offline_bytes
+    for words in ({"dealer": "pair", "aim": "rounds"}, {"dealer": "host:1"}):
+        with pytest.raises(ConfigError, match="dealer="):
+            hummingbird.estimate(net, (64, 4), BitWindow(20, 12), **words)
