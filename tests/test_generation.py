@@ -69,9 +69,9 @@ def texts(session: Any, net: Any, prompts: list[list[int]], new: int) -> dict[st
 @pytest.mark.usefixtures("forked")
 def test_one_party_gets_the_words_of_plain_torch() -> None:
     net, new = made(seed=1), PLACES - PROMPT + 1
-    prompts = [[7, 30, 11, 2, 49], [23], [5, 5, 41]]
+    prompts = [[7, 30, 11, 2, 49], [5, 5, 41]]
     other, owner = hummingbird.launch(texts, net, prompts, new, timeout=NEVER)
-    assert other["found"] == [None] * 3 and other["drawn"] is None
+    assert other["found"] == [None] * 2 and other["drawn"] is None
     for numbers, got in zip(prompts, owner["found"], strict=True):
         expected, gap = plain(net, numbers, new)
         assert gap > 2.0**-6  # otherwise equal words would depend on roundings

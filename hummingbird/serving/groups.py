@@ -9,8 +9,7 @@ With two choices in place of one, the longest queue grows like log log n with th
 (Mitzenmacher, 2001). And groups that are slow, or full, get fewer requests.
 
 A group that fails rests, for as long as its refusal says (but at most ten seconds) or for a second at most, and others
-are asked meanwhile. So
-does a group that does not even say that it is alive while a request waits there.
+are asked meanwhile. So does a group that does not even say that it is alive while a request waits there.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 from hummingbird import capacity
 from hummingbird.capacity import Compute, Host, Hosts, Phase, Send, Service, Users, WorkStep, chain, constant, poisson
 from hummingbird.capacity.arrivals import Arrivals
+from hummingbird.capacity.result import Result
 from hummingbird.errors import ConfigError
 
 STORE = Service(
@@ -115,11 +116,12 @@ def test_two_choices_serve_many_groups_better_than_one() -> None:
     """Ten at 60 % of the largest rate: where one of them is slow, random choice fills its queue without end."""
     service = Service("one", {"party": Host()}, chain(("compute", Compute("party", 1.0))))
 
-    def p99(choices: int, slow: float = 1.0) -> float:
-        how = {"runs": 2, "requests": 20_000, "replicas": 10}
-        return capacity.run(service, None, poisson(6.0), choices=choices, slow=slow, **how).quantile(0.99).value
+    def found(choices: int, slow: float = 1.0) -> Result:
+        how = {"runs": 10, "requests": 3_000, "replicas": 10}
+        return capacity.run(service, None, poisson(6.0), choices=choices, slow=slow, **how)
 
-    assert p99(2) < 0.6 * p99(1) and p99(2, slow=3.0) < p99(1, slow=3.0) / 10
+    assert found(2).quantile(0.99).value < 0.6 * found(1).quantile(0.99).value
+    assert found(1, slow=3.0).overloaded and not found(2, slow=3.0).overloaded
     with pytest.raises(ConfigError, match="a choice among 3 of 2 replicas"):
         capacity.run(service, None, poisson(1.0), replicas=2, choices=3)
 

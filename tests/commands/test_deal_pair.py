@@ -26,12 +26,23 @@ def infer(root: str, images: int, result: Path) -> list[Finished]:
     return run([*words, "--json", str(result)], 2)
 
 
-def test_a_store_that_two_parties_make_serves_them_and_no_other_pair(tmp_path: Path) -> None:
-    """The offline bits are those that were predicted; a second line adds to the folder."""
+def test_a_store_that_two_parties_make_serves_them(tmp_path: Path) -> None:
+    """The offline bits are those that were predicted."""
     result = tmp_path / "result.json"
     for party in made(tmp_path / "own", 30):
         assert "1 set(s) of 2 slice(s) of 20 images: " in party.out and "set 1: 40 of 40 images; " in party.out
         assert "made in" in party.out
+    for party in infer(str(tmp_path / "own" / "party-{rank}"), 40, result):
+        assert party.code == 0, party.err
+    figures = json.loads(result.read_text())
+    assert figures["bits_predicted_equal_bits_sent"] and figures["accuracy_private_percent"] > 90
+    assert not any(map(numbers, parts(tmp_path / "own")))
+
+
+@pytest.mark.slow
+def test_a_second_line_adds_to_a_store_which_serves_no_other_pair(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    made(tmp_path / "own", 30)
     made(tmp_path / "own", 20)
     made(tmp_path / "other", 40)
     roots, others = parts(tmp_path / "own"), parts(tmp_path / "other")

@@ -11,6 +11,7 @@ from hummingbird.kernels.cpu import library
 from scripts.bench import pair
 
 
+@pytest.mark.slow
 def test_a_row_for_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not library.available():
         pytest.skip("the native library is not built")
