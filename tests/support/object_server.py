@@ -32,6 +32,7 @@ class ObjectServer:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # moto looks for an object, and then makes it: two claims at once would both win
         self.counts: Counter[str] = Counter()
         self.sent, self.ignores, self.away = 0, False, False
         self.loses: Callable[[str, int], bool] = lambda kind, number: False
@@ -70,11 +71,13 @@ class ObjectServer:
         if self.ignores:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         if lost:
-            b"".join(self._app(environ, lambda *_: None))
+            with self._turn:
+                b"".join(self._app(environ, lambda *_: None))
         if lost or self.away:
             start("503 Service Unavailable", [("Content-Length", "0")])
             return [b""]
-        data = b"".join(self._app(environ, start))
+        with self._turn:
+            data = b"".join(self._app(environ, start))
         with self._lock:
             self.sent += len(data) if kind == "GET sets" else 0
         return [data]
