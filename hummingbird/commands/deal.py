@@ -284,7 +284,7 @@ def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
 
 
 def _with_each_other(args: argparse.Namespace) -> None:
-    """Make sets of slots together with the other party, of which this process writes its own lane's."""
+    """Make sets of slots together with the other party. This process writes the sets of its own lane."""
     slot = _slot(args)
     session = launch.init(**session_options(args) | {"device": "cpu"})
     dealer = session.dealer

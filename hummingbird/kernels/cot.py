@@ -202,7 +202,7 @@ def _check_trees(where: str, name: str, blocks: Tensor, keys: Tensor, first: int
 
 
 def _check_outputs(where: str, trees: int, table: Tensor, output: int, out: Tensor) -> int:
-    """Check the table and the outputs of so many trees; return how many levels the trees have."""
+    """Check the table and the outputs; return the number of levels of a tree. trees: the number of trees."""
     k, n = (len(x) if isinstance(x, Tensor) and x.dim() else 0 for x in (table, out))
     check_tensor(f"{where}(table)", table, torch.int64, table, 2, k)
     if k & k - 1 or not 0 < k <= 1 << FIELD:

@@ -15,6 +15,7 @@ are asked meanwhile. So does a group that does not even say that it is alive whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import threading
@@ -188,22 +189,24 @@ class Groups:
             await asyncio.sleep(pause)
 
     async def enter(self, images: int) -> PartyGroup:
-        """Choose a group for a request of so many images, which are part of its work until `leave`; return it."""
-        self._reread()
-        began = time.monotonic()
-        awake = [group for group in self._all if group.rests <= began]
-        two = _RANDOM.sample(awake, 2) if len(awake) > 1 else awake or [min(self._all, key=lambda group: group.rests)]
+        """Choose a group for a request, and return it. images: how many it has; they are the group's until `leave`."""
+        while True:
+            self._reread()
+            began, known = time.monotonic(), self._all
+            awake = [group for group in known if group.rests <= began]
+            two = _RANDOM.sample(awake, 2) if len(awake) > 1 else awake or [min(known, key=lambda group: group.rests)]
 
-        def silent(group: PartyGroup) -> bool:
-            return began > group.reported + FRESH
+            def silent(group: PartyGroup, began: float = began) -> bool:
+                return began > group.reported + FRESH
 
-        if len(two) == 2:
-            await self._hear([group for group in two if silent(group)])
-        with self._lock:
-            group = min(two, key=lambda each: (each.rests > began, silent(each), each.work))
-            group.images += images
-            group.users += 1
-        return group
+            if len(two) == 2:
+                await self._hear([group for group in two if silent(group)])
+            with self._lock:
+                if two := [group for group in two if group in self._all]:  # the file may have changed meanwhile
+                    group = min(two, key=lambda each: (each.rests > began, silent(each), each.work))
+                    group.images += images
+                    group.users += 1
+                    return group
 
     def leave(self, group: PartyGroup, images: int) -> None:
         """Note that a request of so many images has ended, whatever became of it."""
@@ -260,7 +263,8 @@ class Groups:
         task = asyncio.ensure_future(attempt)
         try:
             while not (await asyncio.wait([task], timeout=_WATCH))[0]:
-                await group.join(GLANCE, FRESH)
+                with contextlib.suppress(AgreementError):  # parties that say so are alive
+                    await group.join(GLANCE, FRESH)
         except PeerError as error:
             what = f"silent while a request waits: {error.what}"
             raise UnavailableError(what, where=str(group), hint=error.hint) from None

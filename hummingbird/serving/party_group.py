@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import wait
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from grpc import aio
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.errors import AgreementError, InputError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
 from hummingbird.rpc.async_client import AsyncClient, compute, running
 from hummingbird.rpc.security import Tls
@@ -28,6 +28,7 @@ from hummingbird.rpc.status import explain
 from hummingbird.serving.description import LOAD, Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 
+_DIGITS = 12  # of the images that a party reports
 _LAST = 2.0  # seconds for another thread's loop to disconnect
 _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report its outcome
 
@@ -79,6 +80,7 @@ class PartyGroup:
         self._lock = threading.Lock()
         self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
         self._joined: Joined | None = None
+        self._met = False  # whether these addresses have been those of one service
         self._closed = False
         self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
         # For `Groups`, which chooses between groups: images and requests that this client has under way here; the
@@ -196,12 +198,15 @@ class PartyGroup:
         service, ranks = found[0].service, [described.rank for described in found]
         for described, address in zip(found, self.addresses, strict=True):
             if described.service != service:
+                if self._met and replace(described.service, session=service.session) == service:
+                    raise UnavailableError("the parties are about to meet again", where=str(self), hint="try again")
                 differ = difference(service, described.service)
                 what = f"{self.addresses[0]} and {address} belong to different services: {differ}"
                 raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
         if sorted(ranks) != list(range(service.parties)):
             what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
             raise AgreementError(what, where="Client", hint="name every party once")
+        self._met = True
         self._report(max(described.load for described in found))
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         return Joined(service, order, [found[place].clock - began for place in order])
@@ -225,8 +230,8 @@ class PartyGroup:
                     raise PeerError("no answer in time", where=str(self))
                 try:
                     await calls[ended]
-                    told = dict(await calls[ended].trailing_metadata() or ()).get(LOAD, "")
-                    loads += [int(told)] if str(told).isdecimal() else []
+                    told = str(dict(await calls[ended].trailing_metadata() or ()).get(LOAD, ""))
+                    loads += [int(told)] if told.isdecimal() and len(told) <= _DIGITS else []
                 except grpc.RpcError as error:
                     raise explain(error, asked[ended].address) from None
                 except asyncio.CancelledError:  # the call's own, which has ended

@@ -56,6 +56,7 @@ class Party:
     handle: Callable[[bytes, grpc.ServicerContext], bytes] | None = None  # in place of `ask`
     ahead: float = 0.0  # seconds of its clock
     load: int = 0  # that it reports
+    describe_load: int | None = None  # in its description; None: the same
     described: int = 0  # how often it was asked for the description
     wait: threading.Event | None = None  # it describes nothing before
     hold: threading.Event | None = None  # it answers nothing before
@@ -64,7 +65,8 @@ class Party:
         if self.wait is not None:
             self.wait.wait(NEVER)
         self.described += 1
-        return self.service.answer(self.rank, time.time() + self.ahead, self.load)
+        load = self.load if self.describe_load is None else self.describe_load
+        return self.service.answer(self.rank, time.time() + self.ahead, load)
 
     def asked(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         return (self.handle or self.ask)(message, context)

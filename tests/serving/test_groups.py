@@ -176,6 +176,31 @@ def test_parties_that_name_different_groups_are_refused() -> None:
         describe(private, (4,), 8, both[0], "ab" * 16, group=-1)
 
 
+def test_parties_that_are_about_to_meet_again_are_asked_again(groups: list[Group]) -> None:
+    """One of them is in the next session already; a client that has known them waits, a new one is refused."""
+    first, second = groups[0].parties
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        client._groups.forget()
+        first.service = replace(first.service, session="cd" * 16)
+        with pytest.raises(AgreementError, match="belong to different services: session"):
+            Client(groups[0].addresses, timeout=HANG)
+        with ThreadPoolExecutor(1) as pool:
+            before = first.described
+            answer = pool.submit(client, X)
+            until(lambda: first.described > before + 1, "a second attempt")
+            second.service = first.service
+            assert torch.equal(answer.result(HANG), X)
+
+
+@pytest.mark.parametrize("load", ["9" * 5000, "-1", "many", ""])
+def test_what_is_no_number_of_images_is_no_report(groups: list[Group], load: str) -> None:
+    for party in groups[0].parties:
+        party.load = load  # type: ignore[assignment]
+        party.describe_load = 0
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        assert torch.equal(client(X), X) and client._groups._all[0].work == 0
+
+
 def test_a_call_s_requests_may_run_in_several_groups(groups: list[Group]) -> None:
     x = torch.rand(40, 3)
     with Client([group.addresses for group in groups], timeout=HANG) as client:
@@ -233,6 +258,27 @@ def test_a_request_under_way_ends_in_a_group_that_the_file_no_longer_has(
         over.set()
         assert torch.equal(answer.result(HANG), X)
         until(lambda: not client._groups._gone, "the group to be left")
+
+
+def test_a_group_that_goes_while_a_request_waits_for_its_report_is_not_asked(
+    many: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request goes to a group that the file has now."""
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(module, "GLANCE", HANG)
+    path, over = lines(tmp_path / "groups", many[:2]), threading.Event()
+    with Client.from_file(path, timeout=HANG) as client, ThreadPoolExecutor(1) as pool:
+        for group in many[:2]:
+            for party in group.parties:
+                party.wait = over
+        for known in client._groups._all:
+            known.reported = -HANG
+        answer = pool.submit(client, X)
+        until(lambda: client._groups._asking, "the request to ask for reports")
+        lines(path, many[2:3])
+        assert torch.equal(client(X), X)
+        assert torch.equal(answer.result(HANG), X) and asked(many[2]) == 2
+        over.set()
 
 
 @pytest.mark.parametrize(

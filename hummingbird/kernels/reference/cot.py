@@ -88,7 +88,7 @@ def receive_silent(
 
 
 def encode(table: Tensor, key: Tensor, output: int, out: Tensor) -> None:
-    """Add to each output, of which the first one has the number `output`, the ten blocks of the table."""
+    """Add the sum of ten blocks of the table to each output. output: the number of the first output."""
     counters = torch.stack([2 * output + torch.arange(2 * len(out)), torch.zeros(2 * len(out), dtype=torch.int64)], 1)
     words = _aes(_number(key), counters).view(-1, 4) ^ counters.view(-1, 4)
     for j in range(READS):

@@ -217,7 +217,7 @@ class SetWriter:
         self._write()
 
     def finish(self, folder: Path, seconds: float) -> None:
-        """Write the other files of a folder, of which the file of corrections and the seed are on the disk.
+        """Write the checksums, the ledger and the header; the corrections and the seed are on the disk already.
 
         seconds: of work on the lane.
         """

@@ -169,6 +169,21 @@ SPARE = 64 << 20  # bytes of the disk left to the parties: without room for a ma
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def locked(root: Path) -> Appended:
+    """Make the folder of a kept store if there is none, and lock it for this process; return its file kept.json.
+
+    Raises InputError for a folder with other files, and DealerError if another keeper is at work.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (root / DESCRIPTION).exists() and any(root.iterdir()):
+        raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
+    try:
+        return Appended(root / DESCRIPTION, create=True)
+    except BlockingIOError:
+        hint = "one keeper for a folder: wait for its end, or name another folder"
+        raise DealerError("another keeper is at work here", where=str(root), hint=hint) from None
+
+
 class Keeper:
     """Object that deals sets of material into one folder, the kept store; each set has some slots for each lane.
 
@@ -183,14 +198,7 @@ class Keeper:
         self.root, self._what = root, what
         self._last = 0  # number of the last set dealt
         self.sets, self.seconds = 0, 0.0  # sets dealt since the start, and seconds of work on the last one
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (root / DESCRIPTION).exists() and any(root.iterdir()):
-            raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
-        try:
-            self._file = Appended(root / DESCRIPTION, create=True)
-        except BlockingIOError:
-            hint = "one keeper for a folder: wait for its end, or name another folder"
-            raise DealerError("another keeper is at work here", where=str(root), hint=hint) from None
+        self._file = locked(root)
         try:
             self.kept = self._described()
             shutil.rmtree(root / DEALING, ignore_errors=True)

@@ -30,12 +30,11 @@ from typing import Any
 
 from hummingbird import disk, records
 from hummingbird.channel.channel import Channel
-from hummingbird.disk import Appended
 from hummingbird.errors import AgreementError, DealerError, DiskError, HummingbirdError, InputError, PeerError
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import SetWriter
 from hummingbird.mpc.dealer.folder import CORRECTIONS, PAIR, SEED, Header, kinds_of, places
-from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, SPARE, Kept, numbers, requests_digest, set_folder
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, SPARE, Kept, locked, numbers, requests_digest, set_folder
 from hummingbird.mpc.dealer.supplies import Supply
 from hummingbird.mpc.pair.dealer import PairDealer
 from hummingbird.mpc.session.lanes import LanePosition
@@ -62,7 +61,7 @@ class PairKeeper:
     requests: of a slot. shape: of a slice's input. slots: in each set of a new store; a store that is there keeps its
         own number, which `kept` has. facts: what the net must be like (`store.material_facts`).
     Raises InputError if the folder is for other arguments or holds other files, AgreementError if the parties differ in
-    an argument or have folders of different stores, and DealerError if another process makes sets here.
+    an argument or have folders of different stores, and DealerError if another keeper is at work here.
     """
 
     def __init__(
@@ -79,14 +78,7 @@ class PairKeeper:
     ) -> None:
         self.root, self._channel, self._dealer, self._place = root, channel, dealer, place
         self._requests, self._last = list(requests), 0
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (root / DESCRIPTION).exists() and any(root.iterdir()):
-            raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
-        try:
-            self._file = Appended(root / DESCRIPTION, create=True)
-        except BlockingIOError:
-            hint = "wait for its end, or name another folder"
-            raise DealerError("another process makes sets here", where=str(root), hint=hint) from None
+        self._file = locked(root)
         try:
             shared: dict[str, Any] = {
                 "shape": tuple(shape),
@@ -152,10 +144,10 @@ class PairKeeper:
         progress: Callable[[int], object] = lambda images: None,
         say: Callable[[int, float], object] = lambda number, seconds: None,
     ) -> None:
-        """Make so many sets, together with the other party, which does the same. Each set takes 2 rounds beside.
+        """Make sets together with the other party, which makes the same call. 2 rounds a set, beside its material's.
 
-        progress: called with a slice's number of images after each slice. say: called after each set with its number
-        and the seconds that it took.
+        sets: their number. progress: called with a slice's number of images after each slice. say: called after each
+        set with its number and the seconds that it took.
         Raises DiskError if this party's disk is full, DealerError or PeerError if the other party fails, and
         AgreementError if it does something else. What is whole at both parties stays.
         """

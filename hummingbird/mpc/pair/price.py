@@ -17,8 +17,9 @@ from hummingbird.ot.silent import CotPool, steady_bits
 SOFTSPOKEN, SILENT = "softspoken", "silent"  # how transfers are made: ot/cot.py, ot/silent.py
 MESSAGE_BITS = {SOFTSPOKEN: 31.0, SILENT: steady_bits()}  # of both parties for a transfer, where many are made
 
-# The price of a transfer in bits by which recipes choose: its messages, and the time of a processor as so many bits on
-# a link of 300 Mb/s. Its messages alone would save 3 bytes of a ReLU's 37, and take 8 transfers and 17 rounds more.
+# Recipes choose by these prices of a transfer, in bits. A silent transfer sends less than one bit. The rest is the
+# processor's time: the bits that a link of 300 Mb/s carries meanwhile. Without it a ReLU would take 3 of 37 bytes less,
+# and 8 transfers and 17 rounds more.
 TRANSFER_BITS = {SOFTSPOKEN: 31.0, SILENT: 10.0}
 DEFAULT = SOFTSPOKEN  # the one that takes less time on one host (docs/pair.md)
 

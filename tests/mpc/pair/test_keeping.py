@@ -184,7 +184,7 @@ def test_a_folder_with_other_files_and_a_second_process(tmp_path: Path) -> None:
 
     def again(rank: int, number: int, ended: threading.Event) -> None:
         if rank == 1:
-            with pytest.raises(DealerError, match="another process makes sets here"):
+            with pytest.raises(DealerError, match="another keeper is at work here"):
                 PairKeeper(
                     channels(2)[1], None, roots[1], PLACES[1], requests=REQUESTS, shape=SHAPE, slots=2, facts=FACTS
                 )  # type: ignore[arg-type]
