@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from hummingbird.__main__ import main
 from hummingbird.mpc.dealer.bucket import Bucket
 from tests.support import python
 from tests.support.object_server import ObjectServer, served
+from tests.support.parties import run
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 from tests.support.ports import free_port
@@ -44,21 +43,19 @@ def deal(folder: Path, *words: str, key: str = "dealer.key", out: str = URL) -> 
     return main(["deal", *NET, *size, "--key", str(folder / key), "--to", *to, *words])
 
 
-def infer(
-    folder: Path, *words: str, launcher: tuple[str, ...] = ("-m", "hummingbird", "run", "--parties", "2", "--")
-) -> tuple[int, str]:
-    """Run `infer` as two parties; return the exit code and everything that was printed."""
-    command = [sys.executable, *launcher, "-m", "hummingbird", "infer", *NET]
+def infer(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run `infer` as two parties; return the exit code and everything that was printed.
+
+    launcher: the words that start both, in place of a process for each.
+    """
+    command = ["-m", "hummingbird", "infer", *NET]
     command += ["--data", "scripts.train.data:load", "digits", "test", "--samples", "50", "--batch", "10"]
     command += ["--json", str(folder / "result.json"), *words]
-    out = folder / "printed"
-    with open(out, "w") as file:
-        process = python.Popen(command, stdout=file, stderr=file, cwd=ROOT, env={**os.environ})
-        try:
-            return process.wait(PROGRAM), out.read_text()
-        except BaseException:
-            process.send_signal(signal.SIGTERM)
-            raise
+    if not launcher:
+        ended = run(command, 2)
+        return max(party.code for party in ended), "".join(party.out + party.err for party in ended)
+    done = python.run([sys.executable, *launcher, *command], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_two_parties_infer_from_buckets(

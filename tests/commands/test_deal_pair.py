@@ -14,7 +14,7 @@ from tests.support.pair_keeping import parts
 from tests.support.parties import Finished, finish, run, start, succeed
 
 BITS = ["--bits", "checkpoints/digits.bits.json"]
-DEAL = ["-m", "hummingbird", "deal", "--pair", *NET, *BITS, "--input", "20x1x8x8"]
+DEAL = ["-m", "hummingbird", "deal", "--pair", *NET, *BITS, "--input", "10x1x8x8"]
 
 
 def made(root: Path, images: int, *words: str) -> list[Finished]:
@@ -29,10 +29,10 @@ def infer(root: str, images: int, result: Path) -> list[Finished]:
 def test_a_store_that_two_parties_make_serves_them(tmp_path: Path) -> None:
     """The offline bits are those that were predicted."""
     result = tmp_path / "result.json"
-    for party in made(tmp_path / "own", 30):
-        assert "1 set(s) of 2 slice(s) of 20 images: " in party.out and "set 1: 40 of 40 images; " in party.out
+    for party in made(tmp_path / "own", 15):
+        assert "1 set(s) of 2 slice(s) of 10 images: " in party.out and "set 1: 20 of 20 images; " in party.out
         assert "made in" in party.out
-    for party in infer(str(tmp_path / "own" / "party-{rank}"), 40, result):
+    for party in infer(str(tmp_path / "own" / "party-{rank}"), 20, result):
         assert party.code == 0, party.err
     figures = json.loads(result.read_text())
     assert figures["bits_predicted_equal_bits_sent"] and figures["accuracy_private_percent"] > 90
@@ -42,23 +42,23 @@ def test_a_store_that_two_parties_make_serves_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_second_line_adds_to_a_store_which_serves_no_other_pair(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    made(tmp_path / "own", 30)
-    made(tmp_path / "own", 20)
-    made(tmp_path / "other", 40)
+    made(tmp_path / "own", 15)
+    made(tmp_path / "own", 10)
+    made(tmp_path / "other", 20)
     roots, others = parts(tmp_path / "own"), parts(tmp_path / "other")
     assert numbers(roots[0]) == numbers(roots[1]) == [1, 2]
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed" / "party-0").symlink_to(tmp_path / "own" / "party-0")
     (tmp_path / "mixed" / "party-1").symlink_to(tmp_path / "other" / "party-1")
     ids = [json.loads((root / DESCRIPTION).read_text())["id"] for root in (roots[0], others[1])]
-    for party in infer(str(tmp_path / "mixed"), 40, result):
+    for party in infer(str(tmp_path / "mixed"), 20, result):
         assert party.code == 1 and "Traceback" not in party.err and "hint: " in party.err
         assert "the parties disagree on kept store" in party.err and all(name in party.err for name in ids)
-    ended = infer(str(tmp_path / "own" / "party-{rank}"), 80, result)
+    ended = infer(str(tmp_path / "own" / "party-{rank}"), 40, result)
     assert all(party.code == 0 for party in ended), [party.err for party in ended]
     figures = json.loads(result.read_text())
     assert figures["bits_predicted_equal_bits_sent"] and figures["accuracy_private_percent"] > 95
-    assert "material for 80 images, in slices of 20" in ended[0].out  # two sets of two slices
+    assert "material for 40 images, in slices of 10" in ended[0].out  # two sets of two slices
     assert not numbers(roots[0]) and not numbers(roots[1])
 
 
@@ -97,7 +97,11 @@ def test_options_of_a_party_without_pair(tmp_path: Path, capsys: pytest.CaptureF
     assert "--peer-listen without --pair" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changed", [["--input", "10x1x8x8"], ["--images", "400"]], ids=["a slice", "a number"])
+@pytest.mark.parametrize(
+    "changed",
+    [pytest.param(["--input", "20x1x8x8"], marks=pytest.mark.slow), ["--images", "400"]],
+    ids=["a slice", "a number"],
+)
 def test_parties_that_type_other_lines(changed: list[str], tmp_path: Path) -> None:
     base = [*DEAL, "--images", "20", "--out", str(tmp_path)]
     for party in finish(start(base, 2, lambda rank: changed if rank else [])):

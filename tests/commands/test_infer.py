@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import python
+from tests.support.covering import every
 from tests.support.dealers import Authority
 from tests.support.parties import run, succeed
 from tests.support.paths import ROOT
@@ -120,6 +121,6 @@ def test_demo(tmp_path: Path) -> None:
     assert crypten["rounds_per_batch"] > reduced["rounds_per_batch"]
 
 
-@pytest.mark.parametrize("program", ["train.images", "demo", "bench.relu", "bench.resnet", "tools.net_table"])
+@pytest.mark.parametrize("program", every(2, ["train.images", "demo", "bench.relu", "bench.resnet", "tools.net_table"]))
 def test_help_teaches(program: str) -> None:
     assert len(call("-m", f"scripts.{program}", "--help")) > 300

@@ -52,6 +52,7 @@ def test_pictures_by_a_net_of_transformers(capsys: pytest.CaptureFixture[str]) -
     assert "bits" in estimated(LINES[1], capsys)
 
 
+@pytest.mark.slow
 def test_words_by_a_net_of_transformers(capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
     bert = transformers.BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)

@@ -39,7 +39,7 @@ def configuration() -> ModuleType:
 
 SITE = configuration()
 STARTS_PROCESSES = {f"hummingbird.{name}" for name in ("launch", "serve", "Client", "channel.meter.Meter")}
-STARTS_PROCESSES.add("hummingbird.errors.LaunchError")
+STARTS_PROCESSES |= {"hummingbird.errors.LaunchError", "hummingbird.serving.client.ClientConversation"}
 SEARCHES = {"hummingbird.search_bits", "hummingbird.window_search.prepare.Prepared"}  # as hummingbird.prepare does
 
 

@@ -64,7 +64,7 @@ WRAPPED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", every(2, [*WRAPPED]))
+@pytest.mark.parametrize("name", every(4, [*WRAPPED]))
 def test_wrappers_are_taken_off(name: str) -> None:
     with lone_process_group():
         net, plain, x = WRAPPED[name](), layers(), rows()

@@ -12,6 +12,7 @@ from hummingbird.graph.calls import on_meta
 from hummingbird.graph.causal import CausalNet, buckets, run_chunk
 from hummingbird.mpc.plan.rewritten import Rewritten
 from tests.support.causal_nets import NETS, PLACES, WIDTH, Functional, Gpt, made
+from tests.support.covering import covering, every
 
 
 def causal(net: nn.Module) -> CausalNet:
@@ -19,8 +20,7 @@ def causal(net: nn.Module) -> CausalNet:
     return CausalNet.of(Rewritten.of(steps, "masked").steps, PLACES, WIDTH)
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("hidden", [0, 2])
+@covering("name, hidden", NETS, [0, 2])
 def test_word_after_word_equals_the_net_at_once(name: str, hidden: int) -> None:
     net = made(name)
     found, net = causal(net), net.double()
@@ -37,8 +37,7 @@ def test_word_after_word_equals_the_net_at_once(name: str, hidden: int) -> None:
     assert torch.allclose(got, expected[:, prompt - 1 - hidden : PLACES - hidden], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("prompt", [1, 7, PLACES])
+@covering("name, prompt", NETS, [1, 7, PLACES])
 def test_the_check_passes_for_causal_nets(name: str, prompt: int) -> None:
     causal(made(name)).check(prompt)
 
@@ -93,14 +92,17 @@ class Convolution(Gpt):
 
 @pytest.mark.parametrize(
     ("net", "name", "what"),
-    [
-        (MeanOfPlaces, "mean", "several places"),
-        (LastPlace, "getitem", "several places"),
-        (lambda: Gpt(Sees), "softmax", "later places"),
-        (lambda: Gpt(OneLater), "softmax", "later places"),
-        (Reversed, "flip", "several places"),
-        (Convolution, "conv", "several places"),
-    ],
+    every(
+        2,
+        [
+            (MeanOfPlaces, "mean", "several places"),
+            (LastPlace, "getitem", "several places"),
+            (lambda: Gpt(Sees), "softmax", "later places"),
+            (lambda: Gpt(OneLater), "softmax", "later places"),
+            (Reversed, "flip", "several places"),
+            (Convolution, "conv", "several places"),
+        ],
+    ),
 )
 def test_steps_that_mix_places_are_refused_by_name(net: type[nn.Module], name: str, what: str) -> None:
     with pytest.raises(ModelError) as refused:

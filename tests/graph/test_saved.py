@@ -72,7 +72,7 @@ def test_random_nets_compute_the_same(first: int) -> None:
 CASES = cases()
 
 
-@pytest.mark.parametrize("name", every(6, [*CASES]))
+@pytest.mark.parametrize("name", every(12, [*CASES]))
 def test_nets_of_one_operation_are_read_from_a_file_and_compute_the_same(name: str, tmp_path) -> None:
     net, x, _ = CASES[name]
     hummingbird.save(net.eval(), tmp_path / "saved", weights="public", example=x)

@@ -60,6 +60,8 @@ with_tokens = of(lambda case: case.tokens, "he-server", "pir-server")
 
 def programs(source: str) -> list[str]:
     """The names by which a module runs services, as they are written."""
+    if "run_service(" not in source:  # which saves most of the parsing
+        return []
     calls = [node for node in nodes(parsed(source)) if isinstance(node, ast.Call)]
     return [ast.unparse(call.args[0]) for call in calls if last_name(call.func).endswith("run_service")]
 

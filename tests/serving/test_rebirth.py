@@ -78,6 +78,7 @@ def test_a_party_dies_and_the_other_one_meets_it_again(hosts: Hosts, dead: int, 
         assert patient.service.session != session
 
 
+@pytest.mark.slow
 def test_a_dealer_dies_and_both_parties_live_on(hosts: Hosts) -> None:
     """The parties find out though nobody asks anything of them, and join the next dealer in sessions of their own."""
     images, expected = digits(14)

@@ -108,7 +108,9 @@ class ByHand(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "names"),
     [
-        (nn.LSTM(3, 4, 2, batch_first=True), "gates_l0 g_l0 c_l0 gates_l1 g_l1 c_l1"),
+        pytest.param(
+            nn.LSTM(3, 4, 2, batch_first=True), "gates_l0 g_l0 c_l0 gates_l1 g_l1 c_l1", marks=pytest.mark.slow
+        ),
         pytest.param(
             nn.GRU(3, 4, bidirectional=True, batch_first=True),
             "gates_l0 n_l0 gates_l0_reverse n_l0_reverse",

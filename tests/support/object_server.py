@@ -61,6 +61,14 @@ class ObjectServer:
             s3_backends.bucket_accounts.pop(bucket, None)
             backend.create_bucket(bucket, "us-east-1")
 
+    def fill(self, *urls: str) -> None:
+        """Make objects of one byte at these URLs, without a request."""
+        from moto.s3.models import s3_backends
+
+        for url in urls:
+            bucket, _, key = url.removeprefix("s3://").partition("/")
+            s3_backends["123456789012"]["aws"].put_object(bucket, key, b"1")
+
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ["QUERY_STRING"]
         kind = "DELETE" if method == "POST" and "delete" in query else "LIST" if "list-type" in query else method

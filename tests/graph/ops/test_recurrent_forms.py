@@ -165,7 +165,7 @@ def test_lengths_in_the_code_cut_the_result_to_the_longest() -> None:
 # In private -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", every(1, LAYERS))
+@pytest.mark.parametrize("kind", every(2, LAYERS))
 def test_packed_sequences_are_right_in_private(kind: type[nn.RNNBase]) -> None:
     """On shares, at all parties, with lengths of each call. Each of three steps errs as in test_recurrent.py."""
     torch.manual_seed(2)
@@ -298,7 +298,7 @@ def test_a_total_length_is_torch_s(front: bool) -> None:
     assert "length 3" in problems(Cut(2, [3, 1], batch_first=front).eval(), example=(x.float(), lengths))[0].what
 
 
-@pytest.mark.parametrize("kind", LAYERS + CELLS)
+@pytest.mark.parametrize("kind", every(2, LAYERS + CELLS))
 def test_a_first_state_of_another_shape_is_refused(kind: Any) -> None:
     class Given(nn.Module):
         def __init__(self, *shape: int) -> None:

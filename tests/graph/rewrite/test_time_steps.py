@@ -17,6 +17,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph import by_time, clamped, input_terms, run, trace
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.simulation.simulate import ExactNet, FastSimulator, Parties
+from tests.support.covering import every
 
 TIME, FEATURES, WIDTH = 4, 3, 5
 LOUD = 30.0  # a factor of the first weights: what the input adds is far beyond the bend of a sigmoid or a tanh
@@ -103,7 +104,7 @@ def test_a_clamp_changes_no_value_within_and_cuts_those_beyond() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.slow), pytest.param(nn.RNN, marks=pytest.mark.slow)]
+    "kind", [pytest.param(nn.LSTM, marks=pytest.mark.slow), pytest.param(nn.GRU, marks=pytest.mark.slow), nn.RNN]
 )
 @pytest.mark.parametrize("protocol", ["masked", pytest.param("gmw", marks=pytest.mark.slow)])
 def test_found_ranges_clamp_loud_inputs_and_results_stay(kind: type[nn.RNNBase], protocol: str) -> None:
@@ -139,7 +140,7 @@ class Twice(nn.Module):
         return out - self.layer(second, given)[0]
 
 
-@pytest.mark.parametrize("kind", ["zeros", "learned", "on itself"])
+@pytest.mark.parametrize("kind", every(2, ["learned", "zeros", "on itself"]))
 def test_a_layer_that_is_called_twice_is_clamped_at_both_calls_or_at_none(kind: str) -> None:
     net, x = Twice(kind).eval(), inputs(3)
     rows = hummingbird.find_rows(net, inputs(64), error=2.0**-10, headroom=1.0)

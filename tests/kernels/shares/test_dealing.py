@@ -18,6 +18,7 @@ from hummingbird.kernels.streams import Drawn
 from hummingbird.mpc.correlations.request import ReceiverTurn, corrections, expand, received
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.prg import Stream, derive
+from tests.support.covering import covering
 
 RUN = 512  # elements that the C++ does at a time (csrc/words.h)
 SIZES = [0, 1, 7, 8, RUN - 1, RUN, RUN + 1, 2 * RUN + 9]
@@ -45,8 +46,7 @@ def dealt(request: MaskedOpening, left: list[list[Drawn]], how: object) -> list[
     return found
 
 
-@pytest.mark.parametrize("parties", [1, 2, 3])
-@pytest.mark.parametrize("n", SIZES)
+@covering("n, parties", SIZES, [1, 2, 3])
 def test_one_pass_is_the_definition(isa: str, n: int, parties: int) -> None:
     for window in WINDOWS + WHOLE:
         request = MaskedOpening(n, *window)

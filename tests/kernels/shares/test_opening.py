@@ -19,6 +19,7 @@ from hummingbird.kernels.reference import shares
 from hummingbird.kernels.shares.packing import Packed
 from hummingbird.prg import Stream, derive
 from tests.kernels.shares.test_packing import signed
+from tests.support.covering import every
 
 RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000]
@@ -225,7 +226,7 @@ def test_native_words_equal_reference(isa: str, n: int, widths: Sequence[int]) -
                 assert kernels.mask_words(x, y.int(), shift, width).equal(plain)
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", every(3, SIZES))
 def test_native_tables_equal_reference(isa: str, n: int) -> None:
     source = stream("native tables", n)
     x = source.words(n)
@@ -238,7 +239,7 @@ def test_native_tables_equal_reference(isa: str, n: int) -> None:
                 assert found.equal(shares.lookup(x, table, low, bits, rows))
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", every(3, SIZES))
 def test_native_lift_equals_reference(isa: str, n: int) -> None:
     source = stream("native lift", n)
     words = [source.words(n) for _ in range(5)]
@@ -259,7 +260,7 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:
                 assert got[1].equal(words[0])
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", every(3, SIZES))
 def test_native_lift_reads_packed_words(isa: str, n: int) -> None:
     source = stream("packed lift", n)
     words = [source.words(n) for _ in range(5)]

@@ -18,6 +18,7 @@ from hummingbird.kernels.reference import shares as reference
 from hummingbird.kernels.shares.packing import Packed, Words
 from hummingbird.kernels.streams import Drawn, aes128_key, chacha20_key
 from hummingbird.prg import derive
+from tests.support.covering import covering, every
 
 RUN = 512  # coefficients, or values, that the C++ does at a time (csrc/words.h)
 KEYS = [aes128_key(derive(bytes(16), "polynomials", party)) for party in range(3)]
@@ -48,8 +49,7 @@ def same(got: list[Tensor], expected: list[Tensor]) -> bool:
     return all(one.dtype == other.dtype and one.equal(other) for one, other in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("degree", [1, 2, 3])
-@pytest.mark.parametrize("w", range(1, 13))
+@covering("w, degree", range(1, 13), [1, 2, 3])
 def test_dealing_is_the_definition(isa: str, w: int, degree: int) -> None:
     """Tables below and above a run, all parties that draw, masks at their ends, and runs that are not full."""
     for n, others, m in itertools.product([1, 3, (RUN >> w) + 1, max(1, 2 * RUN >> w)], [0, 1, 3], [0, 12]):
@@ -111,7 +111,7 @@ def forms(count: int, width: int, first: int) -> list[Words]:
     ]
 
 
-@pytest.mark.parametrize("w", range(1, 13))
+@pytest.mark.parametrize("w", every(3, range(1, 13)))
 def test_looking_up_is_the_definition(isa: str, w: int) -> None:
     """Words of every form, and runs that are not full; above the bits of an opened value nothing is read."""
     for n, degree, first in itertools.product([0, 1, 9, RUN, RUN + 7] if w < 8 else [0, 9], [1, 2, 3], [0, 77]):

@@ -14,6 +14,7 @@ from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels.reference import shares
 from hummingbird.kernels.shares.packing import Packed, Words
+from tests.support.covering import every
 from tests.test_ring import full, python_matmul
 
 TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
@@ -198,7 +199,7 @@ def test_a_factor_knows_how_many_bits_it_has(width: int) -> None:
     assert kernels.Factor(full(0, 3)).bits == 1 and kernels.Factor(full(2).to("meta")).bits == 64
 
 
-@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("threads", every(2, [2, 3, 16]))
 def test_threads_share_the_work(path: str, threads: int) -> None:
     """Enough products for several threads: cut along the places, along the outputs, and along the planes."""
     before = torch.get_num_threads()

@@ -99,7 +99,7 @@ def run(folder: Path, dealers: int, sets: int, readers: int, kills: int) -> None
 
 
 def test_killed_a_few_times(tmp_path: Path) -> None:
-    run(tmp_path, dealers=2, sets=10, readers=2, kills=4)
+    run(tmp_path, dealers=2, sets=6, readers=2, kills=4)
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def killed(nursery: Nursery, out: Path, moments: int) -> None:
 
 
 def test_no_mask_hides_two_messages(nursery: Nursery, tmp_path: Path) -> None:
-    killed(nursery, tmp_path, 10)
+    killed(nursery, tmp_path, 6)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from hummingbird.mpc.protocols.truncation import Truncation
 from hummingbird.prg import CIPHERS
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.support.correlation_checks import CASES, columns
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.nursery import Nursery, all_fail
 
 SLOTS = 3
@@ -288,8 +288,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("rank", range(2))
-@pytest.mark.parametrize("name", BAD)
+@covering("name, rank", BAD, range(2))
 def test_bad_stores_are_refused_when_they_are_opened(tmp_path: Path, name: str, rank: int) -> None:
     spoil, message = BAD[name]
     spoil(dealt(tmp_path) / f"party-{rank}" / "lane-0")

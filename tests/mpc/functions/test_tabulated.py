@@ -18,6 +18,7 @@ from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.simulation.observe import magnitudes
+from tests.support.covering import covering
 from tests.support.parties import sessions, share, together
 
 LAYERS = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu-none": nn.GELU}
@@ -29,8 +30,7 @@ def layer_of(net: nn.Module, window: BitWindow) -> Tabulated:
     return found
 
 
-@pytest.mark.parametrize("window", [(20, 12), (20, 0), (12, 4), (22, 12), (26, 0), (30, 22), (64, 0)], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@covering("name, window", LAYERS, [[20, 12], [20, 0], [12, 4], [22, 12], [26, 0], [30, 22], [64, 0]], ids=str)
 def test_every_value_of_the_window_is_right(name: str, window: tuple[int, int]) -> None:
     """From end to end, less 2^(m - 16): directly for windows that a table spans, and clamped for all others."""
     net, (k, m) = nn.Sequential(LAYERS[name]()), window

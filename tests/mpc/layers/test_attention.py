@@ -149,9 +149,13 @@ class Einsum(nn.Module):
         return torch.einsum(self.equation, x, y)
 
 
-@pytest.mark.parametrize("equation", ["bij,bij->bi", "bij,bij->bj", "bij,bij->bij", "bij,bij->b"])
-@pytest.mark.parametrize("shapes", [((5, 8), (1, 8)), ((1, 8), (5, 8)), ((5, 8), (5, 1)), ((5, 1), (1, 8))], ids=str)
-def test_einsum_repeats_what_has_size_1(equation: str, shapes: tuple[tuple[int, int], ...]) -> None:
+@covering(
+    "equation, shapes",
+    ["bij,bij->bi", "bij,bij->bj", "bij,bij->bij", "bij,bij->b"],
+    [[(5, 8), (1, 8)], [(1, 8), (5, 8)], [(5, 8), (5, 1)], [(5, 1), (1, 8)]],
+    ids=str,
+)
+def test_einsum_repeats_what_has_size_1(equation: str, shapes: list[tuple[int, int]]) -> None:
     close(Einsum(equation).eval(), tuple(seeded(2, *shape, seed=i) for i, shape in enumerate(shapes)))
 
 

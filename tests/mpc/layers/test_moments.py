@@ -218,8 +218,7 @@ def test_the_table_of_any_sum_is_a_root_down_to_0() -> None:
         assert float((got - wanted)[~inside].abs().max()) <= gain / 8 and abs(float(got[0])) <= 2 * UNIT
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
-@pytest.mark.parametrize("name", ["norm", "std", "normalize", "cosine"])
+@covering("name, protocol", ["norm", "std", "normalize", "cosine"], ["masked", "gmw"])
 def test_comparisons_read_the_results(name: str, protocol: str) -> None:
     net, x = Function(lambda x: F.hardtanh(FUNCTIONS[name](x) - 0.25, -0.2, 0.3)).eval(), sample(5, 1.0)
     configs = [BitConfig()] if protocol == "gmw" else [BitConfig(), BitConfig(rows=hummingbird.find_rows(net, x))]

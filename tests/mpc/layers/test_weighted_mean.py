@@ -63,7 +63,7 @@ def bound(x: Tensor, values: Tensor, parties: int) -> Tensor:
     return error @ values.abs() + rest
 
 
-@pytest.mark.parametrize("length, rows, parties", every(13, [*product([8, 64, 100, LONGEST], RANGES, [2, 3])]), ids=str)
+@pytest.mark.parametrize("length, rows, parties", every(25, [*product([8, 64, 100, LONGEST], RANGES, [2, 3])]), ids=str)
 def test_rows_from_end_to_end_of_the_range_are_right_within_the_bound(length: int, rows: Rows, parties: int) -> None:
     x, net = given(length, rows).flip(0)[::6], Attention().eval()  # of every kind, from the farthest on
     (layer,) = (s.layer for s in build(net, told(rows), example=x).plan if s.op == "matmul")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.errors import InputError
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.operations import Function
 
 torch.set_num_threads(1)
@@ -57,8 +57,7 @@ def test_what_torch_rounds_behind_a_comparison_is_refused_and_the_rest_is_right(
         assert torch.equal(got, net(x).float())
 
 
-@pytest.mark.parametrize("mode", ["fast", "exact"])
-@pytest.mark.parametrize("number", [0.0, 0.5, 1e-6, -1e-6, 2.0**-17, -(2.0**-17), 1 / 3])
+@covering("number, mode", [0.0, 0.5, 1e-6, -1e-6, 2.0**-17, -(2.0**-17), 1 / 3], ["fast", "exact"])
 def test_a_public_number_between_the_values_of_the_grid_is_compared_as_it_is(number: float, mode: str) -> None:
     constant = torch.tensor(number)
     net = Function(

@@ -28,6 +28,7 @@ from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from tests.jobs.pair_session import NETS
+from tests.support.covering import covering, every
 from tests.support.pairs import columns, wrong
 from tests.support.parties import Finished, channels, finish, init_alone, start, together
 from tests.support.patience import HANG, until
@@ -51,7 +52,7 @@ def rows(ended: list[Finished]) -> list[dict[str, Any]]:
 # Whole sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lanes", "dealer"), [(1, "pair:silent"), (2, "pair")])
+@pytest.mark.parametrize(("lanes", "dealer"), [(1, "pair:silent"), pytest.param(2, "pair", marks=pytest.mark.slow)])
 def test_a_net_is_right_and_costs_what_was_predicted(lanes: int, dealer: str) -> None:
     """Three slices in every run; a layer norm, whose mean is a quotient by 512, and its root a spline."""
     found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes), DEALER=dealer)))
@@ -91,7 +92,7 @@ def test_an_idle_session_goes_on_after_its_timeout() -> None:
     assert max(row["error"] for row in found) < 2**-8
 
 
-@pytest.mark.parametrize(("victim", "dealer"), [(0, "pair"), (1, "pair:silent")])
+@pytest.mark.parametrize(("victim", "dealer"), [pytest.param(0, "pair", marks=pytest.mark.slow), (1, "pair:silent")])
 def test_a_party_that_is_killed_ends_the_other_one(victim: int, dealer: str) -> None:
     parties = session(HANG, 10_000, DEALER=dealer)
     out = parties[1 - victim].stdout
@@ -258,7 +259,7 @@ def test_a_slice_that_the_other_party_does_not_begin() -> None:
     close(both)
 
 
-@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("silent", every(2, [0, 1]))
 def test_a_party_that_is_silent_while_material_is_made(silent: int) -> None:
     """It has joined, and then neither makes material nor says that it is there."""
     ends = channels(2, 2.0)
@@ -286,7 +287,7 @@ def test_the_aim_takes_small_tables() -> None:
     assert [aim.tables(w, 2) for w in (2, 4, 8, 16, 22)] == [1, 1, 2, 5, 5]
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("protocol", every(2, ["masked", "gmw"]))
 def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
     net = nn.Sequential(
         *(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Hardswish(), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(128, 12)),
@@ -309,9 +310,13 @@ def test_functions_that_need_tables_are_named() -> None:
     assert [problem.name for problem in raised.value.problems] == ["1", "3"]
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
-@pytest.mark.parametrize("window", [BitWindow(23, 0), BitWindow(23, 12)], ids=str)
-@pytest.mark.parametrize("net", [nn.Softplus(), nn.Mish(), nn.ELU(), nn.SELU(), nn.CELU(0.7), nn.GELU()], ids=str)
+@covering(
+    "net, window, protocol",
+    [nn.Softplus(), nn.Mish(), nn.ELU(), nn.SELU(), nn.CELU(0.7), nn.GELU()],
+    [BitWindow(23, 0), BitWindow(23, 12)],
+    ["masked", "gmw"],
+    ids=str,
+)
 def test_functions_with_tails_are_splines(net: nn.Module, window: BitWindow, protocol: str) -> None:
     """In a session of one party, which computes the same: far to both sides of the knots, and between them."""
     x = torch.linspace(-60, 60, 6001)[None]

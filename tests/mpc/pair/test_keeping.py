@@ -24,6 +24,7 @@ from hummingbird.mpc.pair.material import RECIPES, offline_bits
 from hummingbird.mpc.session.rendezvous import open_store
 from tests.mpc.pair.test_material import REQUESTS as EVERY
 from tests.support import keeping as dealers
+from tests.support.covering import every
 from tests.support.pair_keeping import FACTS, PLACES, REQUESTS, SHAPE, made, make, parts, use
 from tests.support.parties import channels, together
 from tests.support.patience import HANG
@@ -225,7 +226,7 @@ def test_an_unfinished_set_is_deleted(tmp_path: Path) -> None:
     assert not (roots[0] / DEALING).exists() and len(set(use(roots, 4))) == 4
 
 
-@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("full", every(2, [0, 1]))
 def test_a_full_disk_ends_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: int) -> None:
     """Before a set, when there is no room; and in the middle of it, when the disk refuses. Whole sets stay."""
     roots = made(tmp_path, 1)
@@ -256,7 +257,7 @@ def test_a_full_disk_ends_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert len(set(use(roots, 4))) == 4
 
 
-@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("silent", every(2, [0, 1]))
 def test_a_party_that_says_nothing(tmp_path: Path, silent: int) -> None:
     """It stops for longer than the other one's timeout, after a set: the other one says so, and keeps the set."""
 

@@ -17,6 +17,7 @@ from hummingbird.mpc.pair.price import ROT, PairPrice
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.step_tables import chunks
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import every
 from tests.support.pairs import Seen, bits_of, low, sides, stepwise, wrong
 from tests.support.paths import ROOT
 
@@ -47,7 +48,7 @@ def fields(request: MaskedOpening, seen: Seen) -> dict[str, list[Tensor]]:
 SMALL = [(k, m, ring) for k in range(1, 6) for m in range(k) for ring in (k, k + 1, k + 2, k + 5)]
 
 
-@pytest.mark.parametrize(("k", "m", "ring"), SMALL)
+@pytest.mark.parametrize(("k", "m", "ring"), every(3, SMALL))
 def test_small_masks_with_every_knob(k: int, m: int, ring: int) -> None:
     for p in range(k + 1):
         for tables in {1, k - m}:

@@ -33,6 +33,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.ot import silent
 from hummingbird.ot.silent import CotPool, LpnSet
 from tests.support.correlation_checks import CASES
+from tests.support.covering import every
 from tests.support.pairs import columns, low, made, pair, wrong
 from tests.support.parties import channels, share, succeed, together
 
@@ -110,6 +111,7 @@ REQUESTS: list[Request[Any]] = [
 
 
 KINDS_OF_TRANSFERS = list(TRANSFER_BITS)
+SLOW_IF_SILENT = [pytest.param(kind, marks=pytest.mark.slow if kind == "silent" else ()) for kind in TRANSFER_BITS]
 
 
 def makes(request: Request[Any]) -> bool:
@@ -121,7 +123,7 @@ def makes(request: Request[Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+@pytest.mark.parametrize("transfers", SLOW_IF_SILENT)  # the next test makes them one by one
 def test_fields_are_those_of_the_definition(transfers: str) -> None:
     """All kinds in one call, each at its price, and the meter counts the prices' sum."""
     parties = pair(transfers)
@@ -134,7 +136,7 @@ def test_fields_are_those_of_the_definition(transfers: str) -> None:
         assert wrong(request, columns(request, materials)) == [], request
 
 
-@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
+@pytest.mark.parametrize("transfers", every(2, KINDS_OF_TRANSFERS[::-1]))
 def test_each_request_has_its_price(transfers: str) -> None:
     parties = pair(transfers)
     for request in REQUESTS:

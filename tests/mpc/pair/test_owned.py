@@ -22,6 +22,7 @@ from hummingbird.mpc.protocols.owned import OwnedProduct
 from hummingbird.polynomials.layer import LayerShape
 from tests.mpc.pair.test_encrypted import check_uniform, numbers, product
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import covering
 from tests.support.pairs import columns, low, made, pair, sides, stepwise
 
 CASES: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -74,8 +75,7 @@ def wrong(request: OwnedProduct, materials: list[Material], weight: Tensor) -> b
     return bool(shares["a"][request.owner].any()) or not torch.equal(c, low(wanted, request.bits))
 
 
-@pytest.mark.parametrize("owner", [0, 1])
-@pytest.mark.parametrize(("bits", "weight"), BITS)
+@covering("bits, weight, owner", BITS, [0, 1])
 def test_every_request_is_right_at_its_price(bits: int, weight: int, owner: int) -> None:
     parties, wanted = pair(), requests(owner, bits, weight)
     parties[owner].weights.update({request.key: weights_of(request) for request in wanted})

@@ -15,6 +15,7 @@ from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from tests.support.causal_nets import PLACES, WIDTH, WORDS, made
+from tests.support.covering import every
 from tests.support.parties import compute, share
 
 PROMPT, HIDDEN = 5, 2
@@ -49,7 +50,8 @@ def talked(kind: type[Talk], private: PrivateDecoder, x: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize(
-    ("protocol", "told"), [("masked", True), ("masked", False), pytest.param("gmw", False, marks=pytest.mark.slow)]
+    ("protocol", "told"),
+    every(3, [("masked", True), ("masked", False), ("gmw", False)]),
 )
 def test_word_after_word_in_private_equals_the_net(protocol: str, told: bool) -> None:
     net = made()

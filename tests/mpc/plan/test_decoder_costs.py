@@ -25,6 +25,7 @@ from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.session.session import Session, ZeroSharing
 from hummingbird.mpc.session.sharing import Shared
 from models.gpt import Gpt
+from tests.support.covering import every
 from tests.support.parties import sessions, share, together
 
 PLACES, PROMPT, WIDTH, WORDS = 66, 62, 16, 30  # so two words have a cache of 64 places, and two one of 66
@@ -120,7 +121,7 @@ def test_private_weights(running: Any) -> None:
         check(conversations(both, decoders), made, plain)
 
 
-@pytest.mark.parametrize("weights", ["public", 0])
+@pytest.mark.parametrize("weights", every(2, ["public", 0]))
 def test_a_conversation_from_a_store(tmp_path: Path, weights: str | int) -> None:
     plain = net()
     made = private(plain, weights=weights)

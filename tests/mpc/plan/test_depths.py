@@ -28,6 +28,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import derive
 from tests.fuzz import make as fuzz
+from tests.support.covering import every
 from tests.support.parties import channels, share, together
 
 pytestmark = pytest.mark.filterwarnings("ignore:LocalDealer offers NO privacy")
@@ -186,7 +187,7 @@ def test_random_nets_have_an_order_and_one_leader_for_every_shared_round(
 
 @pytest.mark.parametrize(
     ("made", "protocol", "parties"),
-    [(Inception, "masked", 2), (Inception, "gmw", 3), (Mixed, "masked", 3), (Mixed, "gmw", 2)],
+    every(3, [(Inception, "masked", 2), (Inception, "gmw", 3), (Mixed, "masked", 3), (Mixed, "gmw", 2)]),
 )
 def test_branches_give_what_one_step_at_a_time_gives_in_fewer_rounds(
     monkeypatch: pytest.MonkeyPatch, made: type[nn.Module], protocol: str, parties: int

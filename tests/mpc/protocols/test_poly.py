@@ -23,7 +23,7 @@ from hummingbird.mpc.protocols.poly import Polynomial, PolynomialShares
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import CIPHERS, derive
 from tests.support.chance import DEVIATIONS
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -65,8 +65,7 @@ def of(name: str) -> Callable[[Tensor], Tensor]:
     return FUNCTIONS[name].of if name in FUNCTIONS else lambda x: value(name, x)
 
 
-@pytest.mark.parametrize("degree", polynomials.DEGREES)
-@pytest.mark.parametrize("name", [*FUNCTIONS, *ACTIVATIONS])
+@covering("name, degree", [*FUNCTIONS, *ACTIVATIONS], polynomials.DEGREES)
 def test_every_value_under_every_mask_in_every_small_ring(name: str, degree: int) -> None:
     """All k up to 6 with all w and m: x = 2^m D + u, and the row that X chooses is that of D."""
     for k in range(1, 7):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -164,11 +165,13 @@ def test_gmw_rounds_what_it_has_decided(parties: int, extra: int) -> None:
     assert torch.equal(y, bit * z)
 
 
-@pytest.mark.parametrize("extra", [0, 20])
-@pytest.mark.parametrize("aim", AIMS)
-@pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("protocol", [Masked, Gmw])
-@pytest.mark.parametrize("window", [(20, 12, 6), (20, 4, 7), (24, 0, 9), (64, 0, 6)])
+@covering(
+    "window, protocol, parties, aim, extra",
+    list(product([(20, 12, 6), (20, 4, 7), (24, 0, 9), (64, 0, 6)], [Masked, Gmw])),
+    [2, 3],
+    AIMS,
+    [0, 20],
+)
 def test_messages_are_what_the_price_says(
     window: tuple[int, int, int], protocol: type[Comparison], parties: int, aim: str, extra: int
 ) -> None:

@@ -28,6 +28,12 @@ def folder() -> Iterator[Path]:
 
 @clustered
 def test_a_lost_part_is_refused_and_comes_back_with_the_updates(folder: Path) -> None:
+    play("lost_part", folder)
+
+
+@clustered
+@pytest.mark.slow
+def test_a_program_that_was_killed_has_the_updates_and_ends_in_order_without_a_node(folder: Path) -> None:
     play("program", folder)
 
 

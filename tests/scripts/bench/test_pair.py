@@ -23,6 +23,7 @@ def test_a_row_for_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
 
 
+@pytest.mark.slow
 def test_silent_transfers_send_a_quarter(tmp_path: Path) -> None:
     """Also for kinds that are chosen by name, in three calls, of which one has an extension."""
     if not library.available():
@@ -33,6 +34,15 @@ def test_silent_transfers_send_a_quarter(tmp_path: Path) -> None:
     first, row = json.loads(file.read_text())
     assert (first["kind"], row["kind"], row["made"]) == ("set-up", "masked ReLU", "silent")
     assert first["bytes"] > 4e5 and (row["transfers"], row["bits"]) == (39, 264) and row["bytes"] < 40
+
+
+def test_a_row_for_a_kind_by_its_name(tmp_path: Path) -> None:
+    if not library.available():
+        pytest.skip("the native library is not built")
+    words = ["--count", "320", "--calls", "1", "--kinds", "masked ReLU", "--json", str(tmp_path / "rows.json")]
+    assert pair.main(words) == 0
+    row = json.loads((tmp_path / "rows.json").read_text())[-1]
+    assert (row["kind"], row["transfers"], row["bits"]) == ("masked ReLU", 31, 404) and row["microseconds"] > 0
 
 
 @pytest.mark.parametrize(
