@@ -13,6 +13,7 @@ from hummingbird.generation import _chosen
 from hummingbird.launching import launch as module
 from tests.support import python
 from tests.support.causal_nets import PLACES, WIDTH, WORDS, made
+from tests.support.covering import every
 from tests.support.parties import init_alone
 from tests.support.patience import NEVER
 
@@ -66,12 +67,12 @@ def texts(session: Any, net: Any, prompts: list[list[int]], new: int) -> dict[st
     }
 
 
+@pytest.mark.parametrize("prompts", every(2, [[[5, 5, 41]], [[7, 30, 11, 2, 49], [5, 5, 41]]]), ids=["one", "two"])
 @pytest.mark.usefixtures("forked")
-def test_one_party_gets_the_words_of_plain_torch() -> None:
+def test_one_party_gets_the_words_of_plain_torch(prompts: list[list[int]]) -> None:
     net, new = made(seed=1), PLACES - PROMPT + 1
-    prompts = [[7, 30, 11, 2, 49], [5, 5, 41]]
     other, owner = hummingbird.launch(texts, net, prompts, new, timeout=NEVER)
-    assert other["found"] == [None] * 2 and other["drawn"] is None
+    assert other["found"] == [None] * len(prompts) and other["drawn"] is None
     for numbers, got in zip(prompts, owner["found"], strict=True):
         expected, gap = plain(net, numbers, new)
         assert gap > 2.0**-6  # otherwise equal words would depend on roundings
