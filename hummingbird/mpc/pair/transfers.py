@@ -55,12 +55,8 @@ class Rot(ABC):
     key: Tensor
 
     def __post_init__(self) -> None:
+        self.n = self.keys.shape[0]  # the number of values
         self._next, self._own_used = 1, False  # the next unused bit of the pads; bit 0 is the sender's own bit
-
-    @property
-    def n(self) -> int:
-        """The number of values."""
-        return len(self.keys)
 
     @property
     @abstractmethod
@@ -201,8 +197,7 @@ class SentRot(Rot):
 
     def _both(self, lane: int) -> tuple[Tensor, Tensor]:
         if self._kept is None or self._kept[0] != lane // LANES:
-            zero, one = (pads(self.keys, self.key, self.first, lane // LANES, by) for by in (None, self.delta))
-            self._kept = lane // LANES, zero, one
+            self._kept = lane // LANES, *pads(self.keys, self.key, self.first, lane // LANES, self.delta).split(LANES)
         return self._kept[1][lane % LANES], self._kept[2][lane % LANES]
 
 
