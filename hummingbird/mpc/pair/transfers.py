@@ -33,7 +33,8 @@ from torch import Tensor
 from hummingbird import kernels, prg
 from hummingbird.kernels.cot import TILE, choose, pads
 from hummingbird.mpc.pair.lockstep import Exchange, Rounds, together
-from hummingbird.mpc.pair.price import DEFAULT, SILENT, Stock
+from hummingbird.mpc.pair.price import DEFAULT, Stock
+from hummingbird.mpc.protocols.step_tables import SILENT, TransferKind
 from hummingbird.ot import cot
 from hummingbird.ot.silent import CotDraw, SilentReceiver, SilentSender
 
@@ -329,11 +330,11 @@ class Transfers:
 
     The set-up takes two rounds (`cost.COT_SET_UP` bytes each way, in sum). Not thread-safe.
     exchange: sends a message, and returns one of so many bytes, which the other party sends at the same time.
-    kind: how transfers are made (`price.Stock`); the same at both parties.
+    kind: how transfers are made; the same at both parties.
     stock: those that are made and not used.
     """
 
-    def __init__(self, exchange: Exchange, kind: str = DEFAULT) -> None:
+    def __init__(self, exchange: Exchange, kind: TransferKind = DEFAULT) -> None:
         start = cot.SetUp()
         asked = exchange(_octets(start.message), len(start.message))
         self._receiver, reply = cot.accept(asked.numpy().tobytes())
@@ -356,7 +357,7 @@ class Transfers:
         self._sent += cot.numbers(sent)  # before anything is sent: numbers of a call that fails are used up
         self._received += cot.numbers(received)
         _, _, self.stock = before.drawn(sent, received)
-        if before.kind == SILENT:
+        if before.kind.name == SILENT.name:
             ways = self._send_silent(before.sent.drawn(sent)), self._receive_silent(before.received.drawn(received))
         else:
             ways = self._send(first, sent), self._receive(own, received)
