@@ -260,7 +260,7 @@ def test_silent_transfers_take_less_time_on_slow_links() -> None:
 
 
 def test_the_fastest_transfers_of_a_link() -> None:
-    """Of all kinds and prices none is faster there; a far link takes few rounds, a narrow one few bits."""
+    """No other kind or price is faster there; a far link takes few rounds, a narrow one few bits."""
     n = 1 << 18
     call, found = [MaskedOpening(n, 20, 12, 2, 36), And(2, n)], {}
     for rtt, bandwidth in ((0.0002, 10e9), (0.1, 1e9), (0.02, 100e6), (0.05, 1e6)):
