@@ -199,7 +199,8 @@ def convert_model(
         layer the form, of these three, of the fewest seconds; the numbers are seconds there and back, bits per second
         of a party, and bits per second at which dealt material comes (10e9 if left out). All parties, and their stores,
         must have the same aim. "pair": the forms whose material two parties can make without a dealer
-        (`init(dealer="pair")`), with the fewest bits of both: no functions are looked up. None: pair in such a session,
+        (`init(dealer="pair")`), with the fewest bits of both: no functions are looked up; "pair:KIND:BITS" for another
+        kind of transfers and another price of one (docs/pair.md). None: that of the dealer in such a session,
         throughput if a dealer streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (with private weights only their owner can tell), AgreementError if, after `init`, the parties differ. Warns of

@@ -17,8 +17,8 @@ from hummingbird.cost import FREE, Cost, crypten_shipped_relu, opening, sharing,
 from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.mpc.layers.layer import FLOOR
-from hummingbird.mpc.pair.dealer import transfers_of
-from hummingbird.mpc.pair.price import PairCost
+from hummingbird.mpc.pair.dealer import in_seconds, slice_cost, transfers_of
+from hummingbird.mpc.pair.price import PairCost, Stock
 from hummingbird.mpc.plan.builders import CUSTOM, MOVES
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.prices import PlannedCost
@@ -58,7 +58,8 @@ class Estimate:
     beside: two prices to compare with, by name: of this batch by protocol `gmw`, and of its ReLUs alone by CrypTen as
     its authors ship it, with the offline bits that a dealer would send. inputs: a description of the example's inputs.
     around: prices of messages before and after the layers, by name; no total contains them.
-    material: of aim "pair": the cost of making one lane's material. dealt: then the layers' prices with a dealer.
+    material: of aim "pair": the cost of making one lane's material. making: then its seconds, in words. dealt: then the
+    layers' prices with a dealer.
 
     >>> cost = hummingbird.estimate(net, (20, 4), BitWindow(20, 12), bandwidth=352e6, rtt=0.01)
     >>> cost.rounds, round(cost.seconds, 3)
@@ -82,6 +83,7 @@ class Estimate:
     around: Mapping[str, Around] = field(default_factory=dict)
     material: PairCost | None = None
     dealt: Sequence[PlannedCost] = ()
+    making: str = ""
 
     @property
     def total(self) -> Cost:
@@ -148,10 +150,10 @@ class Estimate:
         """
         layers = self._shown()
         sent = {"online, sent by each party": [each.cost.bits for each in layers]}
-        by = "by both parties to each other" if self.aim == PAIR else "by the dealer to all parties"
+        by = "by both parties to each other" if self.material else "by the dealer to all parties"
         dealt = {f"offline, sent {by}": [each.cost.offline_bits for each in layers]}
         wire = {"online, between parties": [self._seconds(each.cost) for each in layers]}
-        where = "between parties" if self.aim == PAIR else "on the dealer's link"
+        where = "between parties" if self.material else "on the dealer's link"
         link = {f"offline, {where}": [each.cost.offline_bits / self._offline_bandwidth for each in layers]}
         measures = {
             "bytes": Measure("kB", ",.1f", 8e3, [sent, dealt]),
@@ -203,7 +205,7 @@ class Estimate:
             seconds = self._seconds(cost), offline / rate
             times = (f"{1e3 * each:,.2f}" for each in (*seconds, sum(seconds)))
             rows.append((name, str(cost.rounds), *sizes, *times))
-        by = "material" if self.aim == PAIR else "dealer"
+        by = "material" if self.material else "dealer"
         head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", f"{by} ms", "both ms")
         above = f"above: aim {self.aim}; " if differ else ""
         link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
@@ -212,7 +214,7 @@ class Estimate:
             wire = self._seconds(Cost(self.material.rounds, self.material.all_bits // 2))
             made = f"material: {self.lanes * self.material.all_bits / 8e3:,.1f} kB with frames, from both parties"
             made += f", in {self.material.rounds} rounds: {1e3 * wire:,.2f} ms here"
-            return Report.of(words, text_table(head, rows), made, between="\n")
+            return Report.of(words, text_table(head, rows), made, self.making, between="\n")
         dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
         words = f"{above}in all: from all parties and the dealer; {link}{dealt}"
         return Report.of(words, text_table(head, rows), *self._shortest(), *self._fewest(), between="\n")
@@ -220,7 +222,7 @@ class Estimate:
     @property
     def _offline_bandwidth(self) -> float:
         """Bits per second of offline messages: two parties without a dealer send to each other at the same time."""
-        return 2 * self.bandwidth if self.aim == PAIR else self.dealer_bandwidth
+        return 2 * self.bandwidth if self.material else self.dealer_bandwidth
 
     def _replaced(self) -> list[Report]:
         """Return a list with a table of the layers that have another form with a dealer, or an empty list."""
@@ -322,7 +324,7 @@ def estimate(
     runs such a batch at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency.
     Totals are computed for four aims: latency, throughput for these links, rounds, and link for these links. With aim
     "pair" offline bits are those that two parties send each other for their material, on their own link; there are no
-    other aims, but the costs with a dealer stand beside. dealer: "pair" or "pair:silent", as for `init`, has this aim.
+    other aims, but the costs with a dealer stand beside. dealer: "pair" or "pair:HOW", as for `init`, has this aim.
     dealer_bandwidth: bits per second of the dealer's link, or at which stored material is read.
     Raises errors of `convert_model`, InputError for a shape that the net cannot take, and ConfigError for the other
     arguments.
@@ -348,35 +350,33 @@ def estimate(
     link = Link(rtt, bandwidth / lanes, dealer_bandwidth / lanes)
     aims = [_LATENCY, str(TableChoice("throughput", bandwidth / dealer_bandwidth)), _ROUNDS, str(link.aim)]
     transfers = transfers_of(dealer)
-    if dealer is not None and not (transfers and aim in (None, PAIR)):
-        hint = f"one of {PAIR} and {PAIR}:silent, without an aim"
-        raise ConfigError(f"dealer={dealer!r} with the aim {aim!r}", where="dealer", hint=hint)
-    if transfers or aim == PAIR:
-        aim = PAIR
+    if dealer is not None and not (transfers and aim is None):
+        what = f"dealer={dealer!r} with the aim {aim!r}"
+        raise ConfigError(what, where="dealer", hint=f"{PAIR} or {PAIR}:RTT:BANDWIDTH, without an aim")
+    aim = str(TableChoice(PAIR, transfers=transfers)) if transfers else aim
+    if pair := aim is not None and TableChoice.of(aim).pair:
         if parties != 2:
             raise ConfigError(f"{parties} parties without a dealer", where="parties", hint="2, or another aim")
-        aims = [PAIR]
-    aim = aims[0] if aim is None else aim
-    private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
-    private.transfers = transfers or private.transfers
+        aims = [aim]
+    aim, windows = aims[0] if aim is None else aim, BitConfig.of(bits).windows
+    private = convert.build(net, windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
     totals = {aim: _total(layers)}
     for each in aims:  # smooth functions have other layers by each
-        other = private if each == aim else convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=each)
-        totals[each] = _total(other.costs(sizes, parties))
+        made = private if each == aim else convert.build(net, windows, weights, protocol, aim=each)
+        totals[each] = _total(made.costs(sizes, parties))
     totals = {each: totals[each] for each in dict.fromkeys([*aims, aim])}
-    beside_aim = PAIR if aim == PAIR else _LATENCY
-    windows = BitConfig.of(bits).windows
-    gmw = private if protocol == "gmw" else convert.build(net, windows, weights, "gmw", aim=beside_aim)
+    gmw = private if protocol == "gmw" else convert.build(net, windows, weights, "gmw", aim=aim if pair else _LATENCY)
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:
         del beside["gmw"]
-    material, dealt = None, list[PlannedCost]()
-    if aim == PAIR:
-        material = private.material_cost(sizes)
+    material, making, dealt = None, "", list[PlannedCost]()
+    if pair:
+        requests, transfers = private.pair_requests(sizes), private.transfers
+        material, making = slice_cost(requests, Stock(transfers)), in_seconds(requests, transfers, link.bandwidth, rtt)
         dealt = convert.build(net, windows, weights, protocol, aim=_LATENCY).costs(sizes, parties)
         beside = {_DEALT: _total(dealt), **beside}
-    prices = dealer_bandwidth, aim, totals, beside, words, _around(private, sizes, parties), material, dealt
+    prices = dealer_bandwidth, aim, totals, beside, words, _around(private, sizes, parties), material, dealt, making
     return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, *prices)
 
 

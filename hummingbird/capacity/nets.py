@@ -37,12 +37,13 @@ from hummingbird.graph.interpreter import run_all
 from hummingbird.kernels.shares.packing import plain
 from hummingbird.mpc.correlations.request import Material, ReceiverRotation, Request, corrections, expand, received_by
 from hummingbird.mpc.dealer.folder import PAIR, places
-from hummingbird.mpc.pair.dealer import calls_of
+from hummingbird.mpc.pair.dealer import calls_of, slice_cost
 from hummingbird.mpc.pair.material import PairMaterial
-from hummingbird.mpc.pair.price import PairCost
+from hummingbird.mpc.pair.price import PairCost, Stock
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.protocols.step_tables import TableChoice, TransferKind
 from hummingbird.prg import new_seed
 from hummingbird.report import BANDWIDTH, RTT
 from hummingbird.serving.plan import input_bits, result_bits
@@ -83,7 +84,11 @@ def kind_of(private: PrivateNet) -> str:
 
     It is the `kind` of the profile's rows, such as "mpc masked"; "mpc masked pair" if two parties make the material.
     """
-    return f"mpc {private.facts['protocol']}{' pair' if private.facts['aim'] == PAIR else ''}"
+    return f"mpc {private.facts['protocol']}{' pair' if _by_pair(private) else ''}"
+
+
+def _by_pair(private: PrivateNet) -> bool:
+    return TableChoice.of(private.facts["aim"]).pair
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
@@ -150,15 +155,15 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
         dealer.begin()
         dealer._made.clear()  # material of the setup
         seconds = {"compute": samples(computed, repeats)}
-    if requests and private.facts["aim"] == PAIR:
-        seconds["make"] = _making(requests, repeats)
+    if requests and _by_pair(private):
+        seconds["make"] = _making(requests, private.transfers, repeats)
     elif requests:
         seconds |= {"expand": samples(expanded, repeats), "deal": samples(dealt, repeats)}
     work = amounts(private, shape, parties, requests)
     return Measurement(kind_of(private), name, digest(private, shape, parties), work, seconds)
 
 
-def _making(requests: Sequence[Request[Any]], repeats: int) -> tuple[float, ...]:
+def _making(requests: Sequence[Request[Any]], transfers: TransferKind, repeats: int) -> tuple[float, ...]:
     """Measure one party's seconds for the material of a slice that it makes with another party, `repeats` times.
 
     Both parties are threads of this process, which wait for each other: a sample is half of the seconds that all
@@ -168,7 +173,7 @@ def _making(requests: Sequence[Request[Any]], repeats: int) -> tuple[float, ...]
 
     def party(rank: int) -> PairMaterial:
         peer = 1 - rank
-        return PairMaterial(Channel(rank, 2, {peer: ways[rank][0]}, {peer: ways[peer][1]}, _SILENCE))
+        return PairMaterial(Channel(rank, 2, {peer: ways[rank][0]}, {peer: ways[peer][1]}, _SILENCE), transfers)
 
     def make(party: PairMaterial) -> None:
         for some in calls_of(requests):
@@ -281,7 +286,9 @@ def _service(
     received = {role: requests if pair else received_by(rank, parties, requests) for rank, role in enumerate(roles)}
     slots = {role: size for role, own in received.items() if (size := places(own, whole=pair)[1])}
     stored = dealer in ("store", PAIR_STORE) and bool(slots)
-    offline = _made(roles, private.material_cost(shape), seconds, profile) if pair and requests else []
+    offline = (
+        _made(roles, slice_cost(requests, Stock(private.transfers)), seconds, profile) if pair and requests else []
+    )
     if requests and not pair:
         sent = {role: sum(request.correction_bits for request in own) / 8 for role, own in received.items()}
         offline = [WorkStep("deal", profile.compute(DEALER, seconds["deal"]))]
@@ -319,7 +326,7 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
         raise ConfigError(what, where=f"capacity.{protocol}", hint=hint)
     if dealer not in DEALERS:
         raise ConfigError(f"dealer={dealer!r}", where="dealer", hint=f"one of {', '.join(DEALERS)}")
-    made, pair = private.facts["aim"] == PAIR, dealer in (PAIR, PAIR_STORE)
+    made, pair = _by_pair(private), dealer in (PAIR, PAIR_STORE)
     if made != pair or (pair and parties != 2):
         what = f"dealer={dealer!r} for {parties} parties and a net of aim {private.facts['aim']!r}"
         raise ConfigError(

@@ -30,9 +30,11 @@ from hummingbird.mpc.dealer.folder import PAIR, lane_folder
 from hummingbird.mpc.dealer.kept import Keeper, keep
 from hummingbird.mpc.dealer.sealing import read_key, read_public
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.pair.dealer import AIM, PairDealer, slice_cost
+from hummingbird.mpc.pair.dealer import PairDealer, slice_cost, transfers_of
 from hummingbird.mpc.pair.keeping import PairKeeper, slot_bytes, slots_of_a_set
+from hummingbird.mpc.pair.price import DEFAULT, Stock
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.mpc.session import launch
 from hummingbird.prg import cipher_of
 from hummingbird.progress import progress_line
@@ -108,8 +110,9 @@ def add_parser(commands: Any) -> None:
     text += "folder to which the same two parties add"
     sub.add_argument("--out", required=True, metavar="DIR|URL", help=text)
     group = sub.add_argument_group("two parties without a dealer")
-    text = "make the material with the other party, as one of two processes of `run` or of torchrun; implies --aim pair"
-    group.add_argument("--pair", action="store_true", help=text)
+    text = "make the material with the other party, as one of two processes of `run` or of torchrun. HOW they make "
+    text += "transfers: softspoken (default), silent, or RTT:BANDWIDTH for the fastest on this link"
+    group.add_argument("--pair", nargs="?", const=DEFAULT.name, metavar="HOW", help=text)
     add_peer_arguments(group)
     group = sub.add_argument_group("an object store")
     text = "how many sets to deal, each for --images images (default 1); several dealers may deal at a time"
@@ -192,9 +195,9 @@ def _slot(args: argparse.Namespace) -> _Slot:
     """Return what the options say a slot is for: a slice of images, or with --prompt a conversation."""
     if args.prompt is None:
         private = private_net(args)
-        if private.facts["aim"] == AIM and private.facts["weights"] != "public" and not args.pair:
+        if TableChoice.of(private.facts["aim"]).pair and private.facts["weights"] != "public" and not args.pair:
             hint = "leave --aim out: a dealer deals other material for private weights"
-            raise ConfigError(f"private weights with the aim {AIM!r}", where="--aim", hint=hint)
+            raise ConfigError(f"private weights with the aim {PAIR!r}", where="--aim", hint=hint)
         found = dry_run(private, args.input, args.parties)
         return _Slot(found.setup, [found.batch], tuple(args.input), private.facts)
     if args.input is None or len(args.input) != 3:
@@ -218,10 +221,15 @@ def _check_out(args: argparse.Namespace) -> None:
         if is_url(args.out):
             hint = "a folder on each party's own disk: --out DIR"
             raise InputError("two parties make no material in an object store", where="--out", hint=hint)
-        if args.aim not in (None, PAIR):
-            hint = f"leave --aim out, or give --aim {PAIR}"
-            raise InputError(f"--aim {args.aim} beside --pair", where="--aim", hint=hint)
-        args.aim, args.dealer, args.store, args.store_key = PAIR, PAIR, None, None
+        args.dealer, args.store, args.store_key = f"{PAIR}:{args.pair}", None, None
+        transfers = transfers_of(args.dealer)
+        if transfers is None:
+            raise InputError(f"--pair {args.pair}", where="--pair", hint="softspoken, silent, or RTT:BANDWIDTH")
+        if args.aim is not None:
+            raise InputError(
+                f"--aim {args.aim} beside --pair", where="--aim", hint="leave --aim out: --pair implies it"
+            )
+        args.aim = str(TableChoice(PAIR, transfers=transfers))
         return
     if given := [f"--{name.replace('_', '-')}" for name in _PEERS if getattr(args, name) is not None]:
         hint = "leave them out, or add --pair"
@@ -294,10 +302,11 @@ def _with_each_other(args: argparse.Namespace) -> None:
         hint = "public weights, or infer --dealer pair"
         raise ConfigError("material for private weights is not kept", where="--pair", hint=hint)
     requests, images, place = slot.steps[0], slot.shape[0], session.place
+    transfers = TableChoice.of(dealer.aim).transfers
     wanted = -(-args.images // (images * place.lanes))
     root = lane_folder(Path(args.out.replace("{rank}", str(place.party))), place.party, place.lane)
     what: dict[str, Any] = {"requests": requests, "shape": slot.shape, "facts": material_facts(slot.facts)}
-    size, price = slot_bytes(requests), slice_cost(requests)
+    size, price = slot_bytes(requests), slice_cost(requests, Stock(transfers))
     keeper = PairKeeper(session.channel, dealer, root, place, slots=slots_of_a_set(wanted, size), **what)
     with contextlib.closing(keeper):
         sets, each = -(-wanted // keeper.kept.slots), keeper.kept.slots

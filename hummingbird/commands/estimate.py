@@ -132,7 +132,8 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
     text = "pair: no dealer, two parties make the material with each other, with the aim pair; pair:silent: with fewer "
-    sub.add_argument("--dealer", metavar="pair[:silent]", help=text + "bytes and more work")
+    text += "bytes and more work; pair:RTT:BANDWIDTH: in the fastest way on this link, such as pair:0.02:100e6"
+    sub.add_argument("--dealer", metavar="pair[:HOW]", help=text)
     text = "bandwidth of the dealer's link (default 10e9)"
     sub.add_argument("--dealer-bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.set_defaults(run=run)

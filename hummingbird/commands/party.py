@@ -154,7 +154,8 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         metavar="HOST:PORT",
         help="address of the dealer of correlated randomness (`python -m hummingbird dealer`), which must not collude "
         "with any party. Default: party 0 starts one on this host. pair: no dealer, two parties make it with each "
-        "other; neither may deviate from the protocol. pair:silent: the same with far fewer bytes and more work",
+        "other; neither may deviate from the protocol. pair:RTT:BANDWIDTH: the same in the fastest way on this link, "
+        "in seconds and bits per second, such as pair:0.02:100e6; pair:silent: with far fewer bytes and more work",
     )
     text = "with an object store: this party's key file ({rank} is replaced), of `python -m hummingbird keys`"
     group.add_argument("--store-key", metavar="FILE", help=text)

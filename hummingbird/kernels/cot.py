@@ -121,11 +121,12 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     """Compute one block of the pads of random transfers, 128 bits each (module head).
 
     keys: the transfers' keys, int64 (n, 2). key: S, int64 (2,). first: number of the first transfer, a multiple of 16.
-    block: number of the block, 0 to 255. delta: XORed to each key before; None: nothing is.
-    Returns int64 (2, n): the low words of all pads, then the high words. InputError for anything else. Constant time in
-    keys and delta.
+    block: number of the block, 0 to 255. delta: the sender's, for both pads of each transfer; None: for those of the
+    keys alone.
+    Returns int64 (2, n): the low words of all pads, then the high words; with delta int64 (4, n), whose last two rows
+    are the pads of keys ^ delta. InputError for anything else. Constant time in keys and delta.
 
-        pads(keys, key, 0, 0, delta)[:, 5] is the second pad of transfer 5
+        pads(keys, key, 0, 0, delta)[2:, 5] is the second pad of transfer 5
     """
     where = "kernels.cot.pads"
     n = len(keys) if isinstance(keys, Tensor) and keys.dim() else 0

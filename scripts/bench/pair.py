@@ -28,13 +28,14 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair.material import PairMaterial, cost, offline_bits
-from hummingbird.mpc.pair.price import DEFAULT, TRANSFER_BITS
+from hummingbird.mpc.pair.price import DEFAULT
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.beaver import Triple
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.masked import MaskedOpening
+from hummingbird.mpc.protocols.step_tables import TransferKind
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
@@ -72,7 +73,9 @@ def image() -> list[Request[Any]]:
     return list(dry_run(private, (1, 3, 32, 32), 2).batch)
 
 
-def measured(session: Session, n: int, calls: int, transfers: str, kinds: Sequence[str]) -> list[dict[str, Any]]:
+def measured(
+    session: Session, n: int, calls: int, transfers: TransferKind, kinds: Sequence[str]
+) -> list[dict[str, Any]]:
     """A party's rows: the set-up, and one for each of these kinds, or of all if there are none."""
     alone()
     torch.set_num_threads(1)
@@ -147,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
         ("rounds", "{rounds}"),
     ]
     print(columns(rows, shown))
-    write_rows(args.json, [row | {"count": args.count, "made": args.transfers, **machine()} for row in rows])
+    write_rows(args.json, [row | {"count": args.count, "made": str(args.transfers), **machine()} for row in rows])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -155,8 +158,8 @@ def parser() -> argparse.ArgumentParser:
     p = new_parser(__doc__)
     p.add_argument("--count", type=int, default=100_000, help="values in one call (default: %(default)s)")
     p.add_argument("--calls", type=int, default=5, help="calls, whose median counts (default: %(default)s)")
-    text = "how random transfers are made (default: %(default)s)"
-    p.add_argument("--transfers", choices=tuple(TRANSFER_BITS), default=DEFAULT, help=text)
+    text = "how random transfers are made: softspoken, silent, or silent:BITS with another price (default: %(default)s)"
+    p.add_argument("--transfers", type=TransferKind.of, default=DEFAULT, metavar="KIND", help=text)
     p.add_argument("--kinds", nargs="*", default=(), metavar="KIND", help="rows to measure (default: all)")
     add_json(p)
     return p

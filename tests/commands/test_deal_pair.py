@@ -27,15 +27,16 @@ def infer(root: str, images: int, result: Path) -> list[Finished]:
 
 
 def test_a_store_that_two_parties_make_serves_them(tmp_path: Path) -> None:
-    """The offline bits are those that were predicted."""
+    """The offline bits are those that were predicted, and the net's forms those of the transfers of the link."""
     result = tmp_path / "result.json"
-    for party in made(tmp_path / "own", 15):
+    for party in made(tmp_path / "own", 15, "--pair", "0.04:100e6"):
         assert "1 set(s) of 2 slice(s) of 10 images: " in party.out and "set 1: 20 of 20 images; " in party.out
         assert "made in" in party.out
     for party in infer(str(tmp_path / "own" / "party-{rank}"), 20, result):
         assert party.code == 0, party.err
     figures = json.loads(result.read_text())
     assert figures["bits_predicted_equal_bits_sent"] and figures["accuracy_private_percent"] > 90
+    assert json.loads((parts(tmp_path / "own")[0] / DESCRIPTION).read_text())["facts"]["aim"] == "pair:silent:120"
     assert not any(map(numbers, parts(tmp_path / "own")))
 
 
@@ -79,6 +80,8 @@ REFUSED = {
     "sets": (["--sets", "3"], "--sets beside --pair"),
     "keys": (["--key", "a", "--to", "b"], "--key and --to beside --pair"),
     "conversations": (["--prompt", "3"], "--prompt beside --pair"),
+    "other transfers": (["--pair", "loud"], "dealer='pair:loud'"),
+    "a number alone": (["--pair", "9000"], "--pair 9000"),
     "another aim": (["--aim", "latency"], "--aim latency beside --pair"),
 }
 

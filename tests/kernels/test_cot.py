@@ -150,10 +150,12 @@ def test_pads_follow_their_equation(path: str) -> None:
     keys, key = stream("keys").words(40, 2), stream("S").words(2)
     found = cot.pads(keys, key, 160, 7, DELTA)
     number = int.from_bytes(key.numpy().tobytes(), "little") ^ (160 + 33) // 16 << 8 ^ 7
-    x = (keys[33] ^ DELTA).numpy().tobytes()
     cipher = Cipher(algorithms.AES(number.to_bytes(16, "little")), modes.ECB()).encryptor()
-    expected = bytes(a ^ b for a, b in zip(cipher.update(x), x, strict=True))
-    assert found[:, 33].numpy().tobytes() == expected
+    for rows, label in ((found[:2], keys[33]), (found[2:], keys[33] ^ DELTA)):
+        x = label.numpy().tobytes()
+        expected = bytes(a ^ b for a, b in zip(cipher.update(x), x, strict=True))
+        assert rows[:, 33].numpy().tobytes() == expected
+    assert torch.equal(cot.pads(keys, key, 160, 7), found[:2])
     assert torch.equal(cot.pads(keys[32:], key, 192, 7, DELTA), found[:, 32:])
     assert not torch.equal(cot.pads(keys, key, 160, 8, DELTA), found)
     for first, block in ((8, 0), (0, 256), (-16, 0)):

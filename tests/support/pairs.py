@@ -17,11 +17,12 @@ from hummingbird.mpc.pair.lockstep import Rounds
 from hummingbird.mpc.pair.material import PairMaterial
 from hummingbird.mpc.pair.price import DEFAULT
 from hummingbird.mpc.pair.transfers import ReceivedRot, SentRot, Side, Transfers
+from hummingbird.mpc.protocols.step_tables import TransferKind
 from tests.support.parties import channels, together
 from tests.support.patience import HANG
 
 
-def pair(transfers: str = DEFAULT) -> list[PairMaterial]:
+def pair(transfers: TransferKind = DEFAULT) -> list[PairMaterial]:
     """Both parties, over sockets, after their set-up. transfers: how these are made."""
     return together([lambda c=c: PairMaterial(c, transfers) for c in channels(2)])
 
@@ -87,7 +88,7 @@ def linked() -> list[Transfers]:
     return linked_by(DEFAULT)
 
 
-def linked_by(kind: str) -> list[Transfers]:
+def linked_by(kind: TransferKind) -> list[Transfers]:
     """Both ends of a new set-up of transfers, which are made in this way."""
     return together([lambda wire=wire: Transfers(wire, kind) for wire in _wires()])
 

@@ -41,8 +41,8 @@ def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
 @implements(cot.pads, "cpu")
 def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
     """Implement `kernels.cot.pads` in C++ (csrc/pads.cpp): compute one block of the pads of random transfers."""
-    out, offset = torch.empty((2, len(keys)), dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    start = keys.data_ptr(), (offset if delta is None else delta).data_ptr(), key.data_ptr()
+    out = torch.empty((2 if delta is None else 4, len(keys)), dtype=torch.int64)
+    start = keys.data_ptr(), None if delta is None else delta.data_ptr(), key.data_ptr()
     handle().hb_cot_pads(*start, first // TILE, block, len(keys), out.data_ptr())
     return out
 

@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 17  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 18  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -25,6 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_set_isa": (_int, [_int]),
     "hb_to_planes": (None, [_pointer, _long, _int, _int, _pointer]),
     "hb_from_bits": (None, [_pointer, _long, _pointer]),
+    "hb_from_planes": (None, [_pointer, _long, _int, _pointer]),
     "hb_pack_bits": (None, [_pointer, _long, _pointer]),
     "hb_select": (None, [_long, *[_pointer] * 7, _int, _int, _long, _pointer, _pointer]),
     "hb_rescale": (None, [_long, *[_pointer] * 3, _int, _int, _long, _pointer]),

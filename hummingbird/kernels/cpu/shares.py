@@ -38,6 +38,14 @@ def from_bits(plane: Tensor, n: int) -> Tensor:
     return out
 
 
+@implements(packing.from_planes, "cpu")
+def from_planes(planes: Tensor, n: int) -> Tensor:
+    """Implement `kernels.shares.packing.from_planes` in C++: put the bits of numbers together."""
+    out = torch.empty(n, dtype=torch.int64)
+    handle().hb_from_planes(planes.data_ptr(), n, len(planes), out.data_ptr())
+    return out
+
+
 @implements(packing.pack_bits, "cpu")
 def pack_bits(bits: Tensor) -> Tensor:
     """Implement `kernels.shares.packing.pack_bits` in C++: pack bits, eight to a byte."""

@@ -40,7 +40,9 @@ def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
 @implements(cot.pads, "reference")
 def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
     """Implement `kernels.cot.pads` with an AES of OpenSSL: compute one block of the pads of random transfers."""
-    inputs, common = (keys if delta is None else keys ^ delta).contiguous(), _number(key)
+    if delta is not None:
+        return torch.cat([pads(each, key, first, block) for each in (keys, keys ^ delta)])
+    inputs, common = keys.contiguous(), _number(key)
     out = torch.empty_like(inputs)
     for at in range(0, len(keys), TILE):
         one = (common ^ ((first + at) // TILE << 8 | block)).to_bytes(16, "little")

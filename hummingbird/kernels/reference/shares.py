@@ -55,6 +55,15 @@ def from_bits(plane: Tensor, n: int) -> Tensor:
     return ((plane[:, None] >> weights) & 1).view(-1)[:n].to(torch.int64)
 
 
+@implements(packing.from_planes, "reference")
+def from_planes(planes: Tensor, n: int) -> Tensor:
+    """Implement `kernels.shares.packing.from_planes` in plain torch: put the bits of numbers together."""
+    out = torch.zeros(n, dtype=torch.int64, device=planes.device)
+    for j, plane in enumerate(planes):
+        out |= from_bits(plane, n) << j
+    return out
+
+
 @implements(packing.pack_words, "reference")
 def pack_words(x: Tensor, width: int) -> Tensor:
     """Implement `kernels.shares.packing.pack_words` in plain torch: pack the low bits of every element."""

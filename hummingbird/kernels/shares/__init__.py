@@ -15,7 +15,7 @@ from hummingbird.kernels.shares.opening import (
     select,
     step_table,
 )
-from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
+from hummingbird.kernels.shares.packing import from_bits, from_planes, pack_bits, pack_words, to_planes, unpack_words
 from hummingbird.kernels.shares.polynomials import deal_polynomials, evaluate_opened, move_polynomials
 from hummingbird.kernels.shares.products import Factor, conv2d, matmul, selected_sums
 
@@ -27,6 +27,7 @@ __all__ = [
     "deal_polynomials",
     "evaluate_opened",
     "from_bits",
+    "from_planes",
     "lift",
     "lookup",
     "mask_values",

@@ -52,6 +52,20 @@ def from_bits(plane: Tensor, n: int) -> Tensor:
     return best(from_bits, plane)(plane, n)
 
 
+def from_planes(planes: Tensor, n: int) -> Tensor:
+    """Put the bits of n numbers together: row j has bit j of all of them. Spare bits of a row are not read.
+
+    planes: uint8 (K, ceil(n/8)), packed, of at most 64 rows. Returns int64 (n,).
+
+        from_planes(torch.tensor([[0b01], [0b10], [0b01]], dtype=torch.uint8), 2).tolist() == [5, 2]
+    """
+    count = len(planes) if isinstance(planes, Tensor) and planes.dim() else 0
+    check_range("kernels.from_planes(n)", n, 0, 2**63 - 8)
+    check_range("kernels.from_planes(planes), rows", count, 0, 64)
+    check_tensor("kernels.from_planes(planes)", planes, torch.uint8, planes, bytes_of(n), count)
+    return best(from_planes, planes)(planes, n)
+
+
 def pack_bits(bits: Tensor) -> Tensor:
     """Pack bits, eight to a byte; of each input byte, only bit 0 is read.
 

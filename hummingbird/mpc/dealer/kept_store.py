@@ -63,7 +63,7 @@ class SetStore:
     ) -> None:
         self.where, self._channel, self._place = where, channel, place
         self._timeout, self._device, self.kept = timeout, device, kept
-        self.slice_shape, self.aim = kept.shape, aim_of(kept.maker)
+        self.slice_shape, self.aim = kept.shape, aim_of(kept.maker, kept.facts)
         if (kept.parties, kept.lanes) != (place.parties, place.lanes):
             what = f"this store is kept for {kept.parties} parties of {kept.lanes} lanes"
             what = f"{what}, this run has {place.parties} of {place.lanes}"

@@ -31,6 +31,7 @@ from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, PAIR, Corrections, find, kinds_of, read_header, stored_fields
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.mpc.pair.material import offline_bits
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.prg import derive
 from hummingbird.slots import Ledger
 
@@ -66,7 +67,7 @@ class StoreDealer:
         self.folder, self.rank, self._device = find(path, rank, lane), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
         self.slice_shape = self.header.shape
-        self.aim = aim_of(self.header.maker)
+        self.aim = aim_of(self.header.maker, self.header.facts)
         self._check_place(parties, lane, lanes)
         self._ledger = Ledger(self.folder / LEDGER, self.header.set_id)
         try:
@@ -315,7 +316,7 @@ class StoreDealer:
             return request.correction_bits
         text = str(request)
         if text not in self._sent:
-            self._sent[text] = offline_bits([request])
+            self._sent[text] = offline_bits([request], TableChoice.of(self.header.facts["aim"]).transfers)
         return self._sent[text]
 
     def _read(self, region: int) -> list[list[Tensor]]:
@@ -416,9 +417,12 @@ def _nothing(turns: Sequence[ReceiverTurn], requests: Requests) -> Iterator[Mate
     raise AssertionError("every region makes its own material")
 
 
-def aim_of(maker: str) -> str:
-    """Return the aim of nets that are converted for a store without an aim. maker: as a store's header has it."""
-    return PAIR if maker == PAIR else "latency"
+def aim_of(maker: str, facts: dict[str, str]) -> str:
+    """Return the aim of nets that are converted for a store without an aim. maker, facts: as a store's header has them.
+
+    It is the store's own if two parties made the material: their forms depend on how they made it.
+    """
+    return facts["aim"] if maker == PAIR else "latency"
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -202,5 +202,4 @@ def _table(own: Sequence[Tensor], carry: Tensor | None) -> Tensor:
 
 def number(bits: Sequence[Tensor], n: int) -> Tensor:
     """Return the numbers with these bits, lowest first, int64 (n,). bits: packed (n/8,)."""
-    zero = torch.zeros(n, dtype=torch.int64)
-    return reduce(torch.add, (kernels.from_bits(bit, n) << place for place, bit in enumerate(bits)), zero)
+    return kernels.from_planes(torch.stack(list(bits)) if bits else torch.empty(0, n // 8, dtype=torch.uint8), n)

@@ -35,10 +35,11 @@ from hummingbird.mpc.dealer.supplies import (
     Supply,
     SupplyState,
 )
-from hummingbird.mpc.pair.material import PairMaterial, cost_from, recipe_of
-from hummingbird.mpc.pair.price import DEFAULT, EMPTY, TRANSFER_BITS, PairCost, Stock
+from hummingbird.mpc.pair.material import PairMaterial, cost_from, fastest, recipe_of, seconds
+from hummingbird.mpc.pair.price import DEFAULT, EMPTY, KINDS, PairCost, Stock
+from hummingbird.mpc.protocols.step_tables import TableChoice, TransferKind
 
-AIM = "pair"  # of a net whose material two parties can make
+_NAME = "pair"  # in place of a dealer's address
 BUFFER_BYTES = 256 << 20
 CALL_BYTES = 8 << 20  # of the shares that one call makes: a call works with some 25 times as much memory
 _SLOWEST = 1e5  # bytes of shares per second; a slower link counts as dead
@@ -90,18 +91,43 @@ def slice_cost(requests: Requests, stock: Stock = EMPTY) -> PairCost:
     return total
 
 
-def transfers_of(dealer: object) -> str | None:
-    """Return how two parties make transfers if `init` has this dealer: "pair", or "pair:" and a kind; else None.
+def in_seconds(requests: Requests, transfers: TransferKind, bandwidth: float, rtt: float) -> str:
+    """Return in words how long the material of one slice takes, with the processor's time, by several transfers.
 
-    Raises ConfigError for a kind that is none.
+    transfers: those of the plan. bandwidth: bits per second of each party. rtt: round-trip time, seconds.
     """
-    name, _, kind = dealer.partition(":") if isinstance(dealer, str) else ("", "", "")
-    if name != AIM or kind.isdigit():  # a host of that name, and its port
+    best = fastest(rtt, bandwidth)
+    times = {
+        str(TableChoice(_NAME, transfers=kind)): sum(seconds(call, kind, bandwidth, rtt) for call in calls_of(requests))
+        for kind in (transfers, *KINDS.values(), best)
+    }
+    each = "; ".join(f"{name} {1e3 * time:,.2f} ms" for name, time in times.items())
+    chosen = f"dealer {_NAME}:{rtt:g}:{bandwidth:g} is {TableChoice(_NAME, transfers=best)}"
+    return f"material with the processor's time: {each}\nthe fastest for many ReLUs on this link: {chosen}"
+
+
+def transfers_of(dealer: object) -> TransferKind | None:
+    """Return how two parties make transfers if `init` has this dealer; None unless they make their material.
+
+    dealer: "pair", "pair:KIND" (`TransferKind`), or "pair:RTT:BANDWIDTH" for the `fastest` ones on a link with so many
+    seconds there and back and bits per second of each party. Raises ConfigError for another text behind "pair:".
+    """
+    name, _, how = dealer.partition(":") if isinstance(dealer, str) else ("", "", "")
+    if name != _NAME or how.isdigit():  # a host of that name, and its port
         return None
-    if kind and kind not in TRANSFER_BITS:
-        hint = " or ".join(f'"{AIM}:{each}"' for each in TRANSFER_BITS)
-        raise ConfigError(f"dealer={dealer!r}", where="init", hint=f'"{AIM}", {hint}, or a dealer\'s address')
-    return kind or DEFAULT
+    if not how:
+        return DEFAULT
+    try:
+        if how.partition(":")[0] in KINDS:
+            return TransferKind.of(how)
+        link = TableChoice.of(f"link:{how}").link
+    except ConfigError:
+        link = None
+    if link is None or how.count(":") != 1:
+        kinds = ", ".join(f'"{_NAME}:{each}"' for each in KINDS)
+        hint = f'"{_NAME}", {kinds}, or "{_NAME}:RTT:BANDWIDTH" with seconds there and back and bits per second; '
+        raise ConfigError(f"dealer={dealer!r}", where="init", hint=f"{hint}else a dealer's address")
+    return fastest(link.rtt, link.bandwidth)
 
 
 class PairDealer:
@@ -114,12 +140,12 @@ class PairDealer:
     Raises ConfigError unless there are two parties, and AgreementError if they name different transfers.
     """
 
-    slice_shape, aim = None, AIM
+    slice_shape = None
 
-    def __init__(self, channel: Channel, transfers: str = DEFAULT, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, channel: Channel, transfers: TransferKind = DEFAULT, buffer_bytes: int = BUFFER_BYTES) -> None:
         with meter.uncounted():
             self._material = PairMaterial(channel, transfers)
-        self._channel, self.transfers = channel, transfers
+        self._channel, self.aim = channel, str(TableChoice(_NAME, transfers=transfers))
         kind = _Leading if channel.rank == 0 else _Following
         self._supplies: Supplies = kind(channel, self._make, buffer_bytes)
         self._supplies.begin()
@@ -163,11 +189,11 @@ class PairDealer:
 
         facts: of the net. shapes: of its slices, which are not read here: material is made for any shape.
         """
-        if facts["aim"] != AIM:
+        if facts["aim"] != self.aim:
             what = (
-                f"the net was converted with aim={facts['aim']!r}, and two parties without a dealer serve 'pair' alone"
+                f"the net was converted with aim={facts['aim']!r}, and the two parties make material for {self.aim!r}"
             )
-            raise ConfigError(what, where="aim", hint='leave aim out, or convert the net with aim="pair"')
+            raise ConfigError(what, where="aim", hint=f"leave aim out, or convert the net with aim={self.aim!r}")
 
     def stay(self) -> None:
         """Do nothing: no third party could drop this session."""

@@ -6,6 +6,8 @@ with its product with lambda, and r_s.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -45,8 +47,13 @@ def opening(request: MaskedOpening, side: Side, shape: masks.MaskShape) -> Round
 
 def opening_price(request: MaskedOpening, shape: masks.MaskShape) -> PairPrice:
     """Return the price of `opening`."""
-    drawn = masks.price(shape, request.sizes) | flag_price(request.ring - request.k)
-    return drawn + random_bit_price(request.ring, request.ring)
+    return _opening_price(shape, tuple(request.sizes))
+
+
+@cache  # it is asked for several times in each call
+def _opening_price(shape: masks.MaskShape, tables: tuple[int, ...]) -> PairPrice:
+    drawn = masks.price(shape, tables) | flag_price(shape.ring - shape.k)
+    return drawn + random_bit_price(shape.ring, shape.ring)
 
 
 def over(share: Tensor, k: int) -> Tensor:

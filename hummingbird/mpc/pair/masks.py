@@ -218,5 +218,5 @@ def _sum_of(rows: Tensor) -> Tensor:
 def _by_value(rows: Tensor) -> Tensor:
     """Put the bits of each value beside each other: uint8 (K, n/8) to (K n / 8,), for K a power of two."""
     n = 8 * rows.shape[1]
-    words = torch.stack([number(part, n) for part in rows.split(64)], 1)
+    words = torch.stack([kernels.from_planes(part, n) for part in rows.split(64)], 1)
     return kernels.pack_words(words.view(-1), min(64, len(rows)))

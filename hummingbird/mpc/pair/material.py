@@ -2,7 +2,7 @@
 
 The fields of a request are those of its module in mpc/protocols and obey its `derive`: nothing changes online.
 
-    made = PairMaterial(channel)                          both parties, at the same time; or (channel, "silent")
+    made = PairMaterial(channel)                          both parties, at the same time; or (channel, SILENT)
     material = made.correlation(MaskedOpening(1000, 20, 12, 2, 36))
 
 Half of the values have party 0 as the sender of their main transfers, the others party 1, so that both parties compute
@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,11 +37,14 @@ from hummingbird.mpc.correlations.request import Material, Request
 from hummingbird.mpc.pair import boolean, lifted, lifted_matrices, masked, matrices, owned, products, quotients, sums
 from hummingbird.mpc.pair.encrypted import PairKeys, key_bytes
 from hummingbird.mpc.pair.lockstep import Rounds, run, together
-from hummingbird.mpc.pair.price import DEFAULT, EMPTY, MESSAGE_BITS, PROCESSOR, SILENT, TRANSFER_BITS, PairCost, Stock
+from hummingbird.mpc.pair.price import DEFAULT, EMPTY, MESSAGE_BITS, PROCESSOR, PairCost, Stock
 from hummingbird.mpc.pair.recipe import MaterialRecipe, PairRecipe
 from hummingbird.mpc.pair.terms import BY_TERMS
 from hummingbird.mpc.pair.transfers import Side, Transfers, part
 from hummingbird.mpc.protocols.beaver import Triple
+from hummingbird.mpc.protocols.boolean import And
+from hummingbird.mpc.protocols.masked import MaskedOpening
+from hummingbird.mpc.protocols.step_tables import SILENT, TransferKind
 from hummingbird.mpc.session.session import agree
 from hummingbird.ot.silent import SIZES, CotPool
 
@@ -63,7 +67,7 @@ _INSTEAD = {
 }
 
 
-def recipe_of(request: Request[Any], transfer_bits: float = TRANSFER_BITS[DEFAULT]) -> MaterialRecipe[Any]:
+def recipe_of(request: Request[Any], transfer_bits: float = DEFAULT.bits) -> MaterialRecipe[Any]:
     """Return how two parties make a request's material. Raises ConfigError for a kind that they cannot make.
 
     transfer_bits: the price of a transfer in bits; the same at both parties.
@@ -89,7 +93,7 @@ def cost(requests: Sequence[Request[Any]], stock: Stock = EMPTY) -> PairCost:
 
 def cost_from(stock: Stock, requests: Sequence[Request[Any]]) -> tuple[PairCost, Stock]:
     """Return what one call costs, as `cost` does, and the transfers that the parties have after it."""
-    total, transfer_bits = PairCost(0, 0, 0, 0, 0), TRANSFER_BITS[stock.kind]
+    total, transfer_bits = PairCost(0, 0, 0, 0, 0), stock.kind.bits
     for group in _in_turn([_pieces(request, transfer_bits) for request in requests]):
         each, stock = _cost([piece for _, piece in group], stock)
         total += each
@@ -103,7 +107,7 @@ def _pieces(request: Request[Any], transfer_bits: float) -> list[Request[Any]]:
 
 
 def _cost(requests: Sequence[Request[Any]], stock: Stock) -> tuple[PairCost, Stock]:
-    sent, bits, longest, primes, transfer_bits = [0, 0], 0, 0, 0, TRANSFER_BITS[stock.kind]
+    sent, bits, longest, primes, transfer_bits = [0, 0], 0, 0, 0, stock.kind.bits
     for request in requests:
         found = recipe_of(request, transfer_bits)
         price = found.total(request, transfer_bits)
@@ -114,29 +118,46 @@ def _cost(requests: Sequence[Request[Any]], stock: Stock) -> tuple[PairCost, Sto
     return PairCost(sum(sent), bits + 16 * key_bytes(primes), messages, 2 * rounds * 8 * HEADER_BYTES, rounds), stock
 
 
-def offline_bits(requests: Sequence[Request[Any]], kind: str = DEFAULT) -> int:
+def offline_bits(requests: Sequence[Request[Any]], kind: TransferKind = DEFAULT) -> int:
     """Return the bits that both parties send to make each request by itself, without frames, as `Material` counts them.
 
     kind: how transfers are made. A silent transfer counts as one of many (`MESSAGE_BITS`): its part of an extension.
     Raises ConfigError for a kind of request that two parties cannot make.
     """
     costs = [cost([request], Stock(kind)) for request in requests]
-    if kind == SILENT:
-        return sum(each.bits + math.ceil(each.transfers * MESSAGE_BITS[SILENT]) for each in costs)
+    if kind.name == SILENT.name:
+        return sum(each.bits + math.ceil(each.transfers * MESSAGE_BITS[kind.name]) for each in costs)
     return sum(each.bits + each.transfer_bits for each in costs)
 
 
-def seconds(requests: Sequence[Request[Any]], transfers: str, bandwidth: float, rtt: float) -> float:
-    """Estimate how long two parties make the material of these requests, as one of many calls, to compare two kinds.
+def seconds(requests: Sequence[Request[Any]], transfers: TransferKind, bandwidth: float, rtt: float) -> float:
+    """Estimate how long two parties make the material of these requests, as one of many calls, to compare kinds.
 
-    That is the time of the messages, half a round trip for each round, and the processor's for transfers
-    (`price.PROCESSOR`), without the recipes' other work.
-    transfers: as `PairMaterial` takes it. bandwidth: bits per second of each party. rtt: round-trip time, seconds.
+    That is the time of the messages, half a round trip for each round, and the processor's, which is about
+    proportional to the transfers (`price.PROCESSOR`).
+    transfers: how they are made. bandwidth: bits per second of each party. rtt: round-trip time, seconds.
     """
     plenty = CotPool(len(SIZES) - 1, 1 << 60)
     price = cost(requests, Stock(transfers, plenty, plenty))
     sent = offline_bits(requests, transfers) + price.frame_bits
-    return price.rounds * rtt / 2 + sent / 2 / bandwidth + price.transfers * PROCESSOR[transfers]
+    return price.rounds * rtt / 2 + sent / 2 / bandwidth + price.transfers * PROCESSOR[transfers.name]
+
+
+_PRICES = 10.0, 16.0, 31.0, 60.0, 120.0  # of a transfer, in bits: from p = k to p = 0 for usual ReLUs (masks.py)
+_VALUES = 1 << 18  # of a large call
+
+
+@cache
+def fastest(rtt: float, bandwidth: float) -> TransferKind:
+    """Return the transfers by which two parties make the material of ReLUs in the fewest seconds on a link.
+
+    A price above the messages' stands for the processor's time, and for rounds: the forms with fewer transfers have
+    fewer rounds, too. It is the one with which a large call of ReLUs of windows [20:12) in 36 bits takes the fewest
+    `seconds`. rtt: round-trip time, seconds. bandwidth: bits per second of each party.
+    """
+    call = [MaskedOpening(_VALUES, 20, 12, 2, 36), And(2, _VALUES)]
+    kinds = [TransferKind(name, bits) for name in MESSAGE_BITS for bits in _PRICES]
+    return min(kinds, key=lambda kind: seconds(call, kind, bandwidth, rtt))
 
 
 class PairMaterial:
@@ -145,19 +166,16 @@ class PairMaterial:
     Both parties make this object at the same time, which takes three rounds, and then the same calls. Calls that differ
     are an error if their messages do; `PairDealer` compares the requests themselves. Not thread-safe.
     channel: of two parties.
-    transfers: how random transfers are made, "silent" or "softspoken" (docs/pair.md); the same at both parties.
-    Raises ConfigError for another number of parties or another word, and AgreementError if the parties name different
-    ones.
+    transfers: how random transfers are made; the same at both parties.
+    Raises ConfigError for another number of parties, and AgreementError if the parties name different transfers.
     """
 
-    def __init__(self, channel: Channel, transfers: str = DEFAULT) -> None:
+    def __init__(self, channel: Channel, transfers: TransferKind = DEFAULT) -> None:
         if channel.parties != 2:
             what = f"{channel.parties} parties cannot make their material themselves: two can"
             raise ConfigError(what, where="dealer", hint="use a dealer")
-        if transfers not in TRANSFER_BITS:
-            raise ConfigError(f"transfers={transfers!r}", where="dealer", hint=f"one of {', '.join(TRANSFER_BITS)}")
-        agree(channel, "material of two parties", {"transfers": transfers})
-        self.rank, self._channel, self._transfer_bits = channel.rank, channel, TRANSFER_BITS[transfers]
+        agree(channel, "material of two parties", {"transfers": str(transfers)})
+        self.rank, self._channel, self._transfer_bits = channel.rank, channel, transfers.bits
         self.weights: dict[int, Tensor] = {}  # this party's private weights, by number (mpc/protocols/owned.py)
         self._transfers = Transfers(self._exchange, transfers)
 
@@ -313,4 +331,4 @@ def _elements(item: Field, found: Tensor) -> Tensor:
     return found.reshape(-1)[: math.prod(item.shape)].view(item.shape)
 
 
-__all__ = ["RECIPES", "PairMaterial", "cost", "cost_from", "offline_bits", "recipe_of", "seconds"]
+__all__ = ["RECIPES", "PairMaterial", "cost", "cost_from", "fastest", "offline_bits", "recipe_of", "seconds"]

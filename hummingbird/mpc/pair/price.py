@@ -12,31 +12,29 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from hummingbird.cost import cot_message
+from hummingbird.mpc.protocols.step_tables import SILENT, SOFTSPOKEN, TransferKind
 from hummingbird.ot.silent import CotPool, steady_bits
 
-SOFTSPOKEN, SILENT = "softspoken", "silent"  # how transfers are made: ot/cot.py, ot/silent.py
-MESSAGE_BITS = {SOFTSPOKEN: 31.0, SILENT: steady_bits()}  # of both parties for a transfer, where many are made
-
-# Recipes choose by these prices of a transfer, in bits. A silent transfer sends less than one bit. The rest is the
-# processor's time: the bits that a link of 300 Mb/s carries meanwhile. Without it a ReLU would take 3 of 37 bytes less,
-# and 8 transfers and 17 rounds more.
-TRANSFER_BITS = {SOFTSPOKEN: 31.0, SILENT: 10.0}
+KINDS = {kind.name: kind for kind in (SOFTSPOKEN, SILENT)}
 DEFAULT = SOFTSPOKEN  # the one that takes less time on one host (docs/pair.md)
 
-# Seconds of a core at each party to draw a transfer, without its pads: the median of draws of 2^20 transfers in each
-# direction, the mean of both sides, by the C++ kernels with AVX-512 on two busy cores (AMD EPYC).
-PROCESSOR = {SOFTSPOKEN: 8e-9, SILENT: 28e-9}
+# By a kind's name: bits of both parties for a transfer, where many are made.
+MESSAGE_BITS = {SOFTSPOKEN.name: 31.0, SILENT.name: steady_bits()}
+
+# Seconds of a core at each party for a transfer, with all that recipes do with it: those of a masked ReLU divided by
+# its transfers, which vary by a tenth from p = 0 to p = k. Two processes on two busy cores (AMD EPYC), C++ kernels.
+PROCESSOR = {SOFTSPOKEN.name: 28e-9, SILENT.name: 39e-9}
 
 
 @dataclass(frozen=True)
 class Stock:
     """The random transfers of a connection that are made and not used, by which the next ones have their price.
 
-    kind: how they are made, SOFTSPOKEN or SILENT. sent, received: those that one party sends and receives; none are
-    ever left by SoftSpoken OT.
+    kind: how they are made, and their price. sent, received: those that one party sends and receives; none are ever
+    left by SoftSpoken OT.
     """
 
-    kind: str = DEFAULT
+    kind: TransferKind = DEFAULT
     sent: CotPool = CotPool()
     received: CotPool = CotPool()
 
@@ -45,7 +43,7 @@ class Stock:
 
         sent, received: how many of each direction.
         """
-        if self.kind == SOFTSPOKEN:
+        if self.kind.name == SOFTSPOKEN.name:
             return 8 * sum(cot_message(count, random=True) for count in (sent, received)), 1, self
         out, into = self.sent.drawn(sent), self.received.drawn(received)
         return out.bits + into.bits, max(out.rounds, into.rounds), Stock(self.kind, out.pool, into.pool)

@@ -33,7 +33,8 @@ from torch import Tensor
 from hummingbird import kernels, prg
 from hummingbird.kernels.cot import TILE, choose, pads
 from hummingbird.mpc.pair.lockstep import Exchange, Rounds, together
-from hummingbird.mpc.pair.price import DEFAULT, SILENT, Stock
+from hummingbird.mpc.pair.price import DEFAULT, Stock
+from hummingbird.mpc.protocols.step_tables import SILENT, TransferKind
 from hummingbird.ot import cot
 from hummingbird.ot.silent import CotDraw, SilentReceiver, SilentSender
 
@@ -55,12 +56,8 @@ class Rot(ABC):
     key: Tensor
 
     def __post_init__(self) -> None:
+        self.n = self.keys.shape[0]  # the number of values
         self._next, self._own_used = 1, False  # the next unused bit of the pads; bit 0 is the sender's own bit
-
-    @property
-    def n(self) -> int:
-        """The number of values."""
-        return len(self.keys)
 
     @property
     @abstractmethod
@@ -201,8 +198,7 @@ class SentRot(Rot):
 
     def _both(self, lane: int) -> tuple[Tensor, Tensor]:
         if self._kept is None or self._kept[0] != lane // LANES:
-            zero, one = (pads(self.keys, self.key, self.first, lane // LANES, by) for by in (None, self.delta))
-            self._kept = lane // LANES, zero, one
+            self._kept = lane // LANES, *pads(self.keys, self.key, self.first, lane // LANES, self.delta).split(LANES)
         return self._kept[1][lane % LANES], self._kept[2][lane % LANES]
 
 
@@ -334,11 +330,11 @@ class Transfers:
 
     The set-up takes two rounds (`cost.COT_SET_UP` bytes each way, in sum). Not thread-safe.
     exchange: sends a message, and returns one of so many bytes, which the other party sends at the same time.
-    kind: how transfers are made (`price.Stock`); the same at both parties.
+    kind: how transfers are made; the same at both parties.
     stock: those that are made and not used.
     """
 
-    def __init__(self, exchange: Exchange, kind: str = DEFAULT) -> None:
+    def __init__(self, exchange: Exchange, kind: TransferKind = DEFAULT) -> None:
         start = cot.SetUp()
         asked = exchange(_octets(start.message), len(start.message))
         self._receiver, reply = cot.accept(asked.numpy().tobytes())
@@ -361,7 +357,7 @@ class Transfers:
         self._sent += cot.numbers(sent)  # before anything is sent: numbers of a call that fails are used up
         self._received += cot.numbers(received)
         _, _, self.stock = before.drawn(sent, received)
-        if before.kind == SILENT:
+        if before.kind.name == SILENT.name:
             ways = self._send_silent(before.sent.drawn(sent)), self._receive_silent(before.received.drawn(received))
         else:
             ways = self._send(first, sent), self._receive(own, received)

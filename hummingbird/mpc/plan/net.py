@@ -29,13 +29,12 @@ from hummingbird.graph.rowwise import rowwise
 from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layers.layer import Layer
-from hummingbird.mpc.pair.dealer import PairDealer, slice_cost
-from hummingbird.mpc.pair.price import DEFAULT, PairCost, Stock
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.microbatch import Slice
 from hummingbird.mpc.plan.prices import PlannedCost, PlanPrice, agreement_cost, made_by_pair, price
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.owned import OwnedWeight, hold
+from hummingbird.mpc.protocols.step_tables import TableChoice, TransferKind
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.session import session as sessions
 from hummingbird.mpc.session.session import Session, Supply
@@ -110,11 +109,10 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._set_up_for: object = None
-        self.transfers = DEFAULT  # how the session's two parties make transfers (pair/price.py)
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._prices: dict[tuple[tuple[int, ...], int], PlanPrice] = {}
-        self._made: dict[tuple[tuple[int, ...], str], list[PlannedCost]] = {}  # by slice shape and kind of transfers
+        self._made: dict[tuple[int, ...], list[PlannedCost]] = {}  # by slice shape
         self._walks: dict[tuple[int, ...], Interpreter[PlanStep]] = {}  # by the order of the steps
         self._agreed = [step.name for step in self.plan if step.op == "public"]
         for step in self.plan:
@@ -141,8 +139,6 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
         self.to(session.device)
         session.dealer.admit(self.facts, [])
-        if isinstance(session.dealer, PairDealer):
-            self.transfers = session.dealer.transfers
         self.share_weights(session)
         hold(session, self.owned_weights)
         for known in (self._prices, self._made, self._requests):  # they follow from who has the weights, and from keys
@@ -230,16 +226,21 @@ class PrivateNet(nn.Module, Generic[SharedResult]):
         key, steps = (tuple(input_shape), parties), self._price(input_shape, parties).steps
         if self.requests_of is None or parties != 2:
             return steps
-        if (priced := (key[0], self.transfers)) not in self._made:
+        if key[0] not in self._made:
             made = self.requests_of(self, *key)
             self._requests.setdefault(key, [request for _, request in made])
-            self._made[priced] = made_by_pair(steps, made, self.transfers)
-        return self._made[priced]
+            self._made[key[0]] = made_by_pair(steps, made, self.transfers)
+        return self._made[key[0]]
 
-    def material_cost(self, input_shape: Sequence[int]) -> PairCost:
-        """Return what two parties without a dealer send for a slice's material (`slice_cost`); the aim is "pair"."""
+    @property
+    def transfers(self) -> TransferKind:
+        """How two parties without a dealer make the material: part of the aim "pair"."""
+        return TableChoice.of(self.facts["aim"]).transfers
+
+    def pair_requests(self, input_shape: Sequence[int]) -> list[Request[Any]]:
+        """Return the requests whose material two parties without a dealer make for a slice; the aim is "pair"."""
         self._paid(input_shape, 2)
-        return slice_cost(self._requests[tuple(input_shape), 2], Stock(self.transfers))
+        return self._requests[tuple(input_shape), 2]
 
     def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> SharedResult:
         """Run the net on CrypTen tensors; return its result. A session's first call checks the input, and sets up.

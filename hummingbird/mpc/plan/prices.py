@@ -24,6 +24,7 @@ from hummingbird.mpc.layers.layer import Layer, Spec
 from hummingbird.mpc.pair.material import offline_bits
 from hummingbird.mpc.plan.depths import Depths
 from hummingbird.mpc.plan.steps import PlanStep
+from hummingbird.mpc.protocols.step_tables import TransferKind
 
 
 class PlannedCost(NamedTuple):
@@ -100,11 +101,11 @@ def price(plan: Sequence[PlanStep], graph: Sequence[Step], shape: tuple[int, ...
 
 
 def made_by_pair(
-    steps: Sequence[PlannedCost], made: Sequence[tuple[str, Request[Any]]], transfers: str
+    steps: Sequence[PlannedCost], made: Sequence[tuple[str, Request[Any]]], transfers: TransferKind
 ) -> list[PlannedCost]:
     """Return the steps' prices with the offline bits of two parties that make the material with each other.
 
-    made: the requests of a slice, each with the name of its layer. transfers: how they make transfers (pair/price.py).
+    made: the requests of a slice, each with the name of its layer. transfers: how they make transfers.
     Raises ConfigError for a request that two parties cannot make.
     """
     bits: Counter[str] = Counter()

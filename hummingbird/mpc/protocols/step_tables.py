@@ -130,10 +130,46 @@ def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
 # bits of its halves, and for each AND of the tree by two oblivious transfers; they make no other kind of table.
 
 AIMS = ("rounds", "latency", "throughput", "pair")  # and "link", which needs numbers
-TRANSFER_BITS = 31  # of a random transfer between two parties, by SoftSpoken OT
 TABLE_BITS = 256  # bound on the bits of all step tables of one ReLU: those of one table for a window of 8 bits
 LINE_BITS = 10_240  # bound on the bits of all lines of one ReLU in one round (lines.py): 2^7 lines of two words of 40
 ROUND_BITS = 8  # the price of a round in bits per value: 0.1 ms at 10 Gb/s, for 125,000 values at once
+
+
+@dataclass(frozen=True)
+class TransferKind:
+    """How two parties make the random transfers of their material, and what a transfer counts when forms are chosen.
+
+    name: "softspoken" (ot/cot.py) or "silent" (ot/silent.py). bits: the price of a transfer in bits of both parties'
+        messages. The higher it is, the fewer transfers and rounds the material takes, and the more bits (docs/pair.md).
+    """
+
+    name: str
+    bits: float
+
+    @classmethod
+    def of(cls, text: str) -> TransferKind:
+        """Read a kind from a text, such as "silent", or "silent:60" with another price than the kind's own.
+
+        Raises ConfigError for other texts.
+        """
+        name, *words = text.split(":")
+        own = {kind.name: kind for kind in (SOFTSPOKEN, SILENT)}
+        try:
+            numbers = [float(word) for word in words]
+        except ValueError:
+            numbers = [math.nan]
+        if name not in own or len(numbers) > 1 or not all(0 < number < math.inf for number in numbers):
+            hint = f'{" or ".join(own)}, or with the price of a transfer in bits, such as "silent:60"'
+            raise ConfigError(f"transfers {text!r}", where="transfers", hint=hint)
+        return cls(name, *numbers) if numbers else own[name]
+
+    def __str__(self) -> str:
+        return self.name if self in (SOFTSPOKEN, SILENT) else f"{self.name}:{self.bits:g}"
+
+
+# A transfer by SoftSpoken OT has messages of 31 bits. A silent one sends less than one bit; the rest is the processor's
+# time: the bits that a link of some 100 Mb/s carries meanwhile.
+SOFTSPOKEN, SILENT = TransferKind("softspoken", 31.0), TransferKind("silent", 10.0)
 
 
 class Link(NamedTuple):
@@ -163,24 +199,27 @@ class TableChoice:
 
     name: "rounds", "latency", "throughput", "link" or "pair". "rounds" is "latency" but for narrow windows, whose ReLUs
         take one round. "link" takes for each layer the form of the first three that takes the fewest seconds on a link.
-        "pair" takes forms whose material two parties can make themselves, with the fewest bits of their transfers.
+        "pair" takes forms whose material two parties can make themselves, with the fewest bits of both.
     dealer: for "throughput" and "link", the price of a dealer's bit if a party's bit costs 1: the bandwidth of the
         parties' links divided by that of the dealer's.
-    link: for "link" only.
+    link: for "link" only. transfers: for "pair" only, how the two parties make the material.
     """
 
     name: str
     dealer: float = 1.0
     link: Link | None = None
+    transfers: TransferKind = SOFTSPOKEN
 
     @classmethod
     def of(cls, text: str) -> TableChoice:
         """Read an aim from a text, such as "rounds", "latency", "throughput:28.4", "pair" or "link:0.04:100e6:10e9".
 
         The number of "throughput" is `dealer`; those of "link" are the fields of `Link`, of which the last may be left
-        out. Raises ConfigError for other texts.
+        out; behind "pair:" is a `TransferKind`. Raises ConfigError for other texts.
         """
         name, *words = text.split(":") if isinstance(text, str) else (text,)
+        if name == "pair" and words:
+            return cls(name, transfers=TransferKind.of(":".join(words)))
         hint = (
             '"rounds", "latency", "throughput", "pair" for two parties without a dealer, "throughput:RATIO" with the '
             "parties' bandwidth over the dealer's, or "
@@ -203,6 +242,8 @@ class TableChoice:
     def __str__(self) -> str:
         if self.link is not None:
             return ":".join([self.name, *(repr(int(n) if n.is_integer() else n) for n in self.link)])
+        if self.transfers != SOFTSPOKEN:
+            return f"{self.name}:{self.transfers}"
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
     @property
@@ -230,7 +271,7 @@ class TableChoice:
         if self.name == "throughput":
             return fewest_bits(w, parties, self.dealer, knots)
         if self.pair:
-            return fewest_bits_of_pair(w, knots)
+            return fewest_bits_of_pair(w, knots, self.transfers.bits)
         return fewest_rounds(w, knots)
 
     def in_one_round(self, bits: int) -> bool:
@@ -280,18 +321,18 @@ def fewest_bits(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -
 
 
 @functools.cache
-def fewest_bits_of_pair(w: int, knots: int = 1) -> int:
+def fewest_bits_of_pair(w: int, knots: int = 1, transfer_bits: float = SOFTSPOKEN.bits) -> int:
     """Choose the number of step tables into which a window of w bits is cut, for the fewest bits of two parties.
 
     Their transfers for the material count, their messages online, and `ROUND_BITS` bits of each value for a round. A
     table of c bits takes c (2^(c-1) - 1) bits of messages, an AND two transfers (docs/pair.md).
-    knots: with how many knots each value is compared by these tables.
+    knots: with how many knots each value is compared by these tables. transfer_bits: the price of a transfer in bits.
     """
     n = 1 << 20  # so many values that the headers of frames do not matter
 
     def costs(count: int) -> tuple[float, int]:
         tree = price(knots * n, count, 2)
-        dealt = n * sum(c * ((1 << c >> 1) - 1) for c in chunks(w, count)) + 2 * TRANSFER_BITS * tree.offline_bits
+        dealt = n * sum(c * ((1 << c >> 1) - 1) for c in chunks(w, count)) + 2 * transfer_bits * tree.offline_bits
         return dealt + 2 * tree.bits + ROUND_BITS * n * tree.rounds, tree.rounds
 
     return min(_splits(w), key=costs)

@@ -175,7 +175,8 @@ def init(
         host, if all parties run on this host. "pair": there is no dealer, and two parties make the material with each
         other; a party that deviates from the protocol could read the other one's secrets, unseen (docs/pair.md).
         "pair:silent" and "pair:softspoken" say how they make oblivious transfers: silent ones send a quarter of the
-        bytes and take more of a processor's time.
+        bytes and take more of a processor's time. "pair:RTT:BANDWIDTH" is the fastest way on a link with so many
+        seconds there and back and bits per second of each party, such as "pair:0.02:100e6".
     store: replaces a dealer by material that `python -m hummingbird deal` has made in advance: this party's folder, or
         the folder that contains party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can
         read the folders of two parties can read their secrets. Or the URL of an object store that `deal` has filled,

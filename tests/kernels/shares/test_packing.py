@@ -73,6 +73,8 @@ def test_reference_bits_against_big_integers(n: int) -> None:
         expected = [slow_pack([(v % RING) >> (low + j) & 1 for v in x.tolist()]) for j in range(count)]
         planes = shares.to_planes(x, low, count)
         assert planes.shape == (count, (n + 7) // 8) and planes.tolist() == expected
+        numbers = [(v % RING) >> low & (1 << count) - 1 for v in x.tolist()]
+        assert shares.from_planes(planes, n).tolist() == [signed(v) for v in numbers]
     packed = shares.pack_bits(bits)
     assert packed.tolist() == slow_pack(bits.tolist())
     assert shares.from_bits(packed, n).tolist() == bits.tolist()
@@ -126,7 +128,9 @@ def test_native_bits_equal_reference(isa: str, n: int) -> None:
     source = stream("native bits", n)
     x, bits = source.words(n), source.bits(n)
     for low, count in WINDOWS:
-        assert kernels.to_planes(x, low, count).equal(shares.to_planes(x, low, count))
+        planes = shares.to_planes(x, low, count)
+        assert kernels.to_planes(x, low, count).equal(planes)
+        assert kernels.from_planes(planes, n).equal(shares.from_planes(planes, n))
     packed = kernels.pack_bits(bits)
     assert packed.equal(shares.pack_bits(bits))
     assert kernels.pack_bits(bits | 0xFE).equal(packed)
@@ -151,6 +155,8 @@ def test_native_takes_unaligned_slices(isa: str) -> None:
     x, bits = source.words(300)[3:280], source.bits(300)[5:201]
     assert best(kernels.to_planes, x) is cpu.to_planes and best(kernels.pack_bits, bits) is cpu.pack_bits
     assert kernels.to_planes(x, 9, 11).equal(shares.to_planes(x, 9, 11))
+    planes = shares.to_planes(x, 0, 11)[3:]
+    assert kernels.from_planes(planes, 277).equal(shares.from_planes(planes, 277))
     assert kernels.pack_bits(bits).equal(shares.pack_bits(bits))
 
 

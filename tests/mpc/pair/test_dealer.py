@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from typing import Any
@@ -20,13 +21,13 @@ from hummingbird.channel.channel import Channel
 from hummingbird.cost import FREE
 from hummingbird.errors import AgreementError, ConfigError, DealerError, HummingbirdError, ModelError
 from hummingbird.mpc.pair.dealer import PairDealer, calls_of, slice_cost, transfers_of
-from hummingbird.mpc.pair.material import PairMaterial, cost, offline_bits
-from hummingbird.mpc.pair.price import TRANSFER_BITS
+from hummingbird.mpc.pair.material import PairMaterial, cost, fastest, offline_bits
+from hummingbird.mpc.pair.price import KINDS, SILENT, SOFTSPOKEN
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.protocols.boolean import And
 from hummingbird.mpc.protocols.lift import Lifting
 from hummingbird.mpc.protocols.masked import MaskedOpening
-from hummingbird.mpc.protocols.step_tables import TableChoice
+from hummingbird.mpc.protocols.step_tables import TableChoice, TransferKind
 from tests.jobs.pair_session import NETS
 from tests.support.covering import covering, every
 from tests.support.pairs import columns, wrong
@@ -52,13 +53,16 @@ def rows(ended: list[Finished]) -> list[dict[str, Any]]:
 # Whole sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lanes", "dealer"), [(1, "pair:silent"), pytest.param(2, "pair", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("lanes", "dealer"), [(1, "pair:0.04:100e6"), pytest.param(2, "pair", marks=pytest.mark.slow)]
+)
 def test_a_net_is_right_and_costs_what_was_predicted(lanes: int, dealer: str) -> None:
     """Three slices in every run; a layer norm, whose mean is a quotient by 512, and its root a spline."""
     found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes), DEALER=dealer)))
+    aim = str(TableChoice("pair", transfers=transfers_of(dealer) or SOFTSPOKEN))
     assert len(found) == 4 * lanes
     for row in found:
-        assert row["aim"] == "pair" and row["error"] < 2**-8, row
+        assert row["aim"] == aim and row["error"] < 2**-8, row
         assert row["predicted"] == row["counted"] and row["counted"][2] > 0
 
 
@@ -116,19 +120,33 @@ def test_parties_that_name_different_dealers(other: str) -> None:
 
 def test_kinds_of_transfers_by_name() -> None:
     found = [transfers_of(each) for each in ("pair", "pair:silent", "pair:softspoken", "pair:9000", "host:1", None, 3)]
-    assert found == ["softspoken", "silent", "softspoken", None, None, None, None]
-    with pytest.raises(ConfigError, match="dealer='pair:loud'") as raised:
-        transfers_of("pair:loud")
-    assert '"pair:silent"' in str(raised.value)
+    assert found == [SOFTSPOKEN, SILENT, SOFTSPOKEN, None, None, None, None]
+    assert transfers_of("pair:silent:60") == TransferKind("silent", 60.0)
+    assert transfers_of("pair:0.1:1e9") == fastest(0.1, 1e9) != fastest(0.0002, 10e9)
+    for text in ("pair:loud", "pair:0.1:1e9:1e9", "pair:0.1", "pair:-1:1e9", "pair:silent:x", "pair:silent:0"):
+        with pytest.raises(ConfigError, match=f"dealer='{text}'") as raised:
+            transfers_of(text)
+        assert '"pair:silent"' in str(raised.value) and "RTT:BANDWIDTH" in str(raised.value)
+
+
+def test_aims_with_transfers() -> None:
+    """Cheap transfers make more and smaller tables; the text of an aim is read back."""
+    for text in ("pair", "pair:silent", "pair:silent:16", "pair:softspoken:120"):
+        assert str(TableChoice.of(text)) == text and TableChoice.of(text).pair
+    assert TableChoice.of("pair:softspoken") == TableChoice.of("pair") != TableChoice.of("pair:silent")
+    assert [TableChoice.of(text).tables(5, 2) for text in ("pair", "pair:silent")] == [1, 2]
+    for text in ("pair:loud", "pair:silent:", "pair:silent:1:2", "pair:0.1:1e9"):
+        with pytest.raises(ConfigError, match="transfers"):
+            TableChoice.of(text)
 
 
 def test_dealers_with_different_transfers() -> None:
-    def make(channel: Channel, kind: str) -> None:
+    def make(channel: Channel, kind: TransferKind) -> None:
         with pytest.raises(AgreementError, match="disagree on transfers.*(silent|softspoken).*(silent|softspoken)"):
             PairDealer(channel, kind)
 
     links = channels(2)
-    together([lambda c=c, k=k: make(c, k) for c, k in zip(links, ("silent", "softspoken"), strict=True)])
+    together([lambda c=c, k=k: make(c, k) for c, k in zip(links, (SILENT, SOFTSPOKEN), strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -162,8 +180,8 @@ def close(both: list[PairDealer]) -> None:
         dealer.close()
 
 
-@pytest.mark.parametrize("transfers", TRANSFER_BITS)
-def test_supplies_in_any_order_and_within_the_bound(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", KINDS.values(), ids=str)
+def test_supplies_in_any_order_and_within_the_bound(transfers: TransferKind) -> None:
     """Slices that are taken in turns; the memory that is made ahead stays within the bound."""
     both = dealers(transfers=transfers, buffer_bytes=40_000)
     requests = [Lifting(300, 20, 36), And(2, 500)] * 10
@@ -236,8 +254,8 @@ def test_no_meter_counts_the_thread() -> None:
     close(both)
 
 
-@pytest.mark.parametrize("transfers", TRANSFER_BITS)
-def test_parties_with_other_requests_get_an_error(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", KINDS.values(), ids=str)
+def test_parties_with_other_requests_get_an_error(transfers: TransferKind) -> None:
     both = dealers(transfers=transfers)
     asked = [And(1, 80), And(1, 96)]
 
@@ -299,9 +317,11 @@ def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
     private = hummingbird.convert_model(net, bits, protocol=protocol, aim="pair", example=torch.zeros(1, 3, 16, 16))
     requests = dry_run(private, (2, 3, 16, 16), 2).batch
     assert cost(requests).all_bits > 0 and not {"poly", "lines"} & {request.kind for request in requests}
-    for private.transfers in TRANSFER_BITS:
-        layers = private.costs((2, 3, 16, 16), 2)
-        assert sum(layer.cost.offline_bits for layer in layers) == offline_bits(requests, private.transfers)
+    for kind in (SOFTSPOKEN, SILENT):
+        aim = str(TableChoice("pair", transfers=kind))
+        private = hummingbird.convert_model(net, bits, protocol=protocol, aim=aim, example=torch.zeros(1, 3, 16, 16))
+        layers, requests = private.costs((2, 3, 16, 16), 2), dry_run(private, (2, 3, 16, 16), 2).batch
+        assert sum(layer.cost.offline_bits for layer in layers) == offline_bits(requests, kind)
 
 
 def test_functions_that_need_tables_are_named() -> None:
@@ -368,8 +388,12 @@ def test_estimate_knows_silent_transfers() -> None:
     silent, other = (
         hummingbird.estimate(net, (64, 4), BitWindow(20, 12), dealer=dealer) for dealer in ("pair:silent", "pair")
     )
-    assert silent.offline_bytes < other.offline_bytes / 2 and silent.aim == other.aim == "pair"
+    assert silent.offline_bytes < other.offline_bytes / 2 and (silent.aim, other.aim) == ("pair:silent", "pair")
     assert silent.material is not None and silent.material.all_bits > 8 * silent.offline_bytes
+    far = hummingbird.estimate(net, (64, 4), BitWindow(20, 12), dealer="pair:0.1:1e9", bandwidth=1e9, rtt=0.1)
+    assert far.aim == f"pair:{fastest(0.1, 1e9)}" and f"dealer pair:0.1:1e+09 is {far.aim}" in str(far)
+    times = {name: float(ms.replace(",", "")) for name, ms in re.findall(r"(pair[:\w]*) ([\d,.]+) ms", far.making)}
+    assert list(times) == [far.aim, "pair", "pair:silent"] and times[far.aim] == min(times.values())
     for words in ({"dealer": "pair", "aim": "rounds"}, {"dealer": "host:1"}):
         with pytest.raises(ConfigError, match="dealer="):
             hummingbird.estimate(net, (64, 4), BitWindow(20, 12), **words)

@@ -15,7 +15,7 @@ from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.pair import material
 from hummingbird.mpc.pair.material import RECIPES, PairMaterial, cost, cost_from, offline_bits, seconds
-from hummingbird.mpc.pair.price import PROCESSOR, SILENT, SOFTSPOKEN, TRANSFER_BITS, Stock, halves
+from hummingbird.mpc.pair.price import PROCESSOR, SILENT, SOFTSPOKEN, Stock, halves
 from hummingbird.mpc.protocols import masked, thresholds
 from hummingbird.mpc.protocols.beaver import RowProducts, SquarePair, Triple
 from hummingbird.mpc.protocols.boolean import And, AndPair
@@ -27,6 +27,7 @@ from hummingbird.mpc.protocols.lifted_product import LiftedProduct
 from hummingbird.mpc.protocols.masked import MaskedOpening
 from hummingbird.mpc.protocols.registry import KINDS
 from hummingbird.mpc.protocols.rows import LiftedRows, LiftedSquares
+from hummingbird.mpc.protocols.step_tables import TransferKind
 from hummingbird.mpc.protocols.thresholds import MaskedThresholds
 from hummingbird.mpc.protocols.truncation import Selection, Truncation
 from hummingbird.mpc.session.session import Session
@@ -110,8 +111,8 @@ REQUESTS: list[Request[Any]] = [
 ]
 
 
-KINDS_OF_TRANSFERS = list(TRANSFER_BITS)
-SLOW_IF_SILENT = [pytest.param(kind, marks=pytest.mark.slow if kind == "silent" else ()) for kind in TRANSFER_BITS]
+KINDS_OF_TRANSFERS = [SOFTSPOKEN, SILENT]
+BY_LINK = [*KINDS_OF_TRANSFERS, TransferKind("silent", 120.0)]
 
 
 def makes(request: Request[Any]) -> bool:
@@ -123,8 +124,8 @@ def makes(request: Request[Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("transfers", SLOW_IF_SILENT)  # the next test makes them one by one
-def test_fields_are_those_of_the_definition(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", every(3, BY_LINK), ids=str)
+def test_fields_are_those_of_the_definition(transfers: TransferKind) -> None:
     """All kinds in one call, each at its price, and the meter counts the prices' sum."""
     parties = pair(transfers)
     price = cost(REQUESTS, parties[0].stock)
@@ -136,8 +137,8 @@ def test_fields_are_those_of_the_definition(transfers: str) -> None:
         assert wrong(request, columns(request, materials)) == [], request
 
 
-@pytest.mark.parametrize("transfers", every(2, KINDS_OF_TRANSFERS[::-1]))
-def test_each_request_has_its_price(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", every(3, [SILENT, SOFTSPOKEN, BY_LINK[-1]]), ids=str)
+def test_each_request_has_its_price(transfers: TransferKind) -> None:
     parties = pair(transfers)
     for request in REQUESTS:
         (price, left), again = cost_from(stock := parties[0].stock, [request]), cost([request, request], stock)
@@ -253,10 +254,23 @@ def test_silent_transfers_take_less_time_on_slow_links() -> None:
     """For many values; and the ingredients are those of the price."""
     many, few = ([MaskedOpening(n, 20, 12, 2, 36), And(2, n)] for n in (1 << 20, 1 << 14))
     for bandwidth, rtt, best in ((50e6, 0.01, SILENT), (10e9, 0.0002, SOFTSPOKEN)):
-        assert min(TRANSFER_BITS, key=lambda kind: seconds(many, kind, bandwidth, rtt)) == best
+        assert min((SOFTSPOKEN, SILENT), key=lambda kind: seconds(many, kind, bandwidth, rtt)) == best
     for kind, transfers, rounds in ((SILENT, 39, 26), (SOFTSPOKEN, 31, 11)):
         near, far = (seconds(few, kind, 1e30, rtt) for rtt in (0.0, 2.0))
-        assert near == pytest.approx((transfers << 14) * PROCESSOR[kind]) and far - near == pytest.approx(rounds)
+        assert near == pytest.approx((transfers << 14) * PROCESSOR[kind.name]) and far - near == pytest.approx(rounds)
+
+
+def test_the_fastest_transfers_of_a_link() -> None:
+    """No other kind or price is faster there; a far link takes few rounds, a narrow one few bits."""
+    n = 1 << 18
+    call, found = [MaskedOpening(n, 20, 12, 2, 36), And(2, n)], {}
+    for rtt, bandwidth in ((0.0002, 10e9), (0.1, 1e9), (0.02, 100e6), (0.05, 1e6)):
+        best = found[rtt, bandwidth] = material.fastest(rtt, bandwidth)
+        others = [TransferKind(name, bits) for name in ("silent", "softspoken") for bits in (10.0, 31.0, 60.0, 120.0)]
+        assert all(seconds(call, best, bandwidth, rtt) <= seconds(call, kind, bandwidth, rtt) for kind in others)
+    assert [kind.name for kind in found.values()] == ["softspoken", "silent", "silent", "silent"]
+    far, narrow = (Stock(found[link]) for link in ((0.1, 1e9), (0.05, 1e6)))
+    assert cost(call, far).rounds < cost(call, narrow).rounds / 4 and cost(call, narrow).bits < cost(call, far).bits / 2
 
 
 def test_the_price_of_a_relu_with_silent_transfers() -> None:
@@ -369,8 +383,8 @@ def test_requests_that_differ_are_an_error_at_both_parties() -> None:
     assert len(said) == 2 and all(said)
 
 
-@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
-def test_a_party_that_dies_ends_the_other_one(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS, ids=str)
+def test_a_party_that_dies_ends_the_other_one(transfers: TransferKind) -> None:
     links = channels(2)
     parties = together([lambda c=c: PairMaterial(c, transfers) for c in links])
     links[1].close()
@@ -378,8 +392,8 @@ def test_a_party_that_dies_ends_the_other_one(transfers: str) -> None:
         parties[0].make([And(1, 8)])
 
 
-@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS)
-def test_no_transfer_is_used_twice_after_a_failure(transfers: str) -> None:
+@pytest.mark.parametrize("transfers", KINDS_OF_TRANSFERS, ids=str)
+def test_no_transfer_is_used_twice_after_a_failure(transfers: TransferKind) -> None:
     links = channels(2)
     first, second = together([lambda c=c: PairMaterial(c, transfers) for c in links])
     before, stock = first._transfers._sent, first.stock

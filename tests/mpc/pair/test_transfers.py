@@ -171,7 +171,7 @@ def test_a_transfer_without_a_hash_shows_delta(monkeypatch: pytest.MonkeyPatch) 
     """A message of words that are 0 is the difference of two pads: without a hash that is delta."""
 
     def without_hash(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None = None) -> Tensor:
-        return (keys if delta is None else keys ^ delta).T.contiguous()
+        return keys.T if delta is None else torch.cat([keys.T, (keys ^ delta).T])
 
     def attacked() -> bool:
         sent, received = rots()

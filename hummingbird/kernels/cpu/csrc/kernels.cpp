@@ -106,12 +106,26 @@ void to_planes(Target target, const uint64_t* x, int64_t n, int low, int count, 
                    count - row < 8 ? count - row : 8, out + row * stride + start / 8, stride);
 }
 
-// ---- from_bits, pack_bits
+// ---- from_bits, from_planes, pack_bits
 
 BODY void from_bits(Portable, const uint8_t* plane, int64_t n, uint64_t* out) {
     for (int64_t i = 0; i < n; i += 8) {
         const Eight bits = ((uint64_t(plane[i / 8]) * kOne) >> kLane) & kOne;
         memcpy(out + i, &bits, n - i < 8 ? size_t(n - i) * 8 : sizeof bits);
+    }
+}
+
+BODY void from_planes(Portable, const uint8_t* planes, int64_t n, int count, uint64_t* out) {
+    const int64_t stride = (n + 7) / 8;
+    for (int64_t i = 0; i < n; i += 8) {
+        Eight words = {};
+        for (int row = 0; row < count; row += 8) {
+            const int rows = count - row < 8 ? count - row : 8;
+            uint64_t bytes = 0;
+            for (int p = 0; p < rows; p++) bytes |= uint64_t(planes[(row + p) * stride + i / 8]) << (8 * p);
+            words |= (((transpose8(bytes) * kOne) >> (8 * kLane)) & 0xFF) << row;
+        }
+        memcpy(out + i, &words, n - i < 8 ? size_t(n - i) * 8 : sizeof words);
     }
 }
 
@@ -197,6 +211,10 @@ API void hb_to_planes(const uint64_t* x, int64_t n, int low, int count, uint8_t*
 }
 
 API void hb_from_bits(const uint8_t* plane, int64_t n, uint64_t* out) { dispatch(OVERLOADS(from_bits), plane, n, out); }
+
+API void hb_from_planes(const uint8_t* planes, int64_t n, int count, uint64_t* out) {
+    dispatch(OVERLOADS(from_planes), planes, n, count, out);
+}
 
 API void hb_pack_bits(const uint8_t* bits, int64_t n, uint8_t* out) { dispatch(OVERLOADS(pack_bits), bits, n, out); }
 

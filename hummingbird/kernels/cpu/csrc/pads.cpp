@@ -23,10 +23,29 @@ struct TileKeys {  // of one block of pads, for so many tiles
 
 static_assert(kTiles <= kMostKeys / 4 * 4, "RoundKeys has room for them");
 
-template <class Target>
+// The low words of m blocks to out, the high ones to out + n.
+template <class R>
+BODY void store_words(Blocks<R>& x, int64_t n, int m, uint64_t* out) {
+    Words<R> words;
+    for (int half = 0; half < 2; half++, out += n) {
+        low_words(x, words);
+        if (m == kTile)
+            memcpy(out, &words, sizeof words);
+        else
+            memcpy(out, &words, 8 * size_t(m));
+        EACH(R) swap_words(x.v[j], x.v[j]);
+    }
+}
+
+// both: whether the pads of labels ^ delta follow those of the labels.
+template <bool both, class Target>
 BODY void make_pads(Target target, const uint64_t* labels, const uint64_t* delta, const uint64_t* key, int64_t tile,
                     int block, int64_t n, uint64_t* out) {
+    using R = Register<Target>;
+    constexpr int kinds = both ? 2 : 1;
     RoundKeys keys;
+    Blocks<R> offset = {}, x[kinds], y[kinds];
+    if (both) copies(delta, offset);
     for (int64_t first = 0; first < n; first += kTile * kTiles) {
         const int64_t left = (n - first + kTile - 1) / kTile;
         const int tiles = int(left < kTiles ? left : kTiles);
@@ -34,23 +53,31 @@ BODY void make_pads(Target target, const uint64_t* labels, const uint64_t* delta
         for (int i = 0; i < tiles; i++) {
             const int64_t at = first + kTile * i;
             const int m = int(n - at < kTile ? n - at : kTile);
-            alignas(64) uint64_t words[2 * kTile] = {};
-            memcpy(words, labels + 2 * at, 16 * size_t(m));
-            for (int t = 0; t < 2 * kTile; t++) words[t] ^= delta[t % 2];
-            Blocks<Register<Target>> x, y;
-            memcpy(&x, words, sizeof words);
-            hash_sigma<1>(target, keys, i, &x, &y);
-            memcpy(words, &y, sizeof words);
-            for (int t = 0; t < m; t++) out[at + t] = words[2 * t];
-            for (int t = 0; t < m; t++) out[n + at + t] = words[2 * t + 1];
+            if (m == kTile)
+                memcpy(x, labels + 2 * at, sizeof *x);
+            else
+                memset(x, 0, sizeof *x), memcpy(x, labels + 2 * at, 16 * size_t(m));
+            if (both) EACH(R) x[kinds - 1].v[j] = x[0].v[j] ^ offset.v[j];
+            hash_sigma<kinds>(target, keys, i, x, y);
+            for (int kind = 0; kind < kinds; kind++) store_words(y[kind], n, m, out + 2 * n * kind + at);
         }
     }
 }
 
+template <class Target>
+BODY void pads(Target target, const uint64_t* labels, const uint64_t* delta, const uint64_t* key, int64_t tile,
+               int block, int64_t n, uint64_t* out) {
+    if (delta)
+        make_pads<true>(target, labels, delta, key, tile, block, n, out);
+    else
+        make_pads<false>(target, labels, delta, key, tile, block, n, out);
+}
+
 }  // namespace
 
-// labels: n of two words. delta: two words, XORed to each. out: the low word of each pad, then the high word of each.
+// labels: n of two words. delta: two words, or null. out: the low word of each label's pad, then the high word of each;
+// with delta then those of the labels ^ delta.
 API void hb_cot_pads(const uint64_t* labels, const uint64_t* delta, const uint64_t* key, int64_t tile, int block,
                      int64_t n, uint64_t* out) {
-    dispatch<AesTargets>(OVERLOADS(make_pads), labels, delta, key, tile, block, n, out);
+    dispatch<AesTargets>(OVERLOADS(pads), labels, delta, key, tile, block, n, out);
 }

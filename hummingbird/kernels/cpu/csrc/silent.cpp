@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMostDepth = 13;
 constexpr int kStep = 2 * kTile;  // nodes whose children are made at once
-constexpr int kReads = 10, kField = 21;  // numbers of an output, and the bits between them
-constexpr int kOutputs = kTile;          // at once: 10 KiB of the table are on their way
+constexpr int kField = 21;               // bits between the numbers of a word; an output has ten numbers
+constexpr int kOutputs = kTile;          // whose offsets are drawn at once
 
 struct OneKey {
     uint64_t key[2];
@@ -30,12 +30,10 @@ struct Code {
     int log_table;
 };
 
-// Where the blocks of kOutputs outputs are in the table, in bytes: that of number j of output i is [j % 3][4 i + j / 3].
+// Where the blocks of kOutputs outputs are in the table, in bytes: by words of the draw, four for an output. The first
+// two numbers of a word are side by side in 32 bits each: a table has 2^25 bytes at most.
 struct Offsets {
-    alignas(64) uint64_t of[3][4 * kOutputs];
-    BODY const uint8_t* block(const uint64_t* table, int i, int j) const {
-        return (const uint8_t*)table + of[j % 3][4 * i + j / 3];
-    }
+    alignas(64) uint64_t two[4 * kOutputs], third[4 * kOutputs];
 };
 
 template <class Target>
@@ -47,16 +45,15 @@ BODY void draw_offsets(Target target, const RoundKeys& keys, const Code& code, u
     for (int t = 0; t < 2 * kOutputs; t++) counters[2 * t] = 2 * output + uint64_t(t), counters[2 * t + 1] = 0;
     memcpy(x, counters, sizeof x);
     hash_sigma<2>(target, keys, 0, x, y);
-    for (int f = 0; f < 3; f++) {
-        for (int i = 0; i < 2; i++) EACH(R) x[i].v[j] = (y[i].v[j] >> kField * f & mask) << 4;
-        memcpy(offsets.of[f], x, sizeof x);
-    }
-    for (int i = 0; i < kOutputs; i++)  // the blocks begin to come
-#pragma GCC unroll 10
-        for (int j = 0; j < kReads; j++) __builtin_prefetch(offsets.block(code.table, i, j));
+    for (int i = 0; i < 2; i++) EACH(R) x[i].v[j] = (y[i].v[j] & mask) << 4 | (y[i].v[j] >> kField & mask) << 36;
+    memcpy(offsets.two, x, sizeof x);
+    for (int i = 0; i < 2; i++) EACH(R) x[i].v[j] = (y[i].v[j] >> 2 * kField & mask) << 4;
+    memcpy(offsets.third, x, sizeof x);
 }
 
-// Adds the code's sums to n outputs, of which the first one has this number.
+// Adds the code's sums to n outputs, of which the first one has this number. An output reads at most 13 words, and none
+// depends on another one, so that the processor has the reads of several outputs on their way: prefetches would only
+// take time.
 template <class Target>
 BODY void encode(Target target, const Code& code, int64_t number, int64_t n, uint64_t* outputs) {
     RoundKeys keys;
@@ -71,11 +68,18 @@ BODY void encode(Target target, const Code& code, int64_t number, int64_t n, uin
         for (int i = 0; i < m; i++) {
             Two sum, block;
             memcpy(&sum, outputs + 2 * (at + i), 16);
-#pragma GCC unroll 10
-            for (int j = 0; j < kReads; j++) {
-                memcpy(&block, here.block(code.table, i, j), 16);
+            const auto add = [&](uint64_t offset) {
+                memcpy(&block, (const uint8_t*)code.table + offset, 16);
                 sum ^= block;
+            };
+            const uint64_t *const two = here.two + 4 * i, *const third = here.third + 4 * i;
+#pragma GCC unroll 3
+            for (int w = 0; w < 3; w++) {
+                add(uint32_t(two[w]));
+                add(two[w] >> 32);
+                add(third[w]);
             }
+            add(uint32_t(two[3]));
             memcpy(outputs + 2 * (at + i), &sum, 16);
         }
     }
