@@ -132,7 +132,7 @@ def test_a_cluster_that_gives_a_pod_no_number_is_refused() -> None:
 
 
 def misfits(found: Sequence[Manifest], version: str) -> list[str]:
-    """What does not fit the strict schemas of a version of Kubernetes, or those of foreign kinds."""
+    """Complaints of the strict schemas of a version of Kubernetes, or those of foreign kinds."""
     validate = pytest.importorskip("kubernetes_validate", reason="the extra `deploy` is not installed")
     wrong = []
     for each in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import grpc
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
-from hummingbird.errors import InputError, OverloadError
+from hummingbird.errors import InputError, OverloadError, PeerError
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.protocols.beaver import SquarePair
 from hummingbird.rpc import client as rpc_client
@@ -37,12 +37,17 @@ from tests.support.serving_nets import doubled
 
 @pytest.fixture
 def recorded() -> Iterator[InMemorySpanExporter]:
-    """What this process records, client and parties together."""
+    """All spans that this process records, of client and parties together."""
     found, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(found))
     spans.enable(provider)
     yield found
     spans.disable()
+
+
+def run(party: Party) -> None:
+    with suppress(PeerError):  # it may see first that the other one has closed
+        party.run()
 
 
 @contextmanager
@@ -64,7 +69,7 @@ def serving(net: torch.nn.Module) -> Iterator[list[str]]:
             methods.open(party)
             server = service.serve(methods.handlers(), address)
             stack.callback(lambda server=server: server.stop(0).wait(HANG))
-        running = threading.Thread(target=together, args=([party.run for party in parties],))
+        running = threading.Thread(target=together, args=([partial(run, party) for party in parties],))
         running.start()
         yield addresses
         parties[0].end()

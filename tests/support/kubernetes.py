@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,20 @@ def words(found: Iterable[Manifest], group: int = 0) -> list[str]:
     found = list(found)
     variables = environment(found, group)
     return [expanded(each, variables) for each in container(found)["args"]]
+
+
+def put_files(folder: Path, files: Sequence[Path], names: Sequence[str] = ()) -> None:
+    """Bring files into a folder as a kubelet does: all of them change at once, by one link. names: there, if others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own, names = folder / f"..{uuid.uuid4().hex}", names or [file.name for file in files]
+    own.mkdir()
+    for file, name in zip(files, names, strict=True):
+        shutil.copy(file, own / name)
+    (folder / "..new").symlink_to(own.name)
+    (folder / "..new").rename(folder / "..data")
+    for name in names:
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(f"..data/{name}")
 
 
 # Kinds of others: the fields that the chart uses, in the versions that it names ---------------------------------------
