@@ -19,7 +19,7 @@ from hummingbird.errors import EnvironmentProblem, refuse_namesake
 from hummingbird.launching import sending
 from hummingbird.mpc.dealer.bucket import Bucket
 from hummingbird.pictures import picture
-from hummingbird.rpc import telemetry
+from hummingbird.rpc import spans, telemetry
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from tests.support import python
 from tests.support.paths import ROOT
@@ -29,6 +29,7 @@ from tests.test_floors import FILES, PACKAGE, last_name, nodes, parsed
 PROJECT = load_file(ROOT / "pyproject.toml")["project"]
 MODULES = {  # of packages whose import name is another
     "grpcio": "grpc",
+    "opentelemetry-api": "opentelemetry",
     "grpcio-health-checking": "grpc_health",
     "prometheus-client": "prometheus_client",
     "typing-extensions": "typing_extensions",
@@ -41,7 +42,7 @@ def modules(requirements: Iterable[str]) -> set[str]:
 
 
 BASE = modules(PROJECT["dependencies"])
-TOOLS = ("test", "docs", "nets")  # for those who change the package, or run its programs
+TOOLS = ("test", "docs", "nets", "deploy")  # for those who change the package, or run its programs
 EXTRAS = {name: modules(lines) for name, lines in PROJECT["optional-dependencies"].items() if name not in TOOLS}
 
 
@@ -64,7 +65,8 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_every_import_is_of_the_base_or_of_an_extra_that_code_uses() -> None:
     """Triton comes with torch where there are GPUs, Google's protobuf with CrypTen's onnx."""
-    assert {"torch", "crypten", "grpc"} <= BASE and {"serve", "launch", "bucket", "ray", "plot", "hub"} == set(EXTRAS)
+    assert {"torch", "crypten", "grpc"} <= BASE
+    assert {"serve", "launch", "bucket", "ray", "plot", "hub", "trace"} == set(EXTRAS)
     found = {pair for path in FILES for pair in imports(path)}
     brought = {name: extra for extra, names in EXTRAS.items() for name in names}
     assert {name for name, _ in found} <= BASE | set(brought)
@@ -127,6 +129,10 @@ def in_bucket(tmp_path: Path) -> None:
     Bucket(f"file://{tmp_path}", 0)
 
 
+def traced(tmp_path: Path) -> None:
+    spans.enable()
+
+
 def plotted(tmp_path: Path) -> None:
     with picture(1, 1):
         pass
@@ -140,6 +146,7 @@ def plotted(tmp_path: Path) -> None:
         (launched, "cloudpickle", "launch"),
         (in_bucket, "obstore", "bucket"),
         (plotted, "matplotlib", "plot"),
+        (traced, "opentelemetry", "trace"),
     ],
 )
 def test_what_lacks_its_extra_names_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.commands.output import check_outputs, write_json
-from hummingbird.rpc import options
+from hummingbird.rpc import options, spans
 from hummingbird.rpc.options import positive
 from hummingbird.rpc.programs import run_client
 from hummingbird.serving.client import Client
@@ -42,6 +42,8 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     text = "longest wait for the answer to a request, seconds (default: %(default)s)"
     sub.add_argument("--timeout", type=positive, default=60.0, help=text)
+    text = "record spans of requests, for OpenTelemetry: where they go, its own variables and launcher say"
+    sub.add_argument("--trace", action="store_true", help=text)
     options.add_caller(sub)
     sub.set_defaults(run=run)
 
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     Returns the exit code 0.
     """
     check_outputs(args)
+    if args.trace:
+        spans.enable()
     given, labels = options.inputs_of(args, args.images)
     count = len(given[0])
     measured: dict[str, Any] = {}

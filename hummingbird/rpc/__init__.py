@@ -4,7 +4,7 @@ service, client, async_client    a server of named methods; its callers, on thre
 admission, security, status      limits on calls, certificates and tokens, errors on the wire
 frame                            tensors as bytes
 server, signals                  the servers of a program, and their orderly end
-telemetry, metrics               their health and log, and their figures for Prometheus
+telemetry, metrics, spans        their health and log, their figures for Prometheus, and traces of requests
 programs, options                server and client programs, and their command-line options
 """
 

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import grpc
 
 from hummingbird.errors import ConfigError, OverloadError, UnavailableError
+from hummingbird.rpc import spans
 from hummingbird.rpc.security import Tokens
 from hummingbird.rpc.status import code_of, refuse
 
@@ -347,10 +348,12 @@ class Admission:
         the bytes that it holds, until its caller has read the answer. method: the method's name. context: gRPC's, of
         the call. brief: whether the method is a `Brief`, whose calls are counted apart.
         """
-        call, outcome = Call(method, brief, context), "OK"
+        call, outcome, span = Call(method, brief, context), "OK", spans.Span()
         notes = _notes[context] = dict[str, object]()
         try:
             call.client = _names[context] = self._name(context)
+            if not brief:
+                span = spans.served(method, context)
             self._enter(call)
             if not context.add_callback(lambda: self._leave(call)):  # the call has ended meanwhile
                 self._leave(call)
@@ -371,6 +374,7 @@ class Admission:
         finally:
             seconds = time.monotonic() - call.started
             self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
+            span.end(outcome, **notes)
 
     def hold(self, call: Call, size: int) -> None:
         """Note that a call holds `size` further bytes in memory until its end.

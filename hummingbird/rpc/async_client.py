@@ -22,6 +22,7 @@ import grpc
 from grpc import aio
 
 from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.rpc import spans
 from hummingbird.rpc.client import Patience, channel_credentials, channel_options
 from hummingbird.rpc.security import HEADER, Tls
 from hummingbird.rpc.service import PREFIX
@@ -132,7 +133,7 @@ class AsyncClient:
         else:
             self._channel = aio.secure_channel(address, credentials, options=options)
         self._address = address
-        self._metadata = None if token is None else ((HEADER, f"Bearer {token}"),)
+        self._metadata = () if token is None else ((HEADER, f"Bearer {token}"),)
         self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
 
     def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
@@ -143,7 +144,7 @@ class AsyncClient:
         """
         if method not in self._methods:
             self._methods[method] = self._channel.unary_unary(PREFIX + method)
-        return self._methods[method](message, timeout=timeout, metadata=self._metadata)
+        return self._methods[method](message, timeout=timeout, metadata=(*self._metadata, *spans.header()))
 
     async def answered(self, timeout: float) -> None:
         """Wait until the service answers: send it small calls again and again, for at most `timeout` seconds.

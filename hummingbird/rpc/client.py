@@ -26,7 +26,7 @@ import grpc
 import grpc.experimental
 
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError, TrustError, UnavailableError
-from hummingbird.rpc import CHUNK
+from hummingbird.rpc import CHUNK, spans
 from hummingbird.rpc.admission import MAX_MESSAGE, STOPPING
 from hummingbird.rpc.security import HEADER, Tls, check_address
 from hummingbird.rpc.service import KEEPALIVE, PREFIX, STREAM, message_options
@@ -266,7 +266,7 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
     channel: to the service. method: its name. timeout: seconds. Raises grpc.RpcError, which `status.explain`
     translates.
     """
-    answer: bytes = method_of(channel, method)(request, timeout=timeout)
+    answer: bytes = method_of(channel, method)(request, timeout=timeout, metadata=spans.header())
     return answer
 
 
@@ -284,7 +284,7 @@ def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float)
     channel: to the service. method: its name. timeout: seconds. result() raises grpc.RpcError, which `status.explain`
     translates.
     """
-    return method_of(channel, method).future(request, timeout=timeout)
+    return method_of(channel, method).future(request, timeout=timeout, metadata=spans.header())
 
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
@@ -293,7 +293,7 @@ def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float
     channel: to the service. method: its name. timeout: seconds for the whole call. Iterating raises grpc.RpcError,
     which `status.explain` translates. After its end the stream has `trailing_metadata()`.
     """
-    return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
+    return channel.unary_stream(PREFIX + method)(request, timeout=timeout, metadata=spans.header())
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
@@ -302,4 +302,4 @@ def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, t
     channel: to the service. method: its name. requests: the messages to send; a thread of gRPC iterates them. timeout:
     seconds for the whole call. Iterating raises grpc.RpcError, which `status.explain` translates.
     """
-    return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)
+    return channel.stream_stream(PREFIX + method)(requests, timeout=timeout, metadata=spans.header())

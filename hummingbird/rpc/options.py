@@ -142,6 +142,8 @@ def add_service(
     text = "append a line of JSON for each call, without values; - for standard error"
     group.add_argument("--log", metavar="FILE", help=text)
     most, default = Limits(), "(default: %(default)s)"
+    text = "record spans of requests, for OpenTelemetry: where they go, its own variables and launcher say"
+    group.add_argument("--trace", action="store_true", help=text)
     text = f"most calls at work at a time; the last quarter is for callers with few calls {default}"
     group.add_argument("--max-requests", type=count, default=most.requests, metavar="N", help=text)
     text = f"most calls at work of each caller, or of the caller NAME (default: {most.per_client})"
@@ -170,6 +172,7 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
         tokens=args.tokens,
         metrics=args.metrics,
         log=args.log,
+        trace=args.trace,
         limits=most,
         grace=args.grace,
     )

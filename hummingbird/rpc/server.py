@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from hummingbird.errors import TrustError, needs
+from hummingbird.rpc import spans
 from hummingbird.rpc.admission import Admission, Limits, Record
 from hummingbird.rpc.security import Certificates, Tls, Tokens
 from hummingbird.rpc.service import Brief, Exchange, Method, serve
@@ -47,8 +48,8 @@ class ServiceConfig:
 
     listen: the addresses, unix:PATH or HOST:PORT. tls: certificate files: all three for callers with certificates, cert
     and key alone for callers with tokens. tokens: the token file. metrics: [HOST:]PORT of the page for Prometheus;
-    None: no page. log: a file, "-" for standard error, None: no log. limits: limits on callers. grace: seconds that
-    calls at work may take to end.
+    None: no page. log: a file, "-" for standard error, None: no log. trace: whether to record spans (spans.py). limits:
+    limits on callers. grace: seconds that calls at work may take to end.
     Raises TrustError if callers are to show both certificates and tokens.
     """
 
@@ -57,6 +58,7 @@ class ServiceConfig:
     tokens: Path | None = None
     metrics: str | None = None
     log: str | None = None
+    trace: bool = False
     limits: Limits = field(default_factory=Limits)
     grace: float = GRACE
 
@@ -85,6 +87,8 @@ class ServiceProgram:
         self._ends = ExitStack()
         self._servers: list[grpc.Server] = []
         limits = replace(config.limits, connections=_room_for(config.limits.connections))
+        if config.trace:
+            spans.enable()
         with ExitStack() as ends:
             tokens = None if config.tokens is None else Tokens(config.tokens)
             self._log = None if config.log is None else Log(name, config.log)

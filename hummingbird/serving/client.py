@@ -26,6 +26,7 @@ from typing_extensions import Self
 from hummingbird import inputs
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.prg import new_seed
+from hummingbird.rpc import spans
 from hummingbird.rpc.async_client import compute, run, running
 from hummingbird.rpc.security import Tls
 from hummingbird.serving.client_conversation import ClientConversation
@@ -142,7 +143,8 @@ class Client(Generic[Result]):
         given = _ordered(inputs, named, service)
         parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
         try:
-            outputs = await self._answers(parts, service, progress)
+            with spans.span("ask"):
+                outputs = await self._answers(parts, service, progress)
         except PeerError:
             self._groups.forget()  # the parties may be others by now
             raise
@@ -190,7 +192,8 @@ class Client(Generic[Result]):
             if now is not service and (now := replace(now, session=service.session, group=service.group)) != service:
                 what = f"the service has changed since this call began: {difference(service, now)}"
                 raise AgreementError(what, where="Client", hint="call again")
-            return await group.request(joint, question, left)
+            with spans.span("request", calls=True, group=now.group):
+                return await group.request(joint, question, left)
 
         return await self._groups.attempts(request, len(question))
 

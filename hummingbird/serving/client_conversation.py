@@ -13,6 +13,7 @@ from typing_extensions import Self
 from hummingbird import inputs
 from hummingbird.errors import HummingbirdError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
+from hummingbird.rpc import spans
 from hummingbird.rpc.async_client import run
 from hummingbird.rpc.client import Retry
 from hummingbird.serving.description import ServiceDescription
@@ -117,7 +118,8 @@ class ClientConversation:
         question = Question(self._checked(words, self._service))
         self._busy = True
         try:
-            logits = await self._ask(question)
+            with spans.span("ask"):
+                logits = await self._ask(question)
         except BaseException as error:
             self._over = "a step has failed"
             if isinstance(error, PeerError) and self._step:
@@ -170,7 +172,8 @@ class ClientConversation:
                     messages = await group.messages(joint, id, question, retry.left)
                     attempt, asked = min(attempt + 1, ATTEMPTS - 1), group
                 self._known = True
-                logits = await groups.watched(group, group.answers(joint, messages, 1, retry.left))
+                with spans.span("request", calls=True, group=joint.service.group):
+                    logits = await groups.watched(group, group.answers(joint, messages, 1, retry.left))
             except PeerError as error:
                 failed = error
                 if isinstance(error, UnavailableError):  # did the parties run it? The same bytes get the same answer

@@ -23,6 +23,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.rendezvous import beside
 from hummingbird.mpc.session.session import Session
 from hummingbird.prg import new_seed
+from hummingbird.rpc import spans
 from hummingbird.rpc.admission import caller_name, note
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE, ServiceProgram
@@ -146,6 +147,10 @@ class Party:
                 return b""
         context.set_trailing_metadata(((LOAD, str(self.load)),))
         if entry.arrived >= began:  # not for a repeat
+            taken = entry.finished if entry.taken is None else entry.taken
+            spans.of(context).part("queue", entry.arrived, taken)
+            if entry.taken is not None:
+                spans.of(context).part("batch", taken, entry.finished)
             note(context, queued_ms=round(1e3 * entry.queued, 3), computed_ms=round(1e3 * entry.computed, 3))
         if isinstance(entry.outcome, bytes):
             return entry.outcome

@@ -67,6 +67,24 @@ def test_the_lines_for_the_hosts_of_serve(tmp_path: Path) -> None:
         assert common.value == name and hosts.get_values_for_type(x509.DNSName) == [name, f"{name}.example"]
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_lines_for_the_secrets_of_three_owners(tmp_path: Path) -> None:
+    """The files that the chart mounts, for the names of every group."""
+    lines = next(block for block in blocks(PAGE.with_name("kubernetes.md"), "sh") if "openssl" in block)
+    done = subprocess.run(["sh", "-ec", lines], cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM)
+    assert done.returncode == 0, done.stderr
+    secrets = [block for block in blocks(PAGE.with_name("kubernetes.md"), "sh") if "create secret" in block]
+    for name, domain in (("party-0", "a.example"), ("party-1", "b.example"), ("dealer", "c.example")):
+        folder = tmp_path / name
+        assert (folder / "tls.key").stat().st_mode & 0o077 == 0
+        Tls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt").read()
+        certificate = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
+        (common,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert common.value == name and hosts.get_values_for_type(x509.DNSName) == [name, f"*.{domain}"]
+    assert len(secrets) == 2 and all("--from-file=party-0/ca.crt" in block for block in secrets)
+
+
 def made_metrics(tmp_path: Path) -> set[str]:
     """The names of everything that the services count."""
     he, gc, registry = HeService.__new__(HeService), GcService.__new__(GcService), CollectorRegistry()

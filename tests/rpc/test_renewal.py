@@ -16,6 +16,7 @@ from hummingbird.rpc import service
 from hummingbird.rpc.security import Certificates, Pem, Tls
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from tests.support.dealers import Authority, Live, shown
+from tests.support.kubernetes import put_files
 from tests.support.ports import free_port
 from tests.support.services import HANDLERS, asked, file_of
 
@@ -63,6 +64,22 @@ def test_tokens_over_a_certificate_that_is_replaced(tmp_path: Path) -> None:
         assert asked(address, "Name", tls=Tls(ca=ours.path), token=alice) == b"'a'"
         live.put(theirs.issue("server", "localhost"))
         assert asked(address, "Name", tls=Tls(ca=theirs.path), token=alice) == b"'a'"
+
+
+def test_files_that_a_kubelet_replaces_by_one_link(tmp_path: Path) -> None:
+    """The paths stay, and so do the links at them: what they lead to is another folder."""
+    ours, own = Authority(tmp_path, "ours"), tmp_path / "mounted"
+
+    def put(hours: int) -> Pem:
+        new = ours.issue("server", "localhost", hours=hours)
+        put_files(own, [Path(str(path)) for path in (new.cert, new.key, new.ca)], ("cert", "key", "ca"))
+        return new.read()
+
+    first = put(24)
+    found = Certificates(Tls(own / "cert", own / "key", own / "ca"))
+    assert found.current() == first == found.current()
+    second = put(48)
+    assert found.current() == second != first
 
 
 def _half(live: Tls, good: Tls, bad: Tls) -> None:

@@ -38,6 +38,7 @@ from hummingbird.mpc.dealer.server import SESSION_BYTES, CorrectRequest, JoinAns
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, StepSupplies, Supplies, Supply
 from hummingbird.prg import CIPHERS
 from hummingbird.rpc import client as rpc_client
+from hummingbird.rpc import spans
 from hummingbird.rpc.frame import frame_bytes, unpack_tensors
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
@@ -203,6 +204,7 @@ class DealerClient:
         Raises DealerError.
         """
         mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
+        span, outcome = spans.begin("material", calls=bool(mine), alone=True), "FAILED"
         if mine:
             own = [requests[place] for place in mine]
             first, conversation = turns[mine[0]].number, turns[mine[0]].conversation
@@ -210,7 +212,8 @@ class DealerClient:
             data = records.write(asked).encode()
             size = sum(request.correction_bits for request in own) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
-            self._call = rpc_client.stream(self._channel, "Correct", data, timeout=limit)
+            with span.current():
+                self._call = rpc_client.stream(self._channel, "Correct", data, timeout=limit)
         try:
             for place, (turn, request) in enumerate(zip(turns, requests, strict=True)):
                 started = time.perf_counter()
@@ -221,11 +224,15 @@ class DealerClient:
                         shares |= received(request, aside.bring(self._receive(self._call, request)))
                         got, told = bits, self._finish(self._call) if place == mine[-1] else 0.0
                 yield Material(shares, bits, got, expanding_seconds=seconds, dealer_seconds=told, ready=aside.ready)
+            outcome = "OK"
         except grpc.RpcError as error:
             raise self._failure(error) from None
         except GeneratorExit:
+            outcome = "CANCELLED"
             self._cancel()
             raise
+        finally:
+            span.end(outcome)
 
     def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
         """Receive the corrections of one request from the messages of the dealer's answer, and return them.
