@@ -231,7 +231,7 @@ class Models:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What all parties must agree on before they serve, a text for each name."""
+        """The facts that all parties must agree on before they serve, a text for each name."""
         facts = {"group": str(self._group), "max batch": str(self._most)}
         if self.fixed is None:
             return facts | {"models": "of a file"}
