@@ -242,26 +242,26 @@ class Models:
     def prepare(self, listed: Mapping[str, Listed]) -> None:
         """Read and convert the nets of a list that are new, without a message; forget those that it no longer has.
 
-        listed: the models of the file. A net that cannot be read, converted or served is told, and is not in the list
-        that the parties compare; so is one that has other weights now than the model that is served under its title.
+        listed: the models of the file. A net that cannot be read, converted or served is told as not ready, and this
+        party's list lacks it. If a folder has other weights now than the model that is served from it, this is told,
+        and the list keeps the model that is served.
         """
         self._listed, self._again, self.offer.listed = listed, False, frozenset(listed)
         found: dict[str, _Prepared] = {}
         for title, line in listed.items():
             known, why = self._prepared.get(title), ""
-            known = None if known is None or known.model.left else known
+            served = known is not None and self.offer.serves(known.model.service.digest)
+            if known is not None and not known.model.left:
+                found[title] = known
             try:
                 saved = description(line.folder)
                 mark = f"{saved.digest} {line.shapes}"
-                if known is None:
+                if title not in found or (found[title].mark != mark and not served):
                     found[title] = _Prepared(mark, self._made(line, saved))
-                elif known.mark != mark:
+                elif found[title].mark != mark:
                     why = f"{line.folder} has other weights, windows or shapes now than are served: {_VERSION}"
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one model, the others are served
                 why = str(error).replace("\n", "; ") or type(error).__name__
-            if known is not None:
-                found[title] = known
-            served = known is not None and self.offer.serves(known.model.service.digest)
             if why or served:
                 self._tell(title, served, why)
         with self._lock:
@@ -295,8 +295,10 @@ class Models:
     def compare(self) -> None:
         """Compare the lists of all parties, and serve what is in all of them from now on. All parties call this.
 
-        Takes 1 round, and for each new model what `PrivateNet.set_up` takes.
+        Takes 1 round, and for each new model what `PrivateNet.set_up` takes. Does nothing for one net that is fixed.
         """
+        if self.fixed is not None:
+            return
         with self._lock:
             prepared = dict(self._prepared)
         channel, hint = self._session.channel, "install the same release everywhere"

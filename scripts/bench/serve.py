@@ -59,7 +59,7 @@ from scripts.program import ROOT, add_json, columns, main_of, new_parser, write_
 
 _FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
 _ROUNDS = 3
-_UNDER_WAY = 4  # full batches of them: two are computed, and two wait
+_UNDER_WAY = 4  # full batches of them at each group: two are computed, and two wait
 COLUMNS = (
     ("net", "{net}"),
     ("images", "{request_images}"),
@@ -169,7 +169,8 @@ def groups(args: argparse.Namespace) -> list[dict[str, Any]]:
                 group.stop()
     print(columns(rows, [("part", "{part}"), *COLUMNS[3:8], *COLUMNS[9:]]))
     ratio = statistics.median(row["of_one"] for row in rows if "of_one" in row)
-    uneven = max(row["uneven_percent"] for row in rows if "uneven_percent" in row)
+    did = [sum(each) for each in zip(*(row["group_images"] for row in rows if "group_images" in row), strict=True)]
+    uneven = 100 * max(abs(each * len(did) / sum(did) - 1) for each in did)
     calm, stopped, rollout = rows[-3:]
     print(f"{args.groups} groups have {ratio:.2f} times the rate of one on these cores (mark: 0.9)")
     print(f"the load of a group is within {uneven:.1f} % of even (mark: 15)")
@@ -207,11 +208,10 @@ def _of_groups(
             bar.update()
             bar.set_description("all groups, as fast as they go")
             before = counted()
-            full = saturate(all_of_them, first, args.seconds, under_way, size)
+            full = saturate(all_of_them, first, args.seconds, len(opened) * under_way, size)
             did = [now - then for now, then in zip(counted(), before, strict=True)]
-            uneven = 100 * max(abs(each * len(did) / sum(did) - 1) for each in did)
             ratio = full.answered_per_second / alone.answered_per_second
-            rows.append({"part": "all groups", "of_one": ratio, "uneven_percent": uneven, **asdict(full)})
+            rows.append({"part": "all groups", "of_one": ratio, "group_images": did, **asdict(full)})
             bar.update()
         rate = _CALM / 100 * statistics.median(row["answered_per_second"] for row in rows if "of_one" in row)
         bar.set_description("all groups, calm")

@@ -155,6 +155,8 @@ def test_a_model_of_the_same_name_with_other_weights_is_refused_by_name(parties:
     shutil.rmtree(parties.folder / "v1")
     parties.change(f"a@1 {two}", f"a@1 {one}")
     assert parties.served == [["a@1"]] * 2 and "no saved net" in parties.states(1)["a@1"][1]
+    parties.change(f"a@1 {two}a@2 {two}", f"a@2 {two}")  # which was not served: the right weights may come now
+    assert parties.served == [["a@2"]] * 2
 
 
 def test_parties_without_a_model_in_common_say_what_each_has(parties: Parties) -> None:
