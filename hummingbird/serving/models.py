@@ -269,6 +269,10 @@ class Models:
             self._again = self._again or len(self._prepared) < len(found)
 
     def _made(self, line: Listed, saved: NetDescription) -> ServedModel:
+        """Return the model of a line, not yet set up. Batches may run meanwhile: no state of the process is changed.
+
+        A saved net is traced without torch.fx, and nothing is run but shapes.
+        """
         session = self._session
         net = read_net(line.folder, saved, weights=saved.owner in (None, session.rank))
         private: PrivateNet = build(net, *saved.arguments, session.parties, None, self._aim)

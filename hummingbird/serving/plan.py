@@ -128,7 +128,7 @@ def describe(
         return private.input_shape(*((images, *part.shape) for part in inputs))
 
     facts = private.facts | ({} if rows is None else {"table": rows.digest}) | ({"saved": saved} if saved else {})
-    private.costs(batch(most), session.parties)
+    private.breadth(batch(most), session.parties)  # raises if the net cannot take this shape
     form, outputs = private.results(batch(1))
     for (_, one), (_, several) in zip(outputs, private.results(batch(most))[1], strict=True):
         if one[:1] != (1,) or several[:1] != (most,) or one[1:] != several[1:]:
