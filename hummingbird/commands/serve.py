@@ -55,6 +55,10 @@ _EPILOG = """example, with my_net.py in the current folder, and a client beside 
   text, for conversations of 256 words of width 192, of which 64 are for the prompt (docs/serving.md):
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:gpt_small \\
       --weights checkpoints/wikitext2-gpt.pt --input 256x192 --prompt 64 --listen 127.0.0.1:910{rank}
+
+  several saved nets, which come and go while the service runs, with a line for each in the file `models`, such as
+  "digits@1 saved/digits 1x8x8" (docs/serving.md):
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --models models --listen 127.0.0.1:910{rank}
 """
 
 

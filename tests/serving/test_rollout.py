@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.errors import HummingbirdError, NotFoundError
+from hummingbird.rpc import telemetry
 from hummingbird.serving.client import Client
 from tests.serving.test_serving import CLOSE
 from tests.support.patience import HANG, until
@@ -130,6 +131,7 @@ def test_versions_come_and_go_under_load_without_a_failed_request(versions: Vers
         figures = service.figures(0)
         assert figures['hummingbird_serving_model_ready{model="digits@3"}'] == 1
         assert not [name for name in figures if 'model="digits@1"' in name]
+        assert telemetry.ask(service.addresses[1], name="digits@3") == "SERVING"
         assert served(service.stop())[0] > 0
 
 
