@@ -21,6 +21,7 @@ from hummingbird.rpc import telemetry
 from hummingbird.serving.client import Client
 from tests.serving.test_serving import CLOSE
 from tests.support.patience import HANG, until
+from tests.support.rebirth import Hosts
 from tests.support.serving import Service, served
 
 _MOST = 4  # images of a batch; a call has several requests
@@ -158,3 +159,23 @@ def test_one_group_after_another_gets_a_new_version_without_a_failed_request(ver
         asking.close()
         print(asking.outcomes)
         assert set(asking.outcomes) == {"digits@1", "digits@2"}
+
+
+@pytest.mark.slow
+def test_a_party_that_dies_serves_the_models_that_are_listed_when_it_is_back(versions: Versions) -> None:
+    """The other party is the same process; both convert and set up the nets of the new session anew."""
+    versions.list(1, 3)
+    hosts = Hosts("--models", str(versions.file), "--max-batch", str(_MOST))
+    try:
+        images = torch.rand(5, 1, 8, 8)
+        with Client(hosts.addresses, timeout=HANG, model="digits@1") as old:
+            assert versions.of(images, old(images)) == "digits@1"
+            before = hosts.party(0)
+            hosts.kill_party(1)
+            versions.list(1, 2)
+            assert versions.of(images, old(images)) == "digits@1" and hosts.party(0) == before
+        with Client(hosts.addresses, timeout=HANG, model="digits") as newest:
+            assert versions.of(images, newest(images)) == "digits@2"
+        assert "digits@3 is gone" in hosts.said
+    finally:
+        hosts.close()
