@@ -38,6 +38,8 @@ def add_parser(commands: Any) -> None:
     where.add_argument("--parties", nargs="+", metavar="ADDRESS", help=text)
     text = "file of the groups of parties that serve this net: a line of addresses for each; requests go to those with "
     where.add_argument("--groups", type=Path, metavar="FILE", help=text + "little work")
+    text = "which of the service's models: NAME@VERSION, or NAME for its newest version (default: the only one)"
+    sub.add_argument("--model", default="", metavar="NAME", help=text)
     options.add_images(sub, "results", several=True)
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     text = "longest wait for the answer to a request, seconds (default: %(default)s)"
@@ -90,5 +92,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _client(args: argparse.Namespace) -> Client:
-    how = {"timeout": args.timeout, **options.caller_of(args)}
+    how = {"timeout": args.timeout, "model": args.model, **options.caller_of(args)}
     return Client(args.parties, **how) if args.groups is None else Client.from_file(args.groups, **how)

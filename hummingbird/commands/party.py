@@ -34,9 +34,9 @@ from hummingbird.saving.folder import description
 # The net and its private form ----------------------------------------------------------------------------------------
 
 
-def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options from --model to --aim, which `nets_of` reads."""
-    add_net_arguments(parser, "owner", "bits", "window", "protocol")
+def add_converted_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options from --model to --aim, which `nets_of` reads; return the group of --model and --saved."""
+    source = add_net_arguments(parser, "owner", "bits", "window", "protocol")
     text = "the party that owns private weights (default: weights are public, and every party has them)"
     parser.add_argument("--owner", type=int, metavar="RANK", help=text)
     windows = parser.add_mutually_exclusive_group()
@@ -48,6 +48,7 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )
     add_aim_argument(parser, "throughput with a dealer, latency with a store, pair for what two parties make")
+    return source
 
 
 Arguments = tuple[BitConfig | Path | BitWindow | None, str | int, str]

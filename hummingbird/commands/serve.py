@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hummingbird.commands.party import (
     run_party,
     session_options,
 )
-from hummingbird.errors import InputError, UnavailableError
+from hummingbird.errors import ConfigError, InputError, UnavailableError
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session.lanes import environment
@@ -30,6 +31,7 @@ from hummingbird.rpc.programs import ServiceParts, run_service
 from hummingbird.rpc.server import ServiceProgram
 from hummingbird.rpc.signals import check
 from hummingbird.serving.message import MAX_BYTES
+from hummingbird.serving.models import model_file
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Methods, Party, figures_of, join
 from hummingbird.serving.request_queue import QueueLimits
 from hummingbird.serving.serve import ReconnectLoop
@@ -53,6 +55,10 @@ _EPILOG = """example, with my_net.py in the current folder, and a client beside 
   text, for conversations of 256 words of width 192, of which 64 are for the prompt (docs/serving.md):
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model models.gpt:gpt_small \\
       --weights checkpoints/wikitext2-gpt.pt --input 256x192 --prompt 64 --listen 127.0.0.1:910{rank}
+
+  several saved nets, which come and go while the service runs, with a line for each in the file `models`, such as
+  "digits@1 saved/digits 1x8x8" (docs/serving.md):
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --models models --listen 127.0.0.1:910{rank}
 """
 
 
@@ -65,7 +71,9 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_converted_arguments(sub)
+    text = "in place of --model: a file of several models, with a line for each: NAME@VERSION, the folder of its saved "
+    text += "net, the shape of each input ({rank} is replaced in the file's name). It is read again when it changes"
+    add_converted_arguments(sub).add_argument("--models", metavar="FILE", help=text)
     group = sub.add_argument_group("service")
     text = "shape of one image; for a net with several inputs, the shape of each, in the order of forward(); "
     text += "a net that begins with private lookups (docs/lookup.md) needs none"
@@ -97,11 +105,15 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(
             "only a service that generates text has conversations", where=f"--{next(iter(talks))}", hint=hint
         )
+    more = [name for name in (*args.saved_settings, "input", "prompt") if getattr(args, name)]
+    if args.models is not None and more:
+        what = f"--{more[0]} beside --models: saved nets bring their windows, and lines their shapes"
+        raise ConfigError(what, where="--models", hint=f"leave --{more[0]} out, or serve one net by --saved")
     place = environment(args.lanes)
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
-    for name in ("metrics", "log"):
+    for name in ("metrics", "log", "models"):
         if getattr(args, name) is not None:
             setattr(args, name, getattr(args, name).replace("{rank}", str(place.party)))
     args.listen = [address_of(args.listen, place.party, place.parties)]
@@ -116,13 +128,32 @@ def run(args: argparse.Namespace) -> None:
     def parts(program: ServiceProgram) -> ServiceParts:
         methods, figures = Methods(program.ready), figures_of(program)
 
+        titles: set[str] = set()  # models whose states are told
+
+        def told(title: str, ready: bool | None, why: str) -> None:
+            if ready is None:
+                titles.remove(title)
+            else:
+                titles.add(title)
+            if figures is not None:
+                figures.model(title, ready)
+            program.part(title, ready)
+            program.say("model", model=title, ready=ready is True, why=why)
+            state = "gone" if ready is None else "ready" if ready else "not ready"
+            more = f"{', but' if ready else ':'} {why}" if why else ""
+            sys.stderr.write(f"[{launch.name()}] {title} is {state}{more}\n")
+            sys.stderr.flush()
+
         def begin() -> Party | Lane:
             session = launch.init(**options)
             check()
+            for title in [*titles]:  # of the last session
+                told(title, None, "")
             image = [torch.empty(1, *each) for each in args.input or ()]
             private, shapes, table = _private(copy.copy(args), session.rank, image)  # a copy, as it changes the options
             how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
             how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
+            how |= {"aim": args.aim, "told": told}
             return join(private, shapes, session, table=table, group=args.group, **how)
 
         def begun() -> None:
@@ -147,7 +178,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _private(args: argparse.Namespace, rank: int, image: list[Tensor]) -> tuple[Any, Any, Tensor | None]:
-    """Return the private net that the options describe, and the shapes and the table that `join` takes."""
+    """Return the private net or the file that the options describe, and the shapes and the table that `join` takes."""
+    if args.models is not None:
+        return model_file(args.models), None, None
     if args.prompt is not None:
         if len(image) != 1 or image[0].dim() != 3:
             hint = "--input PLACESxWIDTH, such as 256x192"

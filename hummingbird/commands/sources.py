@@ -176,9 +176,12 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
 
 
-def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required: bool = True) -> None:
+def add_net_arguments(
+    parser: argparse.ArgumentParser, *settings: str, required: bool = True
+) -> argparse._MutuallyExclusiveGroup:
     """Add the options --model and --weights, and --saved in their place, which `saved_of` reads.
 
+    Returns the group of --model and --saved, of which only one may be given.
     settings: names, in the parsed arguments, of the command's other options that a saved net replaces. required:
     whether one of --model and --saved must be given.
     """
@@ -191,6 +194,7 @@ def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required:
     text = "the trained weights of --model, a state dict of torch.save (default: those of the function)"
     group.add_argument("--weights", type=Path, metavar="FILE", help=text)
     parser.set_defaults(saved_settings=("weights", *settings))
+    return source
 
 
 def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:

@@ -129,6 +129,10 @@ class ServiceProgram:
         if self.metrics is not None:
             self.metrics.ready.set(self._health.serving)
 
+    def part(self, name: str, serving: bool | None) -> None:
+        """Let the health service say whether a part of this program serves. serving: None for a part that is gone."""
+        self._health.part(name, serving)
+
     @property
     def stopping(self) -> bool:
         """Whether this program was told to end."""

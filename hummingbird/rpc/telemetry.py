@@ -2,7 +2,8 @@
 
 Health is gRPC's standard service, for load balancers and probes, without a token. The services "", "hummingbird" and
 "readyz" are SERVING while the program serves; "livez" is SERVING as long as the program answers, so that a liveness
-probe does not kill a program that waits for others. Health has its own limits: its calls take no room from the
+probe does not kill a program that waits for others. A program may name parts of it, such as the models that a party
+serves: each is SERVING while the program serves and has it. Health has its own limits: its calls take no room from the
 service's calls. Since probes have no names, connections share that room as names share a service's (admission.py): a
 connection that leaves answers unread fills only its own part.
 
@@ -53,6 +54,7 @@ class Health:
     def __init__(self) -> None:
         self.serving = False
         self.gate = Admission(_LIMITS, names=connection)
+        self._parts: dict[str, bool] = {}
         self._changed = threading.Condition()
         self._watchers = Quota("watchers", "there", _WATCHERS, _WATCHERS_EACH)
 
@@ -63,18 +65,30 @@ class Health:
             self._changed.notify_all()
             return changed
 
+    def part(self, name: str, serving: bool | None) -> None:
+        """Set whether a part of the program serves while the program does. serving: None for a part that is gone."""
+        with self._changed:
+            if serving is None:
+                self._parts.pop(name, None)
+            else:
+                self._parts[name] = serving
+            self._changed.notify_all()
+
     def handlers(self) -> dict[str, Method]:
         """Return the health service's two methods, Check and Watch, by name."""
         return {"Check": self._check, "Watch": self._watch}
 
     def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         name = _asked(request)
-        if name not in _NAMES:
+        if not self._known(name):
             raise NotFoundError("no such service", hint=f"ask for {READY}, {LIVE}, or the empty name, the whole server")
         return _status(self._word(name))
 
+    def _known(self, name: str) -> bool:
+        return name in _NAMES or name in self._parts
+
     def _word(self, name: str) -> str:
-        return "SERVING" if self.serving or name == LIVE else "NOT_SERVING"
+        return "SERVING" if name == LIVE or (self.serving and self._parts.get(name, True)) else "NOT_SERVING"
 
     def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         name = connection(context)
@@ -82,7 +96,7 @@ class Health:
         try:
             told, asked = "", _asked(request)
             while context.is_active():
-                now = self._word(asked) if asked in _NAMES else "SERVICE_UNKNOWN"
+                now = self._word(asked) if self._known(asked) else "SERVICE_UNKNOWN"
                 if now != told:
                     told = now
                     yield _status(now)

@@ -7,6 +7,7 @@ their sum.
     client, party_group, message, description
                                     a client; it imports neither CrypTen nor a party's modules
     serve, party                    a party, in one session or in one after another; the methods that clients call
+    models                          the nets of a service, and the file from which they come and go
     dispatcher, request_queue       the requests at a party
     scheduler, control              party 0's choice of batches, and the parties' messages about it
     worker                          batches on shares

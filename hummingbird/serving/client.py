@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic
@@ -24,14 +25,15 @@ from torch import Tensor
 from typing_extensions import Self
 
 from hummingbird import inputs
-from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError, NotFoundError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.rpc import spans
 from hummingbird.rpc.async_client import compute, run, running
 from hummingbird.rpc.security import Tls
 from hummingbird.serving.client_conversation import ClientConversation
-from hummingbird.serving.description import ServiceDescription
-from hummingbird.serving.groups import GroupFile, Groups, check_groups
+from hummingbird.serving.description import MOST_TITLE, ServiceDescription
+from hummingbird.serving.groups import Groups, check_groups, group_file
+from hummingbird.serving.lines_file import LinesFile
 from hummingbird.serving.message import Question
 from hummingbird.serving.party_group import Joined, PartyGroup, difference
 from hummingbird.structure import Result
@@ -45,6 +47,8 @@ class Client(Generic[Result]):
     parties: the parties' addresses, HOST:PORT or unix:PATH, in any order; or several such lists, one for each group of
         parties that serve the same net: each request goes to the one of two random groups that has less work
         (groups.py). `from_file` reads them from a file.
+    model: which of the parties' models to ask: NAME@VERSION; or NAME, for its newest version that is ready, call by
+        call; "": the only one (docs/serving.md).
     tls: certificates; required for parties on other hosts. token: the token of a client without a certificate.
     timeout: seconds for connecting, and for each request, which is repeated while parties are lost, stopping or full.
     Each request of n images takes one round trip: N - 1 seeds, one copy of the images' low bits, the keys of lookups.
@@ -68,12 +72,19 @@ class Client(Generic[Result]):
         timeout: float = 60.0,
         *,
         token: str | None = None,
+        model: str = "",
     ) -> None:
-        self._begin(_groups_of(parties), tls, token, timeout)
+        self._begin(_groups_of(parties), tls, token, timeout, model)
 
     @classmethod
     def from_file(
-        cls, path: str | os.PathLike[str], tls: Tls | None = None, timeout: float = 60.0, *, token: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        tls: Tls | None = None,
+        timeout: float = 60.0,
+        *,
+        token: str | None = None,
+        model: str = "",
     ) -> Self:
         """Return a client of all groups in a file: each line has the addresses of a group's parties.
 
@@ -82,12 +93,22 @@ class Client(Generic[Result]):
         file that cannot be read or has other lines; later such a change is a warning, and the groups stay.
         """
         client = cls.__new__(cls)
-        client._begin(GroupFile(path), tls, token, timeout)
+        client._begin(group_file(path), tls, token, timeout, model)
         return client
 
-    def _begin(self, groups: GroupFile | list[list[str]], tls: Tls | None, token: str | None, timeout: float) -> None:
+    def _begin(
+        self,
+        groups: LinesFile[list[list[str]]] | list[list[str]],
+        tls: Tls | None,
+        token: str | None,
+        timeout: float,
+        model: str,
+    ) -> None:
         claim = new_seed()
-        self._groups = Groups(groups, timeout, lambda addresses: PartyGroup(addresses, tls, token, claim))
+        if not model.isascii() or len(model) > MOST_TITLE:
+            hint = f"NAME or NAME@VERSION, of at most {MOST_TITLE} characters"
+            raise InputError(f"no name of a model: {model[:MOST_TITLE]!r}", where="Client", hint=hint)
+        self._groups = Groups(groups, timeout, lambda addresses: PartyGroup(addresses, tls, token, claim), model)
         if running() is None:  # never block an event loop: there the first request raises the same errors
             try:
                 self.service  # noqa: B018 - raises at once if the parties are not of one service
@@ -136,7 +157,24 @@ class Client(Generic[Result]):
 
     async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Result:
         """Return the net's results, as a call of this client with these arguments does; this is a coroutine."""
-        service = await self._groups.described()
+        ends, reported = time.monotonic() + self._groups.timeout, _Progress(progress)
+        while True:
+            service = await self._groups.described()
+            try:
+                return await self._ask(inputs, named, service, reported)
+            except NotFoundError:  # the version that this call has begun with has left: another one is the newest
+                self._groups.forget()
+                if service.model in ("", self._groups.model) or time.monotonic() > ends:
+                    raise
+                reported.again()
+
+    async def _ask(
+        self, inputs: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription, progress: _Progress
+    ) -> Result:
+        """Return the net's results, all from the version of the net that `service` describes.
+
+        Raises NotFoundError if the parties do not have it any more. The other arguments are those of `ask`.
+        """
         if service.places:
             what = "this service generates text, word after word"
             raise InputError(what, where="Client", hint="with client.conversation() as talk: logits = talk(words)")
@@ -157,12 +195,10 @@ class Client(Generic[Result]):
         """
         return ClientConversation(self._groups)
 
-    async def _answers(
-        self, parts: list[Question], service: ServiceDescription, progress: Callable[[int], None] | None
-    ) -> list[Tensor]:
+    async def _answers(self, parts: list[Question], service: ServiceDescription, progress: _Progress) -> list[Tensor]:
         """Send requests for `parts`, at most `_IN_FLIGHT` at a time; return a list of their results, in their order.
 
-        service: the parties' description. progress: called with the number of images of each finished request.
+        service: the parties' description. progress: gets the number of images of each finished request.
         """
         room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
 
@@ -174,8 +210,7 @@ class Client(Generic[Result]):
         try:
             for part, task in zip(parts, tasks, strict=True):
                 outputs.append(await task)
-                if progress is not None:
-                    progress(len(part))
+                progress.done(len(part))
         finally:
             for task in tasks:
                 task.cancel()
@@ -195,7 +230,26 @@ class Client(Generic[Result]):
             with spans.span("request", calls=True, group=now.group):
                 return await group.request(joint, question, left)
 
-        return await self._groups.attempts(request, len(question))
+        return await self._groups.attempts(request, len(question), service.model)
+
+
+class _Progress:
+    """Reports how many images of a call are done, each once, though a call may begin again.
+
+    report: called with numbers of newly finished images; None: nothing is reported.
+    """
+
+    def __init__(self, report: Callable[[int], None] | None) -> None:
+        self._report, self._done, self._told = report, 0, 0
+
+    def done(self, images: int) -> None:
+        self._done += images
+        if self._report is not None and self._done > self._told:
+            self._report(self._done - self._told)
+            self._told = self._done
+
+    def again(self) -> None:
+        self._done = 0
 
 
 def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: ServiceDescription) -> list[Tensor]:

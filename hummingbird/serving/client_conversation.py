@@ -209,7 +209,7 @@ class ClientConversation:
             raise PeerError(what, where=str(group), hint=_ANOTHER)
 
     async def _end(self, group: PartyGroup) -> None:
-        joint = await group.join(_LAST)
+        joint = await group.join(_LAST, self._groups.model)
         self._settle(joint.service, group)
         nothing = Question(torch.zeros(0, *joint.service.shape, dtype=torch.int64))
         messages = await group.messages(joint, step_id(self._talk, END), nothing, _LAST)

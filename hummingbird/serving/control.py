@@ -21,9 +21,9 @@ from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, HummingbirdError
 from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler
 
-_HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
-_CLAIM_WORDS = 6
-_NOTHING = [_ALIVE, 0, 0, 0, 0, 0]
+_HOLD, _GIVE_UP, _ALIVE, _END, _CHANGE = range(5)
+_CLAIM_WORDS = 7
+_NOTHING = [_ALIVE, 0, 0, 0, 0, 0, 0]
 _CLAIMS = 8  # rows of a message: claims of one moment go together, and empty rows fill the message
 _MOST_ROWS = 1 << 20
 _ID = struct.Struct("<qq")
@@ -44,20 +44,25 @@ class Teller:
         self._sending, self._closed = threading.Lock(), threading.Event()
         threading.Thread(target=self._beat, name="hummingbird-teller", daemon=True).start()
 
-    def hold(self, id: bytes, claim: Claim) -> None:
+    def hold(self, rank: int, id: bytes, claim: Claim) -> None:
         """Report to party 0 that this party holds a request.
 
-        id: of the request. claim: its number of images, its client, and the seconds to its deadline.
+        rank: this party's, which party 0 knows. id: of the request. claim: its number of images, its client, its net,
+        and the seconds to its deadline.
         """
-        self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
+        self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, claim.model, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
         """Report to party 0 that the client of a request has disconnected from this party. id: of the request."""
-        self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
+        self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0, 0])
 
     def end(self) -> None:
         """Report to party 0 that this party is to end once its waiting requests are answered."""
-        self._tell([_END, 0, 0, 0, 0, 0])
+        self._tell([_END, 0, 0, 0, 0, 0, 0])
+
+    def change(self) -> None:
+        """Report to party 0 that this party has other models than before, so that all parties compare theirs."""
+        self._tell([_CHANGE, 0, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
         """Send no further reports from this party."""
@@ -115,14 +120,16 @@ class PeerReader:
         except HummingbirdError as error:
             self._failed(error)
 
-    def _heard(self, kind: int, low: int, high: int, images: int, owner: int, left: int) -> None:
+    def _heard(self, kind: int, low: int, high: int, images: int, owner: int, model: int, left: int) -> None:
         id = _ID.pack(low, high)
         if kind == _HOLD:
-            self._order.hold(self._peer, id, Claim(images, owner, left / 1e3))
+            self._order.hold(self._peer, id, Claim(images, owner, left / 1e3, model))
         elif kind == _GIVE_UP:
             self._order.give_up(id)
         elif kind == _END:
             self._end()
+        elif kind == _CHANGE:
+            self._order.change()
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:

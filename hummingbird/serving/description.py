@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from hummingbird.version import VERSION
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
 MOST_GROUP = (1 << 31) - 1
+MOST_TITLE = 128  # bytes of a model's name and version
 MOST_PLACES = 1 << 15  # of a conversation: the number of a step has two bytes in a request
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16  # bytes
@@ -33,6 +35,8 @@ _DEEPEST = 64  # nested lists: two for each container in the results
 _MOST_TENSORS = 1 << 10  # inputs or results
 _LATEST = 1e11  # seconds since 1970
 LOAD = "hummingbird-load"  # trailing metadata of an answer: the images that wait or run at the party
+CHANGES = "hummingbird-changes"  # likewise: how often its models have changed in this session
+_VERSION = re.compile("[1-9][0-9]{0,9}")
 _HINT = "is this a party of `hummingbird serve`?"
 _NAME = records.through(records.text(128), lambda text: bytes.fromhex(text).hex(), str)
 
@@ -65,7 +69,8 @@ class ServiceDescription:
     bits: how many low bits of the inputs the net reads. result_scale: bits of fraction of the results. result_bits: how
     many low bits of the results' shares are sent. parties: number of parties. most: most images in a request. rowwise:
     whether an image's result is known not to depend on the request's other images. places: of a conversation, in a
-    service that generates text; 0: the service computes images.
+    service that generates text; 0: the service computes images. model: NAME@VERSION of the net, where a service has
+    several; "": it serves one net, without a name.
     A service that generates text has word vectors in place of images. A request has the words of one step of a
     conversation (message.py), `most` is the number of places of the prompt, and the result has the logits behind it.
     A request packs several inputs into one tensor (images, values), one row for each image; an answer packs several
@@ -89,12 +94,18 @@ class ServiceDescription:
     most: int = field(records.whole(1, 1 << 20))
     rowwise: bool = field(records.flag())
     places: int = field(records.whole(0, MOST_PLACES), default=0)
+    model: str = field(records.text(MOST_TITLE, printable=True), default="")
 
     @cached_property
     def digest(self) -> bytes:
         """A hash of all fields of this description, 16 bytes; requests contain it."""
         text = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=DIGEST_BYTES, person=b"hb-serving").digest()
+
+    @cached_property
+    def word(self) -> int:
+        """The first 8 bytes of the digest as a number, by which parties tell each other which net a request is for."""
+        return word_of(self.digest)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -140,37 +151,42 @@ class ServiceDescription:
         shaped = [x.reshape(len(out), *part.shape) for x, part in zip(parts, self.outputs, strict=True)]
         return rebuild(self.form, iter(shaped))
 
-    def answer(self, rank: int, clock: float, load: int) -> bytes:
+    def answer(self, rank: int, clock: float, load: int, changes: int = 0) -> bytes:
         """Return the text, as bytes, that party `rank` sends to a client that asks for the description.
 
-        clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
+        clock: the party's time, seconds since 1970. load: how many images wait or run at the party. changes: how often
+        its models have changed in this session.
         """
-        return json.dumps({**records.plain(_Party(rank, clock, load)), **records.plain(self)}).encode()
+        return json.dumps({**records.plain(_Party(rank, clock, load, changes)), **records.plain(self)}).encode()
 
 
 @dataclass(frozen=True)
 class _Party:
     """The part of a party's answer to a client in which parties differ: its rank, its clock and its load.
 
-    clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
+    clock: the party's time, seconds since 1970. load: how many images wait or run at the party. changes: how often its
+    models have changed in this session.
     """
 
     rank: int = field(records.whole(0, MOST_PARTIES - 1))
     clock: float = field(records.real(0, _LATEST * (1 - 2.0**-40)))
     load: int = field(records.whole(0, 1 << 40))
+    changes: int = field(records.whole(0, 1 << 40), default=0)
 
 
 @dataclass(frozen=True)
 class Described:
     """The answer of one party to a client that asks for the description: its rank, clock and load, and the service.
 
-    clock: the party's time, seconds since 1970. load: how many images wait or run at the party.
+    clock: the party's time, seconds since 1970. load: how many images wait or run at the party. changes: how often its
+    models have changed in this session.
     """
 
     rank: int
     clock: float
     load: int
     service: ServiceDescription
+    changes: int = 0
 
     @classmethod
     def read(cls, answer: bytes, where: str) -> Described:
@@ -187,11 +203,22 @@ class Described:
             what = f"the party runs hummingbird {release}, this client {VERSION}"
             raise AgreementError(what, where=where, hint="install the same release everywhere")
         own = records.of(
-            {name: values.pop(name) for name in ("rank", "clock", "load") if name in values}, _Party, **how
+            {name: values.pop(name) for name in ("rank", "clock", "load", "changes") if name in values}, _Party, **how
         )
         service = records.of(values, ServiceDescription, **how)
         _check(service, where)
-        return cls(own.rank, own.clock, own.load, service)
+        return cls(own.rank, own.clock, own.load, service, own.changes)
+
+
+def word_of(digest: bytes) -> int:
+    """Return the `ServiceDescription.word` of the description with this digest."""
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def version_of(model: str) -> tuple[str, int]:
+    """Return a model's name and its version, from NAME@VERSION; version 0 for a name alone."""
+    name, _, version = model.rpartition("@")
+    return (name, int(version)) if name and _VERSION.fullmatch(version) else (model, 0)
 
 
 def _check(service: ServiceDescription, where: str) -> None:

@@ -8,6 +8,7 @@ Unix socket (lane_server.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import threading
@@ -26,10 +27,11 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.rpc.admission import Limits as WireLimits
 from hummingbird.rpc.server import GRACE
 from hummingbird.serving.control import PeerReader, Teller
-from hummingbird.serving.description import ServiceDescription
+from hummingbird.serving.description import ServiceDescription, word_of
 from hummingbird.serving.message import Request, body_bytes, pack_answer
+from hummingbird.serving.models import Offer
 from hummingbird.serving.request_queue import QueuedRequest, QueueLimits, RequestQueue
-from hummingbird.serving.scheduler import Action, Claim, Conversations, Decision, Scheduler, error_of
+from hummingbird.serving.scheduler import Action, Claim, Conversations, Decision, Rules, Scheduler, error_of
 
 if TYPE_CHECKING:
     from hummingbird.serving.figures import Figures
@@ -88,8 +90,8 @@ class Counts:
 class LocalDispatcher:
     """The dispatcher of a party: it holds the clients' requests, for all lanes, in the process of lane 0.
 
-    service: the description of what is served. control: the parties' channel for reports on requests, beside that of
-    the session. wait: seconds for which a request waits for others to share its batch. beat: seconds between two empty
+    offer: the descriptions of what is served. control: the parties' channel for reports on requests, beside that of the
+    session. wait: seconds for which a request waits for others to share its batch. beat: seconds between two empty
     reports of this party. limits: bounds on the queued requests. grace: seconds within which waiting requests must be
     answered once the service is to end. figures: counts what happens; None: nothing is counted. restocked: called when
     `stocked` has changed, which is whether some lane has material.
@@ -97,7 +99,7 @@ class LocalDispatcher:
 
     def __init__(
         self,
-        service: ServiceDescription,
+        offer: Offer,
         session: Session,
         control: Channel,
         *,
@@ -108,7 +110,7 @@ class LocalDispatcher:
         figures: Figures | None = None,
         restocked: Callable[[], object] = lambda: None,
     ) -> None:
-        self.service, self.rank = service, session.rank
+        self.offer, self.rank = offer, session.rank
         self._name, self._lanes = session.channel.name, session.lanes
         self._control, self._grace, self._figures = control, grace, figures
         self._ending: float | None = None  # the time at which `end` was called
@@ -120,16 +122,16 @@ class LocalDispatcher:
         store = "kept" if isinstance(session.dealer, SetStore) else store
         self.stocked, self._empty, self._restocked = True, math.inf, restocked
         self._patience = patience = _PATIENCE if store == "kept" else 0.0
-        alone, sending = not service.rowwise, partial(seconds_to_send, service)
         limits, talks = QueueLimits() if limits is None else limits, None
-        if service.places:
+        if text := [service for service in offer.services if service.places]:
             most, each, idle = limits.conversations, limits.conversations_each, limits.idle
-            talks = Conversations(1 + service.places - service.most, most, each, idle)
-        self._order = Scheduler(session.parties, service.most, wait, alone, session.lanes, patience, sending, talks)
+            talks = Conversations(1 + text[0].places - text[0].most, most, each, idle)
+        self._order = Scheduler(session.parties, self._rules, wait, session.lanes, patience, talks)
         self.queue = RequestQueue(limits, self._arrived)
         if figures is not None:
             figures.lives.inc()
             figures.watch(lambda: self.queue.waiting, lambda: sum(self.slots), store)
+        self._retiring = threading.Lock()  # held while party 0 takes a request, or refuses further ones for a model
         self._teller: Teller | None = None
         if self.rank:
             self._teller = Teller(control, beat, self._lost)
@@ -139,15 +141,36 @@ class LocalDispatcher:
 
     # gRPC's threads ---------------------------------------------------------------------------------------------------
 
+    def _rules(self, model: int) -> Rules:
+        service = self.offer.known(model)
+        if service is None:  # another party's request for a net that this party does not serve: it never runs
+            return Rules(1, True, lambda images: _LONGEST)
+        return Rules(service.most, not service.rowwise, partial(seconds_to_send, service))
+
     def _arrived(self, id: bytes, entry: QueuedRequest) -> None:
         assert entry.request is not None
         owner = hashlib.blake2b(entry.owner.encode(), digest_size=8).digest()
         left = entry.ends - time.monotonic()
-        claim = Claim(entry.request.images, int.from_bytes(owner, "little", signed=True), left)
+        digest = entry.request.digest
+        claim = Claim(entry.request.images, int.from_bytes(owner, "little", signed=True), left, word_of(digest))
+        with self._retiring if self._teller is None else contextlib.nullcontext():
+            if self.offer.serves(digest):
+                (self._order if self._teller is None else self._teller).hold(self.rank, id, claim)
+                return
+        what = "the net that this request is for has just left this service"
+        hint = "ask for the description again, then with fresh shares"
+        self.queue.finish(id, UnavailableError(what, where="request", hint=hint))
+
+    def change(self) -> None:
+        """Let all parties compare their lists of models: this one's has changed."""
+        (self._order if self._teller is None else self._teller).change()
+
+    def retire(self, service: ServiceDescription) -> None:
+        """Refuse new requests for a model; party 0 has all parties forget it when no request for it waits any more."""
+        with self._retiring:
+            self.offer.retire(service)
         if self._teller is None:
-            self._order.hold(self.rank, id, claim)
-        else:
-            self._teller.hold(id, claim)
+            self._order.retire(service.word, service.digest)
 
     def left(self, id: bytes, entry: QueuedRequest) -> None:
         """Note that one of the calls by which a client waits for a request has ended.
@@ -237,8 +260,10 @@ class LocalDispatcher:
             self._last.add(lane)
         requests = []
         for id, action, detail in decisions:
+            if action in (Action.CHANGE, Action.UNLOAD):
+                continue
             if action == Action.END:
-                self.queue.finish(id, pack_answer(torch.zeros(0, dtype=torch.int64), self.service.result_bits))
+                self.queue.finish(id, pack_answer(torch.zeros(0, dtype=torch.int64), 1))
             elif action != Action.RUN:
                 self.queue.finish(id, error_of(action, detail))
             elif (request := self.queue.take(id)) is None:

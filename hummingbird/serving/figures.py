@@ -10,6 +10,7 @@ hummingbird_serving_waiting_requests                  requests without an outcom
 hummingbird_serving_slices_left{store}                slices of material in the stores of all lanes; store: "dealt", or
                                                       "kept" by a keeper
 hummingbird_serving_lives_total                       sessions of this process
+hummingbird_serving_model_ready{model}                1 for a model that is served, 0 for one that is only listed
 """
 
 from __future__ import annotations
@@ -50,7 +51,16 @@ class Figures:
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
         name, text = "hummingbird_serving_slices_left", "Material in the stores of all lanes."
         self._slices = Gauge(name, text, ["store"], registry=registry)
+        name, text = "hummingbird_serving_model_ready", "Models of the file: 1 if served, 0 if only listed."
+        self._models = Gauge(name, text, ["model"], registry=registry)
         self.forget()
+
+    def model(self, title: str, ready: bool | None) -> None:
+        """Show whether a model is served. title: NAME@VERSION. ready: None for one that is gone."""
+        if ready is None:
+            self._models.remove(title)
+        else:
+            self._models.labels(title).set(ready)
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
         """Set the functions that are called, from now on, whenever Prometheus asks for these numbers.

@@ -20,10 +20,8 @@ import os
 import secrets
 import threading
 import time
-import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from hummingbird.errors import (
@@ -31,12 +29,14 @@ from hummingbird.errors import (
     ConfigError,
     HummingbirdError,
     InputError,
+    NotFoundError,
     OverloadError,
     PeerError,
     UnavailableError,
 )
 from hummingbird.rpc.client import Retry
-from hummingbird.serving.description import MOST_PARTIES, ServiceDescription
+from hummingbird.serving.description import MOST_PARTIES, ServiceDescription, version_of
+from hummingbird.serving.lines_file import LinesFile
 from hummingbird.serving.party_group import Joined, PartyGroup
 
 _T = TypeVar("_T")
@@ -46,60 +46,19 @@ FRESH = 1.0  # seconds for which a group's report of its work holds
 _WATCH = 5.0  # seconds that a request waits until its group must show that it is alive
 _SOON = 0.1  # seconds for which a client waits for the second of two reports, at least
 _LONGEST = 10.0  # seconds of a group's rest: by then it may have room, though it expected none
-_LOOK = 1.0  # seconds between two looks at a file
-_MOST_BYTES = 1 << 20  # of a file
 _RANDOM = secrets.SystemRandom()
 
 
-class GroupFile:
-    """A file of groups: each line has the addresses of a group's parties, with spaces between; a `#` begins a comment.
+def group_file(path: str | os.PathLike[str]) -> LinesFile[list[list[str]]]:
+    """Return the file of groups at this path: each line has the addresses of a group's parties."""
+    return LinesFile(path, _groups_in, "the groups known before stay in use")
 
-    path: of the file.
-    """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path, self._looked = Path(path), 0.0
-        self._seen: tuple[int, ...] = ()  # what tells the file read last from others
-
-    def read(self) -> list[list[str]]:
-        """Return the addresses of all groups. Raises InputError for a file that cannot be read or has other lines."""
-        where, self._looked = str(self._path), time.monotonic()
-        try:
-            found = os.stat(self._path)
-            self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if found.st_size > _MOST_BYTES:
-                raise InputError(f"{found.st_size:,} bytes", where=where, hint="a line of addresses for each group")
-            text = self._path.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot be read: {error}", where=where, hint="a text file of addresses") from None
-        lines = [line.partition("#")[0].split() for line in text.splitlines()]
-        groups = [line for line in lines if line]
-        if not groups:
-            raise InputError("no groups", where=where, hint="a line of addresses for each group: a:9100 b:9100")
-        check_groups(groups, where)
-        return groups
-
-    def changed(self) -> list[list[str]] | None:
-        """Return the addresses of all groups if the file has changed; None if not, or if a second has not passed yet.
-
-        A file that cannot be read now, or has other lines, is a warning, once for each change.
-        """
-        if time.monotonic() < self._looked + _LOOK:
-            return None
-        self._looked = time.monotonic()
-        try:
-            found = os.stat(self._path)
-            seen: tuple[int, ...] = (found.st_ino, found.st_size, found.st_mtime_ns)
-        except OSError:
-            seen = ()
-        if seen == self._seen:
-            return None
-        self._seen = seen
-        try:
-            return self.read()
-        except (InputError, ConfigError) as error:
-            warnings.warn(f"{error}\nthe groups known before stay in use", RuntimeWarning, stacklevel=2)
-            return None
+def _groups_in(lines: list[list[str]], where: str) -> list[list[str]]:
+    if not lines:
+        raise InputError("no groups", where=where, hint="a line of addresses for each group: a:9100 b:9100")
+    check_groups(lines, where)
+    return lines
 
 
 def check_groups(groups: Sequence[Sequence[str]], where: str) -> None:
@@ -123,17 +82,23 @@ class Groups:
     """The groups of a client: chooses one for each request. Any thread may call any method.
 
     groups: the addresses of each group, or the file that has them. timeout: seconds for each request, and for the
-    attempts to repeat it. made: makes a `PartyGroup` of addresses.
+    attempts to repeat it. made: makes a `PartyGroup` of addresses. model: NAME@VERSION, or NAME for its newest version;
+    "": the only one.
     """
 
     def __init__(
-        self, groups: GroupFile | list[list[str]], timeout: float, made: Callable[[list[str]], PartyGroup]
+        self,
+        groups: LinesFile[list[list[str]]] | list[list[str]],
+        timeout: float,
+        made: Callable[[list[str]], PartyGroup],
+        model: str = "",
     ) -> None:
-        self.timeout = timeout
-        self._net: str | None = None  # fingerprint of the net served first, which all groups must serve
-        self._file, self._made = groups if isinstance(groups, GroupFile) else None, made
+        self.timeout, self.model = timeout, model
+        self._name: str | None = None  # of the model served first, which all groups must serve
+        self._nets: dict[str, str] = {}  # the fingerprint of each version, which is the same in all groups
+        self._file, self._made = groups if isinstance(groups, LinesFile) else None, made
         self._lock = threading.Lock()
-        self._all = [made(addresses) for addresses in (groups.read() if isinstance(groups, GroupFile) else groups)]
+        self._all = [made(addresses) for addresses in (groups.read() if isinstance(groups, LinesFile) else groups)]
         self._gone: list[PartyGroup] = []  # no longer in the file, with requests under way
         self._past = [0, 0]  # bytes sent to, and received from, groups that are closed
         self._asking: set[asyncio.Future[bool]] = set()  # reports under way; asyncio itself holds them weakly
@@ -169,30 +134,45 @@ class Groups:
 
         return await self.attempts(service, 0)
 
-    async def attempts(self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]], images: int) -> _T:
+    async def attempts(
+        self, attempt: Callable[[PartyGroup, Joined, float], Awaitable[_T]], images: int, model: str | None = None
+    ) -> _T:
         """Call `attempt` for one group of parties after another until it succeeds; return its result.
 
         attempt: a coroutine function of a group, of the `Joined` service of this group, and of the seconds left. While
         no group serves and has room, attempts go on until the timeout; then the last error is raised. images: how many
-        the attempt sends.
+        the attempt sends. model: the one that a call has begun with; None: this client's.
+        Raises NotFoundError if no group has the model; or if one lacks the model that a call has begun with, and
+        another fails: a client of the newest version then begins the call again.
         """
-        retry = Retry(self.timeout, PAUSES)
+        retry, lacking = Retry(self.timeout, PAUSES), dict[PartyGroup, NotFoundError]()
         while True:
-            group = await self.enter(images)
+            group = await self.enter(images, lacking)
             try:
-                joint = await self.join(group, retry.left)
+                joint = await self.join(group, retry.left, model)
                 return await self.watched(group, attempt(group, joint, retry.left))
+            except NotFoundError as error:
+                lacking[group], pause = error, 0.0
+                if lacking.keys() >= set(self._all):
+                    raise
             except PeerError as error:
                 pause = self.failed(group, error, retry)
+                if lacking and model not in (None, self.model):
+                    raise next(iter(lacking.values())) from error
             finally:
                 self.leave(group, images)
             await asyncio.sleep(pause)
 
-    async def enter(self, images: int) -> PartyGroup:
-        """Choose a group for a request, and return it. images: how many it has; they are the group's until `leave`."""
+    async def enter(self, images: int, without: Collection[PartyGroup] = ()) -> PartyGroup:
+        """Choose a group for a request, and return it.
+
+        images: how many it has; they are the group's until `leave`. without: groups that are chosen only if there are
+        no others.
+        """
         while True:
             self._reread()
-            began, known = time.monotonic(), self._all
+            began = time.monotonic()
+            known = [group for group in self._all if group not in without] or self._all
             awake = [group for group in known if group.rests <= began]
             two = _RANDOM.sample(awake, 2) if len(awake) > 1 else awake or [min(known, key=lambda group: group.rests)]
 
@@ -215,22 +195,28 @@ class Groups:
             group.users -= 1
             self._close_unused()
 
-    async def join(self, group: PartyGroup, left: float) -> Joined:
+    async def join(self, group: PartyGroup, left: float, model: str | None = None) -> Joined:
         """Connect to the parties of a group within `left` seconds; return their `Joined` service.
 
-        If there are other groups, a PeerError is raised as an UnavailableError (an OverloadError as it is), so that
-        they are tried next. Raises AgreementError if this group serves another net than the first one that answered.
+        model: the one that is asked for; None: this client's. If there are other groups, a PeerError is raised as an
+        UnavailableError (OverloadError and NotFoundError as they are), so that they are tried next. Raises
+        AgreementError if this group serves another net than the groups that answered before.
         """
         several = len(self._all) > 1
         try:
-            joint = await group.join(min(left, GLANCE) if several else left)
+            joint = await group.join(min(left, GLANCE) if several else left, self.model if model is None else model)
         except PeerError as error:
-            if not several or isinstance(error, (UnavailableError, OverloadError)):
+            if not several or isinstance(error, (UnavailableError, OverloadError, NotFoundError)):
                 raise
             raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
-        self._net = self._net or joint.service.net
-        if several and self._net != joint.service.net:
+        found, name = joint.service, version_of(joint.service.model)[0]
+        self._name = name if self._name is None else self._name
+        if several and self._name != name:
+            what = f"the parties at {group} serve {name or 'a net without a name'}, and others {self._name or 'one'}"
+            raise AgreementError(what, where="Client", hint="name groups that serve the same models, or name a model")
+        if self._nets.setdefault(found.model, found.net) != found.net and several:
             what = f"the parties at {group} serve another net than the parties that this client asked before"
+            what += f", under the same name, {found.model}" if found.model else ""
             raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
         return joint
 
@@ -263,8 +249,8 @@ class Groups:
         task = asyncio.ensure_future(attempt)
         try:
             while not (await asyncio.wait([task], timeout=_WATCH))[0]:
-                with contextlib.suppress(AgreementError):  # parties that say so are alive
-                    await group.join(GLANCE, FRESH)
+                with contextlib.suppress(AgreementError, NotFoundError):  # parties that say so are alive
+                    await group.join(GLANCE, self.model, FRESH)
         except PeerError as error:
             what = f"silent while a request waits: {error.what}"
             raise UnavailableError(what, where=str(group), hint=error.hint) from None
@@ -289,7 +275,7 @@ class Groups:
     async def _report(self, group: PartyGroup) -> bool:
         """Ask a group for its work, `GLANCE` seconds at most; return whether it has answered."""
         try:
-            await group.join(GLANCE, FRESH)
+            await group.join(GLANCE, self.model, FRESH)
         except HummingbirdError as error:  # other errors than lost parties are raised where the group is chosen
             if isinstance(error, PeerError):
                 self._rest(group, PAUSES[1])

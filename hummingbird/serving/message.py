@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from hummingbird.kernels import open_words, pack_words, unpack_words
 from hummingbird.kernels.lookups import check
 from hummingbird.pir import dpf
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
-from hummingbird.serving.description import ServiceDescription
+from hummingbird.serving.description import DIGEST_BYTES, ServiceDescription
 
 ID_BYTES = 16
 MAX_BYTES = 32 << 20  # of a request's message, and of an answer's
@@ -44,6 +44,7 @@ _MAGIC, _VERSION = b"hs", 1
 _SEED, _WORDS = 0, 1
 _REQUEST = struct.Struct("<2sBB16s16s16sqI")
 _ANSWER = struct.Struct("<2sBBI")
+_DIGEST = slice(4, 4 + DIGEST_BYTES)  # of a request
 assert (_REQUEST.size, _ANSWER.size) == (REQUEST_HEADER_BYTES, ANSWER_HEADER_BYTES)
 _STEP = struct.Struct("<12sHH")
 END, ATTEMPTS = (1 << 16) - 1, 1 << 16  # the step that ends a conversation; how many attempts a step may have
@@ -78,6 +79,7 @@ class Request:
     id: 16 random bytes, equal at all parties. claim: 16 random bytes of the client, by which a party distinguishes
     clients without certificates or tokens. deadline: milliseconds since 1970 on the receiving party's clock. images:
     how many there are. body: this party's share of the inputs, as a seed or as packed words, and then keys of lookups.
+    digest: of the description that a message names; empty at the client, which names one in `to_bytes`.
     """
 
     id: bytes
@@ -85,6 +87,7 @@ class Request:
     deadline: int
     images: int
     body: bytes
+    digest: bytes = field(default=b"", compare=False)
 
     def to_bytes(self, service: ServiceDescription, rank: int) -> bytes:
         """Return the message by which a client sends this request to party `rank`.
@@ -126,7 +129,7 @@ class Request:
         if len(body) != expected:
             what = f"the share of {images} images has {len(body)} bytes, expected {expected}"
             raise InputError(what, where="request", hint=f"{service.bits} bits for each of {service.values} values")
-        request = cls(id, claim, deadline, images, body)
+        request = cls(id, claim, deadline, images, body, digest)
         if service.lookups:
             request._check_keys(service, rank)
         return request
@@ -156,6 +159,11 @@ class Request:
         except InputError:  # its text would reveal more than needed
             what = f"a key is not for party {rank} and {rows:,} rows, or damaged"
             raise InputError(what, where="request", hint=_HINT) from None
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest of the description that a request's message names; any bytes if it is no request."""
+    return data[_DIGEST]
 
 
 def _check_step(service: ServiceDescription, step: int, words: int) -> None:

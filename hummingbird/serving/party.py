@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from torch import Tensor
 
-from hummingbird.errors import HummingbirdError, PeerError, UnavailableError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError, UnavailableError
 from hummingbird.mpc.plan.decoder import PrivateDecoder
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.session.rendezvous import beside
@@ -28,10 +28,12 @@ from hummingbird.rpc.admission import caller_name, note
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.server import GRACE, ServiceProgram
 from hummingbird.rpc.service import Brief, Method
-from hummingbird.serving.description import LOAD
+from hummingbird.serving.description import CHANGES, LOAD, MOST_TITLE
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher, unavailable
 from hummingbird.serving.lane_server import Invitation, LaneServer, RemoteDispatcher
-from hummingbird.serving.message import Request, clock
+from hummingbird.serving.lines_file import LinesFile
+from hummingbird.serving.message import Request, clock, digest_of
+from hummingbird.serving.models import Listed, Models, ServedModel
 from hummingbird.serving.plan import ServedTable, describe
 from hummingbird.serving.request_queue import QueueLimits
 from hummingbird.serving.worker import Worker
@@ -53,11 +55,12 @@ def figures_of(program: ServiceProgram) -> Figures | None:
 
 
 def join(
-    private: PrivateNet | PrivateDecoder,
+    net: PrivateNet | PrivateDecoder | LinesFile[dict[str, Listed]],
     shape: Sequence[int] | Sequence[Sequence[int]] | None,
     session: Session,
     *,
     table: Tensor | None = None,
+    aim: str | None = None,
     group: int = 0,
     most: int = MAX_BATCH,
     wait: float = MAX_WAIT,
@@ -66,28 +69,40 @@ def join(
     grace: float = GRACE,
     figures: Figures | None = None,
     restocked: Callable[[], object] = lambda: None,
+    told: Callable[[str, bool | None, str], object] = lambda title, ready, why: None,
 ) -> Party | Lane:
     """Join a service with this process, which is one lane of a party; return a `Party` at lane 0, else a `Lane`.
 
-    Takes a few rounds. private: a net that is set up in the session, or a decoder, for a service that generates text.
-    shape: shape of one image; for a net with several inputs, one for each; None for a decoder. table: rows (rows, dim)
-    for lookups, for a net of rows and weights (hummingbird/lookup.py). group: its number. most: most images of a batch,
+    Takes a few rounds. net: one that is set up in the session; a decoder, for a service that generates text; or a file
+    of models (models.py). shape: shape of one image; for a net with several inputs, one for each; None for a decoder or
+    a file. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py). aim: of the
+    conversion of a file's models; None: the session's. group: its number. most: most images of a batch,
     and of a request. wait: seconds for which a request may wait for others to share its batch. tls: certificates for
     the parties' channel of reports on requests, as in `init`. limits: bounds on the queued requests and on
     conversations. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
     None: nothing is counted. restocked: called when it has changed whether some lane has material.
-    Raises errors of `plan.describe`, AgreementError if parties or lanes differ in these options, and PeerError.
+    told: called when a model of a file becomes ready, or is not, as `Models` calls it.
+    Raises errors of `plan.describe` and of `Models.begin`, AgreementError if parties or lanes differ in these options,
+    ConfigError for a file of models with a store or several lanes, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
-    if session.lane:
+
+    def one(private: PrivateNet | PrivateDecoder, name: str) -> ServedModel:
+        return ServedModel(private, describe(private, shape, most, session, name, rows, group), rows)
+
+    if session.lane and not isinstance(net, LinesFile):
         invitation = Invitation.wait(session)
-        service = describe(private, shape, most, session, invitation.name, rows, group)
-        worker = Worker(private, service, session, rows)
-        return Lane(worker, RemoteDispatcher(invitation, service, session, worker.slots))
+        model = one(net, invitation.name)
+        worker = Worker(Models(session, invitation.name, fixed=model), session)
+        return Lane(worker, RemoteDispatcher(invitation, model.service, session, worker.slots))
     own, channel = new_seed().hex(), session.channel
     name = ({session.rank: own} | channel.exchange_text(own))[0]
-    service = describe(private, shape, most, session, name, rows, group)
-    worker = Worker(private, service, session, rows)
+    if isinstance(net, LinesFile):
+        _check_for_models(session)
+        models = Models(session, name, net, aim=aim, most=most, group=group, told=told)
+    else:
+        models = Models(session, name, fixed=one(net, name))
+    worker = Worker(models, session)
     control = beside(session, tls)
     how: dict[str, Any] = {
         "beat": worker.beat,
@@ -96,13 +111,25 @@ def join(
         "figures": figures,
         "restocked": restocked,
     }
-    dispatcher = LocalDispatcher(service, session, control, wait=wait, **how)
+    dispatcher = LocalDispatcher(models.offer, session, control, wait=wait, **how)
     dispatcher.slots[0] = worker.slots
+    models.watch(dispatcher.change, dispatcher.retire)
     try:
-        return Party(worker, dispatcher, LaneServer(dispatcher, service, session))
+        return Party(worker, dispatcher, LaneServer(dispatcher, models.offer.services[0], session))
     except HummingbirdError as error:
+        models.close()
         dispatcher.close(unavailable(error))
         raise
+
+
+def _check_for_models(session: Session) -> None:
+    """Raise ConfigError unless several models can share a session: one lane, and material of a dealer or of a pair."""
+    if session.dealer.slice_shape is not None:
+        what = "a store holds material for one net, and a file of models has several"
+        raise ConfigError(what, where="--store", hint="use a dealer, or --dealer pair")
+    if session.lanes > 1:
+        what = f"{session.lanes} lanes serve one net, and a file of models has several"
+        raise ConfigError(what, where="--lanes", hint="start a group of parties for each GPU, with --group")
 
 
 class Party:
@@ -113,7 +140,7 @@ class Party:
 
     def __init__(self, worker: Worker, dispatcher: LocalDispatcher, lane_server: LaneServer) -> None:
         self._worker, self._dispatcher, self._lane_server = worker, dispatcher, lane_server
-        self.service, self.rank = dispatcher.service, dispatcher.rank
+        self.rank = dispatcher.rank
 
     @property
     def counts(self) -> Counts:
@@ -136,7 +163,8 @@ class Party:
         message: this party's part of the request. context: gRPC's, of the call. Raises InputError for a malformed
         request, errors of `RequestQueue.put`, and those with which party 0 drops a request.
         """
-        request, began = Request.read(message, self.service, self.rank), time.monotonic()
+        service, began = self._dispatcher.offer.named(digest_of(message)), time.monotonic()
+        request = Request.read(message, service, self.rank)
         note(context, request=request.id.hex())
         entry = self._dispatcher.queue.put(caller_name(context) or request.claim.hex(), message, request)
         if not context.add_callback(lambda: self._dispatcher.left(request.id, entry)):  # the call has ended meanwhile
@@ -145,7 +173,7 @@ class Party:
         while not entry.done.wait(_LOOK):
             if not context.is_active():
                 return b""
-        context.set_trailing_metadata(((LOAD, str(self.load)),))
+        context.set_trailing_metadata(((LOAD, str(self.load)), (CHANGES, str(self._dispatcher.offer.changes))))
         if entry.arrived >= began:  # not for a repeat
             taken = entry.finished if entry.taken is None else entry.taken
             spans.of(context).part("queue", entry.arrived, taken)
@@ -156,6 +184,18 @@ class Party:
             return entry.outcome
         assert entry.outcome is not None
         raise entry.outcome.with_traceback(None)
+
+    def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        """Answer a call of the method Describe: return the description of the net that a client asks for.
+
+        message: NAME@VERSION or NAME of a model; empty for the only one. context: gRPC's, of the call. Raises errors of
+        `Offer.choose`, InputError for a text that is no name.
+        """
+        if len(message) > MOST_TITLE or not message.isascii():
+            raise InputError("this is no name of a model", where="model", hint="NAME, or NAME@VERSION")
+        offer = self._dispatcher.offer
+        changes = offer.changes  # before the choice: a client that misses a change asks again
+        return offer.choose(message.decode()).answer(self.rank, clock(), self.load, changes)
 
     def end(self) -> None:
         """Begin to end the service, at all parties: refuse new requests, and let the lanes compute those that wait.
@@ -264,7 +304,7 @@ class Methods:
 
     def handlers(self) -> dict[str, Method | Brief]:
         """Return the methods Describe and Ask, by name, as `rpc.server.ServiceProgram.serve` takes them."""
-        return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
+        return {"Describe": Brief(self._by(Party.describe)), "Ask": self._by(Party.ask)}
 
     def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def call(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -274,7 +314,3 @@ class Methods:
             return method(party, message, context)
 
         return call
-
-
-def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
-    return party.service.answer(party.rank, clock(), party.load)

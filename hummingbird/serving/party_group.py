@@ -25,10 +25,10 @@ from hummingbird.prg import new_seed
 from hummingbird.rpc.async_client import AsyncClient, compute, running
 from hummingbird.rpc.security import Tls
 from hummingbird.rpc.status import explain
-from hummingbird.serving.description import LOAD, Described, ServiceDescription
+from hummingbird.serving.description import CHANGES, LOAD, Described, ServiceDescription
 from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 
-_DIGITS = 12  # of the images that a party reports
+_DIGITS = 12  # of a number that a party reports
 _LAST = 2.0  # seconds for another thread's loop to disconnect
 _MARGIN = 10.0  # seconds beyond a request's deadline, for the parties to report its outcome
 
@@ -79,7 +79,8 @@ class PartyGroup:
         self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
         self._lock = threading.Lock()
         self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
-        self._joined: Joined | None = None
+        self._joined: dict[str, Joined] = {}  # by the model that was asked for
+        self._changes = 0  # how often the parties' models had changed when they were asked last
         self._met = False  # whether these addresses have been those of one service
         self._closed = False
         self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
@@ -107,13 +108,15 @@ class PartyGroup:
         """How many images this client has under way here, and the parties have reported."""
         return self.images + self._load
 
-    async def join(self, timeout: float, fresh: float = math.inf) -> Joined:
+    async def join(self, timeout: float, model: str, fresh: float = math.inf) -> Joined:
         """Connect to these parties, unless it is done already, and return what they serve (`Joined`).
 
-        timeout: seconds. fresh: seconds for which the last report of the parties' work holds; after that they are asked
-        anew. Raises PeerError, AgreementError for parties of different services, InputError after `close`.
+        timeout: seconds. model: NAME@VERSION, or NAME for its newest version; "": their only one. fresh: seconds for
+        which the last report of the parties' work holds; after that they are asked anew.
+        Raises PeerError (NotFoundError for a model that they do not have), AgreementError for parties of different
+        services, InputError after `close`.
         """
-        here, known = self._here(), self._joined
+        here, known = self._here(), self._joined.get(model)
         if here.joined and known is not None and time.monotonic() <= self.reported + fresh:
             return known
         deadline = time.monotonic() + timeout
@@ -125,14 +128,15 @@ class PartyGroup:
                 except aio.UsageError:
                     raise _over() from None
                 here.joined = True
-            known = self._joined
+            known = self._joined.get(model)
             if known is None or time.monotonic() > self.reported + fresh:
-                known = self._joined = await self._describe(here, max(1.0, deadline - time.monotonic()))
+                known = await self._describe(here, model, max(1.0, deadline - time.monotonic()))
+                self._joined[model] = known
             return known
 
     def forget(self) -> None:
         """Let the next request ask for the description again: these parties may serve another net by now."""
-        self._joined = None
+        self._joined = {}
 
     async def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
         """Send the images of `question` to all parties in one request; return the net's result, float32 (images, ...).
@@ -186,13 +190,16 @@ class PartyGroup:
                 self._lines[loop] = _Lines(made)
             return self._lines[loop]
 
-    async def _describe(self, here: _Lines, timeout: float) -> Joined:
+    async def _describe(self, here: _Lines, model: str, timeout: float) -> Joined:
         """Ask all parties for their description of the service; return it with their order and clocks (`Joined`).
 
-        here: the connections. timeout: seconds. Raises AgreementError unless all descriptions are equal.
+        here: the connections. model: the one that is asked for. timeout: seconds. Raises AgreementError unless all
+        descriptions are equal.
         """
         began = clock()
-        asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
+        asked = [
+            _Asked(address, line, model.encode()) for address, line in zip(self.addresses, here.lines, strict=True)
+        ]
         answers = await self._call("Describe", asked, timeout)
         found = [Described.read(answer, address) for answer, address in zip(answers, self.addresses, strict=True)]
         service, ranks = found[0].service, [described.rank for described in found]
@@ -200,6 +207,8 @@ class PartyGroup:
             if described.service != service:
                 if self._met and replace(described.service, session=service.session) == service:
                     raise UnavailableError("the parties are about to meet again", where=str(self), hint="try again")
+                if described.service.session == service.session and described.service.model != service.model:
+                    raise UnavailableError("the parties change their models", where=str(self), hint="try again")
                 differ = difference(service, described.service)
                 what = f"{self.addresses[0]} and {address} belong to different services: {differ}"
                 raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
@@ -207,6 +216,7 @@ class PartyGroup:
             what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
             raise AgreementError(what, where="Client", hint="name every party once")
         self._met = True
+        self._changes = min(described.changes for described in found)
         self._report(max(described.load for described in found))
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         return Joined(service, order, [found[place].clock - began for place in order])
@@ -218,6 +228,7 @@ class PartyGroup:
         """
         calls: list[aio.UnaryUnaryCall] = []
         loads: list[int] = []  # that the parties report with their answers
+        changes = 0  # likewise: how often their models have changed
         over: asyncio.Queue[int | None] = asyncio.Queue()  # indices of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
         try:
@@ -230,8 +241,9 @@ class PartyGroup:
                     raise PeerError("no answer in time", where=str(self))
                 try:
                     await calls[ended]
-                    told = str(dict(await calls[ended].trailing_metadata() or ()).get(LOAD, ""))
-                    loads += [int(told)] if told.isdecimal() and len(told) <= _DIGITS else []
+                    told = dict(await calls[ended].trailing_metadata() or ())
+                    loads += _number(told.get(LOAD))
+                    changes = max([changes, *_number(told.get(CHANGES))])
                 except grpc.RpcError as error:
                     raise explain(error, asked[ended].address) from None
                 except asyncio.CancelledError:  # the call's own, which has ended
@@ -240,6 +252,8 @@ class PartyGroup:
                     raise _over() from None
             if loads:
                 self._report(max(loads))
+            if changes > self._changes:  # another version may be the newest now
+                self.forget()
             return [await call for call in calls]
         except aio.UsageError:  # another thread has closed the channels
             raise _over() from None
@@ -251,6 +265,12 @@ class PartyGroup:
 
 def _over() -> InputError:
     return InputError("this client is closed", where="Client", hint="ask within its `with`, or make another")
+
+
+def _number(told: object) -> list[int]:
+    """Return the number that a party has told in the metadata of an answer, in a list; an empty list without one."""
+    text = str(told)
+    return [int(text)] if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else []
 
 
 def _put(over: asyncio.Queue[int | None], place: int, call: object) -> None:

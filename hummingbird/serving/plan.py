@@ -93,12 +93,15 @@ def describe(
     name: str,
     rows: ServedTable | None = None,
     group: int = 0,
+    model: str = "",
+    saved: str = "",
 ) -> ServiceDescription:
     """Return the description by which clients know a service that answers with the net `private`.
 
     shape: of one image; for a net with several inputs, one for each; None for a decoder. most: most images of a batch,
     without effect for a decoder. name: the session's name, hexadecimal. rows: the table of a net that begins with
     lookups, whose inputs are rows and weights. group: the number of this group of parties, where several serve the net.
+    model, saved: where a service has several models: NAME@VERSION, and the digest of the saved net (`saving`).
     The most images of a request are `most`, or fewer if these or their results would exceed a message of
     `message.MAX_BYTES`.
     Raises InputError for a shape that the net cannot take, ConfigError for a net that cannot be served.
@@ -124,9 +127,8 @@ def describe(
     def batch(images: int) -> tuple[int, ...]:
         return private.input_shape(*((images, *part.shape) for part in inputs))
 
-    facts = private.facts | ({} if rows is None else {"table": rows.digest})
-
-    private.costs(batch(most), session.parties)
+    facts = private.facts | ({} if rows is None else {"table": rows.digest}) | ({"saved": saved} if saved else {})
+    private.breadth(batch(most), session.parties)  # raises if the net cannot take this shape
     form, outputs = private.results(batch(1))
     for (_, one), (_, several) in zip(outputs, private.results(batch(most))[1], strict=True):
         if one[:1] != (1,) or several[:1] != (most,) or one[1:] != several[1:]:
@@ -156,6 +158,7 @@ def describe(
         parties=session.parties,
         most=most,
         rowwise=rowwise,
+        model=model,
     )
     up, down = _fitting(service)
     if not min(up, down):

@@ -11,6 +11,10 @@ In a service that generates text each request is a step of a conversation, and a
 it is the next one of its conversation, so that no step runs twice, and on the lane that has run the steps before it
 (`Conversations`). Conversations that are idle for long are ended.
 
+Where a service has several models, the requests of a batch are all for one of them. Party 0 also says at which point
+between two batches all parties compare their lists of models, and when one of them may be forgotten: it has left the
+lists, and no request for it waits any more (models.py).
+
 A drop and another party's claim of the same request may cross on the network. A dropped request therefore stays
 dropped: a later claim gets the same decision again, and never completes a request that some party has already refused.
 The last 2^18 drops are remembered, many more than there can be while a claim is on its way.
@@ -28,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hummingbird.errors import AccessError, HummingbirdError, NotFoundError, OverloadError, PeerError
-from hummingbird.serving.message import END, step_id, step_of
+from hummingbird.serving.message import END, ID_BYTES, step_id, step_of
 
 _KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
 _MOST_KEPT = 1 << 18  # drops
@@ -49,6 +53,8 @@ class Action(enum.IntEnum):
     ORDER = 8  # another step of its conversation is the next: step `detail`
     STRANGER = 9  # of another client's conversation
     CROWDED = 10  # too many conversations, in all or of this client; detail: how many it may have
+    CHANGE = 11  # of no request: all parties compare their lists of models
+    UNLOAD = 12  # of no request: the model whose description has the digest `id` is forgotten
 
 
 class Decision(NamedTuple):
@@ -66,12 +72,27 @@ class Decision(NamedTuple):
 class Claim(NamedTuple):
     """A party's report to party 0 on a request that it holds.
 
-    images: how many it has. owner: a digest of its client. left: seconds to its deadline.
+    images: how many it has. owner: a digest of its client. left: seconds to its deadline. model: the net that it is for
+    (`ServiceDescription.word`).
     """
 
     images: int
     owner: int
     left: float
+    model: int
+
+
+class Rules(NamedTuple):
+    """How requests for one model are batched.
+
+    most: most images of a batch. alone: whether each batch is one request, for nets that compute images together.
+    sending: for a number of images, returns the seconds within which a client must have sent such a request to all
+    parties.
+    """
+
+    most: int
+    alone: bool
+    sending: Callable[[int], float]
 
 
 @dataclass(eq=False, repr=False)
@@ -151,6 +172,7 @@ class Conversations:
 class _Held:
     images: int
     owner: int
+    model: int
     ends: float
     whole_by: float  # when all parties must hold it
     holders: set[int] = field(default_factory=set)
@@ -167,27 +189,23 @@ class _Held:
 class Scheduler:
     """Decides, at party 0, which requests all parties run next, and which they drop.
 
-    parties: their number. most: most images of a batch. wait: seconds for which a request waits for others to share its
-    batch. alone: whether each batch is one request, for nets that compute images together. lanes: of each party.
-    patience: seconds for which a request waits for material, where `deal --keep` fills the stores again. sending: for a
-    number of images, returns the seconds within which a client must have sent such a request to all parties. talks: the
-    conversations of a service that generates text; None for a service of images. Every method may be called from any
-    thread, `next` by one thread for each lane.
+    parties: their number. rules: returns the `Rules` of a model (`Claim.model`). wait: seconds for which a request
+    waits for others to share its batch. lanes: of each party. patience: seconds for which a request waits for material,
+    where `deal --keep` fills the stores again. talks: the conversations of a service that generates text; None for a
+    service of images. Every method may be called from any thread, `next` by one thread for each lane.
     """
 
     def __init__(
         self,
         parties: int,
-        most: int,
+        rules: Callable[[int], Rules],
         wait: float,
-        alone: bool = False,
         lanes: int = 1,
         patience: float = 0.0,
-        sending: Callable[[int], float] = lambda images: math.inf,
         talks: Conversations | None = None,
     ) -> None:
-        self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
-        self._patience, self._sending, self._talks = patience, sending, talks
+        self._parties, self._rules, self._wait = parties, rules, wait
+        self._patience, self._talks = patience, talks
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
@@ -198,6 +216,8 @@ class Scheduler:
         self._waiting: set[int] = set()  # lanes that wait in `next`
         self._awake: set[int] = set()  # lanes whose wait is to end
         self._turn = 0  # `turn` of the request that ran last
+        self._changing = False  # whether the parties are to compare their models
+        self._leaving: dict[int, bytes] = {}  # models that are to be forgotten, with the digests of their descriptions
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
         """Note that party `rank` holds the request `id`; once all parties hold it, it may run.
@@ -206,10 +226,11 @@ class Scheduler:
         """
         now = time.monotonic()
         with self._changed:
-            first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
+            whole_by = now + self._rules(claim.model).sending(claim.images)
+            first = _Held(claim.images, claim.owner, claim.model, now + claim.left, whole_by)
             held = self._held.setdefault(id, first)
             held.ends = min(held.ends, now + claim.left)
-            if (held.images, held.owner) != claim[:2]:
+            if (held.images, held.owner, held.model) != (claim.images, claim.owner, claim.model):
                 held.unlike = rank
             held.holders.add(rank)
             if held.unlike is None and len(held.holders) == self._parties and not held.complete:
@@ -223,6 +244,21 @@ class Scheduler:
             held = self._held.get(id)
             if held is not None:
                 held.ends = 0.0
+            self._changed.notify_all()
+
+    def change(self) -> None:
+        """Let all parties compare their lists of models, between two batches."""
+        with self._changed:
+            self._changing = True
+            self._changed.notify_all()
+
+    def retire(self, model: int, digest: bytes) -> None:
+        """Let all parties forget a model as soon as no request for it waits; party 0 holds no further one from now on.
+
+        digest: of its description.
+        """
+        with self._changed:
+            self._leaving[model] = digest
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -255,6 +291,7 @@ class Scheduler:
                 out += [] if self._talks is None else self._talks.idle(lane, now)
                 if fitting and self._due(now, lane, fitting, idle > 0):
                     out += self._batch(lane, fitting)
+                out += self._news()
                 if out or now >= ends or lane in self._awake or self._outdated(lane, now):
                     self._awake.discard(lane)
                     return out
@@ -263,6 +300,13 @@ class Scheduler:
                 self._waiting.add(lane)
                 self._changed.wait(max(0.0, min(ends, self._alarm(lane, fitting)) - now))
                 self._waiting.discard(lane)
+
+    def _news(self) -> list[Decision]:
+        """Return the decisions on models: to compare the parties' lists, and which ones no request needs any more."""
+        out = [Decision(bytes(ID_BYTES), Action.CHANGE)] if self._changing else []
+        needed = {held.model for held in self._held.values()} if self._leaving else set()
+        self._changing = False
+        return out + [Decision(self._leaving.pop(model), Action.UNLOAD) for model in self._leaving.keys() - needed]
 
     def _outdated(self, lane: int, now: float) -> bool:
         """Return whether a lane is to report its material again, because it may have more than in its last report.
@@ -308,8 +352,9 @@ class Scheduler:
         first = self._held[fitting[0]]
         if not free and any(self._fits(fitting[0], other) for other in self._waiting):
             return False  # an idle lane takes it, now or when it is due
-        images = sum(self._held[id].images for id in fitting)
-        return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
+        rules, held = self._rules(first.model), [self._held[id] for id in fitting]
+        images = sum(each.images for each in held if each.model == first.model)
+        return lane in self._idle or rules.alone or images >= rules.most or now >= first.complete + self._wait
 
     def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
         """Take requests for one batch from the head of the queue; return the decisions to run them.
@@ -318,9 +363,10 @@ class Scheduler:
         order.
         """
         out: list[Decision] = []
-        images, room = 0, self._rooms[lane]
-        for id in fitting:
-            if out and (self._alone or images + self._held[id].images > min(self._most, room)):
+        images, room, model = 0, self._rooms[lane], self._held[fitting[0]].model
+        rules = self._rules(model)
+        for id in [id for id in fitting if self._held[id].model == model]:
+            if out and (rules.alone or images + self._held[id].images > min(rules.most, room)):
                 break
             self._rooms[lane] -= self._needs(id)
             self._ready.remove(id)
@@ -394,7 +440,7 @@ def error_of(action: Action, detail: int) -> HummingbirdError:
         hint = "the parties are busy, or the timeout is too short"
         return OverloadError("its deadline passed while it waited", where="request", hint=hint)
     if action == Action.UNLIKE:
-        what = f"party {detail} got another number of images under this id, or from another client"
+        what = f"party {detail} got another number of images under this id, or from another client, or for another net"
         hint = "does every party know this client under one name? Draw a fresh id for every request"
         return PeerError(what, where="request", hint=hint)
     if action == Action.LOW:

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -22,15 +23,14 @@ from hummingbird.errors import AgreementError, ConfigError
 from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.decoder import DecoderConversation, PrivateDecoder
-from hummingbird.mpc.plan.net import PrivateNet, Work
+from hummingbird.mpc.plan.net import Work
 from hummingbird.mpc.session.session import Session, Supply
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import SEED_BYTES, Stream, derive
 from hummingbird.serving.control import receive_list, send_list
-from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import Dispatcher
 from hummingbird.serving.message import Request, pack_answer, step_of
-from hummingbird.serving.plan import ServedTable
+from hummingbird.serving.models import Models, ServedModel
 from hummingbird.serving.scheduler import Action, Decision
 
 # Batches of several clients' requests through the private net, two slices in turns (three on a GPU) ------------------
@@ -45,16 +45,18 @@ from hummingbird.serving.scheduler import Action, Decision
 # for it with its turn; where either is small enough.
 
 _AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party holds of material that is not used yet
+_AHEAD_MODELS = 4  # that have such material at a time
 
 
 @dataclass(eq=False, repr=False)
 class _Batch:
     """Requests that are computed together in one run of the net.
 
-    ids: of the requests. counts: images of each request. works: the slices of the batch, ready to be run. padding: rows
-    of these slices that hold no image. outputs: the results so far, by number of the slice.
+    model: the net. ids: of the requests. counts: images of each request. works: the slices of the batch, ready to be
+    run. padding: rows of these slices that hold no image. outputs: the results so far, by number of the slice.
     """
 
+    model: ServedModel
     ids: Sequence[bytes]
     counts: Sequence[int]
     works: list[Work]
@@ -63,40 +65,46 @@ class _Batch:
 
 
 class Batches:
-    """Runs batches of requests through the private net, at one lane of a party.
+    """Runs batches of requests through private nets, at one lane of a party.
 
-    Every party makes the same calls in the same order. private: the net. poll: asks party 0 for further requests
-    without waiting, and may call `add`. done: called for each computed batch with four arguments: its requests' ids,
-    the number of images of each request, the padding (rows of its slices that hold no image), and this party's share of
-    the results, int64 (images, ...).
+    Every party makes the same calls in the same order. poll: asks party 0 for further requests without waiting, and may
+    call `add`. done: called for each computed batch with five arguments: its model, its requests' ids, the number of
+    images of each request, the padding (rows of its slices that hold no image), and this party's share of the results,
+    int64 (images, ...).
     """
 
     def __init__(
         self,
-        private: PrivateNet,
         session: Session,
         poll: Callable[[], object],
-        done: Callable[[Sequence[bytes], Sequence[int], int, Tensor], None],
+        done: Callable[[ServedModel, Sequence[bytes], Sequence[int], int, Tensor], None],
     ) -> None:
-        self._private, self._session, self._poll, self._done = private, session, poll, done
+        self._session, self._poll, self._done = session, poll, done
         self._queue: deque[tuple[_Batch, int]] = deque()  # slices that are to be run: a batch, and which of its slices
         self._at_work = 0
-        self._ahead: dict[tuple[int, ...], Supply] = {}  # of one slice, by its shape
-        self._image: tuple[int, ...] | None = None  # the shape of one
+        self._ahead: dict[ServedModel, dict[tuple[int, ...], Supply]] = {}  # of one slice of each net, by its shape
+        self._last: tuple[ServedModel, tuple[int, ...]] | None = None  # the net that ran last, and an image's shape
 
-    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
+    def add(self, model: ServedModel, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
         """Put a batch of requests into the queue of batches to run; the making of its material begins now.
 
-        ids: of the requests. shares: for each request, this party's share of the net's input, int64 (images, ...).
+        model: the net that runs it. ids: of the requests. shares: for each request, this party's share of the net's
+        input, int64 (images, ...).
         """
         x = torch.cat(list(shares)).to(self._session.device)
-        works = self._private.begin(self._session, Shared(x), ahead=self._ahead)
+        works = model.net.begin(self._session, Shared(x), ahead=self._ahead.setdefault(model, {}))
         padding = sum(work.part.shape[0] - work.part.images for work in works)
-        batch = _Batch(ids, [len(share) for share in shares], works, padding)
+        batch = _Batch(model, ids, [len(share) for share in shares], works, padding)
         self._queue.extend((batch, number) for number in range(len(works)))
-        self._image = works[0].part.shape[1:]
-        if len(x) == self._private.images_per_slice:
+        self._last = model, works[0].part.shape[1:]
+        if len(x) == model.net.images_per_slice:
             self._make_ahead(len(x))
+
+    def forget(self, model: ServedModel) -> None:
+        """Forget the material that was made ahead for a net that is served no more."""
+        self._ahead.pop(model, None)
+        if self._last is not None and self._last[0] is model:
+            self._last = None
 
     def run(self) -> None:
         """Run the queued batches, and those that `poll` adds, until there are none. Raises errors of the run."""
@@ -110,13 +118,14 @@ class Batches:
 
         It is if it has several slices, if its only slice is more than half full, or if slices have no largest size.
         """
-        slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
-        return len(slices) > 1 or most is None or 2 * slices[0].images > most
+        batch, number = self._queue[0]
+        most = batch.model.net.images_per_slice
+        return len(self._queue) > 1 or most is None or 2 * batch.works[number].part.images > most
 
     def provide(self) -> None:
         """Let the dealer make the material for one image in advance, so that a lone request need not wait for it.
 
-        Called while there is nothing to compute.
+        Called while there is nothing to compute; the net is the one that ran last.
         """
         self._make_ahead(1)
 
@@ -126,11 +135,13 @@ class Batches:
         images: how many the slice has. Does nothing if this material was asked for already, if its shares are large
         (`_AHEAD_BYTES`), before any batch has run, or if material comes from a store.
         """
-        if self._image is not None and self._session.dealer.slice_shape is None:
-            shape = (images, *self._image)
-            material = None if shape in self._ahead else self._private.material(self._session, shape, _AHEAD_BYTES)
-            if material is not None:
-                self._ahead[shape] = material
+        if self._last is not None and self._session.dealer.slice_shape is None:
+            model, image = self._last
+            shape, ahead = (images, *image), self._ahead[model]
+            others = sum(bool(each) for other, each in self._ahead.items() if other is not model)
+            if shape not in ahead and others < _AHEAD_MODELS:
+                found = model.net.material(self._session, shape, _AHEAD_BYTES)
+                ahead |= {} if found is None else {shape: found}
 
     def _work(self) -> None:
         """Run slices from the queue, one after another, as one of several interleaved computations.
@@ -143,7 +154,7 @@ class Batches:
             if not self._queue:
                 break
             batch, number = self._queue.popleft()
-            batch.outputs[number] = self._private.run(self._session, batch.works[number])
+            batch.outputs[number] = batch.model.net.run(self._session, batch.works[number])
             if len(batch.outputs) == len(batch.works):
                 self._finish(batch)
             if self._at_work == 1:
@@ -153,7 +164,7 @@ class Batches:
     def _finish(self, batch: _Batch) -> None:
         outputs = [batch.outputs[number] for number in range(len(batch.works))]
         out = microbatch.join(outputs, [work.part for work in batch.works])
-        self._done(batch.ids, batch.counts, batch.padding, out.share.cpu())
+        self._done(batch.model, batch.ids, batch.counts, batch.padding, out.share.cpu())
 
 
 # Steps of conversations, one after the other --------------------------------------------------------------------------
@@ -162,8 +173,9 @@ class Batches:
 class Steps:
     """Runs steps of clients' conversations with a private decoder, at one lane of a party, in the order of `add`.
 
-    Every party makes the same calls in the same order. done: called after each step as `Batches` calls it, with this
-    party's share of the logits, int64 (1, words). A conversation is kept until its last step, or until `end`.
+    Every party makes the same calls in the same order. done: called after each step as `Batches` calls it, but without
+    the model, with this party's share of the logits, int64 (1, words). A conversation is kept until its last step, or
+    until `end`.
     """
 
     def __init__(
@@ -177,8 +189,12 @@ class Steps:
         self._talks: dict[bytes, DecoderConversation] = {}
         private.requests(session.parties, session.rank)  # found now, so that the first client does not wait for it
 
-    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """Add steps to the queue. ids: of their requests. shares: of each step's word vectors, int64 (words, width)."""
+    def add(self, model: ServedModel, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
+        """Add steps to the queue.
+
+        model: the only one of the service. ids: of the steps' requests. shares: of each step's word vectors, int64
+        (words, width).
+        """
         self._queue.extend(zip(ids, shares, strict=True))
 
     def run(self) -> None:
@@ -204,6 +220,9 @@ class Steps:
         talk = self._talks.pop(name, None)
         if talk is not None:
             talk.close()
+
+    def forget(self, model: ServedModel) -> None:
+        """Do nothing: a service that generates text has one net."""
 
     def provide(self) -> None:
         """Do nothing: the material of a conversation's next step is made while a step runs."""
@@ -255,27 +274,33 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 
 
 class Worker:
-    """Runs batches at one lane of a party, with the private net: it carries out party 0's decisions on requests.
+    """Runs batches at one lane of a party, with private nets: it carries out party 0's decisions on requests.
 
-    private: a net that is set up in the lane's session. service: the description of what is served. rows: the table of
-    a service with lookups, or None. Making it takes 2 rounds with the lanes of the same number at all other parties.
-    Raises AgreementError if another party has another service, DealerError if the lane's store is for another net, and
-    ConfigError if it is for images of another shape.
+    models: those that are served; a fixed one is set up in the lane's session. Making it takes 2 rounds with the lanes
+    of the same number at all other parties, and for models of a file the rounds of `Models.compare`.
+    Raises AgreementError if another party has another service, or no model in common; DealerError if the lane's store
+    is for another net, and ConfigError if it is for images of another shape.
     """
 
-    def __init__(
-        self,
-        private: PrivateNet | PrivateDecoder,
-        service: ServiceDescription,
-        session: Session,
-        rows: ServedTable | None,
-    ) -> None:
-        self._session, self._service, self._lane = session, service, session.lane
+    def __init__(self, models: Models, session: Session) -> None:
+        self._session, self._models, self._lane = session, models, session.lane
         self.beat = min(_BEAT, session.channel.timeout / 4)
-        self._rows = rows
-        facts = {"table": rows.digest if rows else "none", "input": str(service.shape), "max batch": str(service.most)}
-        session.agree("serve", facts | {"group": str(service.group), "service": service.digest.hex()})
+        session.agree("serve", models.facts)
         self._store = session.dealer if isinstance(session.dealer, STORES) else None
+        self._zeros = ZeroShares(session.channel)
+        self._batches: Batches | Steps = Batches(session, self._list, self._answer)
+        if models.fixed is None:
+            models.begin()
+        else:
+            self._admit(models.fixed)
+        self._dispatcher: Dispatcher
+        self._changes: list[Decision] = []  # on models, which are carried out between two batches
+        self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
+        self._last = False  # whether party 0's last list has come
+
+    def _admit(self, model: ServedModel) -> None:
+        """Set up what the one net of a service needs; raise DealerError or ConfigError if a store does not fit it."""
+        session, service, private = self._session, model.service, model.private
         slot = session.dealer.slice_shape
         # A lane whose material is used up leaves the batches to the others.
         used_up = session.lanes > 1 and self.slots == 0
@@ -283,18 +308,11 @@ class Worker:
         if slot is not None and slot[1:] != service.shape and not service.places:
             what = f"the store was dealt for images of shape {slot[1:]}, the service has {service.shape}"
             raise ConfigError(what, where="--store", hint="deal a store for this shape")
-        self._zeros = ZeroShares(session.channel)
-        self._batches: Batches | Steps
         if isinstance(private, PrivateDecoder):
             private.set_up(session)
-            self._batches = Steps(private, session, self._answer)
-        else:
-            if service.rowwise:
-                private.images_per_slice = service.most
-            self._batches = Batches(private, session, self._list, self._answer)
-        self._dispatcher: Dispatcher
-        self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
-        self._last = False  # whether party 0's last list has come
+            self._batches = Steps(private, session, partial(self._answer, model))
+        elif service.rowwise:
+            private.images_per_slice = service.most
 
     @property
     def slots(self) -> float:
@@ -313,14 +331,23 @@ class Worker:
             while not self._last:
                 if self._list(idle):
                     self._batches.run()
+                    self._change()
                     idle = _QUIET
                 else:
                     self._batches.provide()
                     self._session.dealer.stay()
                     idle = self.beat
         finally:
-            if self._rows is not None:
-                self._rows.close()
+            self._models.close()
+
+    def _change(self) -> None:
+        """Carry out party 0's decisions on models, at a point where no batch is computed, the same at all parties."""
+        changes, self._changes = self._changes, []
+        for id, action, _ in changes:
+            if action == Action.CHANGE:
+                self._models.compare()
+            elif (model := self._models.end(id)) is not None:
+                self._batches.forget(model)
 
     def _list(self, idle: float = 0.0) -> int:
         """Get the next list of party 0's decisions, as all parties do now, and carry it out; return its length.
@@ -328,14 +355,14 @@ class Worker:
         Party 0 gets the list from its scheduler and sends it; the other parties receive it. idle: seconds that party 0
         waits for a decision.
         """
-        if self._last:  # at all parties alike, though other computations may still be under way
+        if self._last or self._changes:  # at all parties alike, though other computations may still be under way
             return 0
         slots = 0
         if self._session.rank == 0:
             decisions, last = self._dispatcher.next(self._lane, idle, self._room)
             decisions = [self._dated(decision) for decision in decisions]
             requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
-            if self._store is not None and self._service.places:
+            if self._store is not None and isinstance(self._batches, Steps):
                 slots = sum(step_of(request.id)[1] == 0 for request in requests)
             elif self._store is not None:
                 slots = -(-sum(request.images for request in requests) // self._store.slice_shape[0])
@@ -345,22 +372,33 @@ class Worker:
             decisions, last = receive_list(self._session.channel)
             requests = self._dispatcher.take(self._lane, decisions, last, self.slots)
         self._last = self._last or last
+        self._changes += [decision for decision in decisions if decision.action in (Action.CHANGE, Action.UNLOAD)]
         for id, action, _ in decisions:
             if action == Action.END and isinstance(self._batches, Steps):
                 self._batches.end(step_of(id)[0])
         if requests:
-            self._batches.add([request.id for request in requests], self._inputs(requests))
+            model = self._model_of(requests)
+            self._batches.add(model, [request.id for request in requests], self._inputs(model, requests))
         self._promised -= slots
         return len(decisions)
 
-    def _inputs(self, requests: Sequence[Request]) -> list[Tensor]:
+    def _model_of(self, requests: Sequence[Request]) -> ServedModel:
+        """Return the model that all requests of a batch are for; raise AgreementError if there is none."""
+        digests = {request.digest for request in requests}
+        model = self._models.ready.get(digests.pop()) if len(digests) == 1 else None
+        if model is None:
+            what = "party 0 orders a batch of requests for several models, or for one that is not served"
+            raise AgreementError(what, where="serve", hint="all parties must run the same release")
+        return model
+
+    def _inputs(self, model: ServedModel, requests: Sequence[Request]) -> list[Tensor]:
         """Return a list with this party's share of the net's input for each request, int64 (images, ...).
 
         For a service with lookups the rows are looked up here.
         """
-        if self._rows is not None:
-            return self._rows.inputs(requests, self._service)
-        return [request.words(self._service, self._session.rank) for request in requests]
+        if model.rows is not None:
+            return model.rows.inputs(requests, model.service)
+        return [request.words(model.service, self._session.rank) for request in requests]
 
     @property
     def _room(self) -> float:
@@ -381,13 +419,16 @@ class Worker:
             return decision
         return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
-    def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
+    def _answer(
+        self, model: ServedModel, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor
+    ) -> None:
         """Give the dispatcher this party's answers to a batch's requests: its shares of results, plus shares of zero.
 
-        ids, counts: the requests, and how many images each has. padding: rows of the batch's slices that hold no image.
-        share: of all results, int64 (images, ...). The share of zero hides what results' shares say beside their sum.
+        model: the net that ran. ids, counts: the requests, and how many images each has. padding: rows of the batch's
+        slices that hold no image. share: of all results, int64 (images, ...). The share of zero hides what results'
+        shares say beside their sum.
         """
         share = share + self._zeros.share(*share.shape)
         parts = share.split(list(counts))
-        answers = [(id, pack_answer(part, self._service.result_bits)) for id, part in zip(ids, parts, strict=True)]
+        answers = [(id, pack_answer(part, model.service.result_bits)) for id, part in zip(ids, parts, strict=True)]
         self._dispatcher.finish(self._lane, answers, sum(counts), padding)

@@ -18,15 +18,25 @@ for another store of this host; digits between parties on loopback; and two serv
 times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once from the run's own
 seconds of each request and once from a profile, at the pace of short calibrations before and after the run. A run
 between calibrations that differ is dropped, and counted.
+
+With --groups several groups of parties serve digits behind one client, on the same cores as one of them before: their
+rate beside its rate, and how evenly the load is spread; latencies at 30 % of that rate while all run, and of the
+requests to the others while one group is stopped for 20 seconds; and what becomes of the requests while one group after
+another is ended and started again with another version of the model.
+
+    python -m scripts.bench.serve --groups 3 --seconds 20 --json groups.json
 """
 
 from __future__ import annotations
 
 import argparse
 import signal
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,15 +50,16 @@ from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
 from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count, positive
+from hummingbird.saving import save
 from scripts.bench import serve_reality
 from scripts.bench.party import on_this_host
-from scripts.bench.serve_load import Load, Served, lone_seconds, offer, saturate
-from scripts.bench.serve_net import NETS, Net, batch_of_one, running
-from scripts.program import add_json, columns, main_of, new_parser, write_rows
+from scripts.bench.serve_load import Load, Served, batches, lone_seconds, offer, saturate
+from scripts.bench.serve_net import NETS, Net, ServedGroup, batch_of_one, running
+from scripts.program import ROOT, add_json, columns, main_of, new_parser, write_rows
 
 _FULL = 90.0  # seconds at most for which requests are always waiting, in all rounds
 _ROUNDS = 3
-_UNDER_WAY = 4  # full batches of them: two are computed, and two wait
+_UNDER_WAY = 4  # full batches of them at each group: two are computed, and two wait
 COLUMNS = (
     ("net", "{net}"),
     ("images", "{request_images}"),
@@ -130,6 +141,111 @@ def _inferred(net: Net, args: argparse.Namespace, bar: Any) -> float:
     return net.inferred / seconds
 
 
+# Several groups -------------------------------------------------------------------------------------------------------
+
+_STOPPED = 20.0  # seconds for which a group stands still
+_CALM = 30.0  # percent of the groups' rate, at which latencies are measured
+
+
+def groups(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of several groups, and their table."""
+    net = NETS["digits"]
+    with tempfile.TemporaryDirectory() as folder, progress_line(total=5 + 2 * _ROUNDS, unit="part") as bar:
+        bar.set_description("the groups start")
+        save(net.net(), Path(folder) / "saved", bits=ROOT / "checkpoints" / net.bits)
+        opened = []
+        try:
+            for number in range(args.groups):
+                words = ["--models", f"{folder}/{number}", "--group", str(number)]
+                opened.append(ServedGroup(words, args.max_batch))
+                _list(folder, number, 1, net)
+                opened[-1].start()
+            for group in opened:
+                group.wait()
+            bar.update()
+            rows = _of_groups(net, opened, folder, args, bar)
+        finally:
+            for group in opened:
+                group.stop()
+    print(columns(rows, [("part", "{part}"), *COLUMNS[3:8], *COLUMNS[9:]]))
+    ratio = statistics.median(row["of_one"] for row in rows if "of_one" in row)
+    did = [sum(each) for each in zip(*(row["group_images"] for row in rows if "group_images" in row), strict=True)]
+    uneven = 100 * max(abs(each * len(did) / sum(did) - 1) for each in did)
+    calm, stopped, rollout = rows[-3:]
+    print(f"{args.groups} groups have {ratio:.2f} times the rate of one on these cores (mark: 0.9)")
+    print(f"the load of a group is within {uneven:.1f} % of even (mark: 15)")
+    others = stopped["p99_milliseconds"] / calm["p99_milliseconds"]
+    print(f"while one is stopped, p99 of the requests to the others is {others:.2f} times as long (mark: 2)")
+    print(f"a rollout: {rollout['refused']} of {rollout['requests']} requests failed (mark: 0)")
+    return rows
+
+
+def _list(folder: str, number: int, version: int, net: Net) -> None:
+    """Let the file of a group list one version of the model."""
+    Path(folder, str(number)).write_text(f"digits@{version} {folder}/saved {net.shape}\n")
+
+
+def _of_groups(
+    net: Net, opened: list[ServedGroup], folder: str, args: argparse.Namespace, bar: Any
+) -> list[dict[str, Any]]:
+    images, _ = net.images()
+    answers, size, rows = net.plain(images), net.request, list[dict[str, Any]]()
+    first, under_way = opened[0].metrics, _UNDER_WAY * args.max_batch
+
+    def counted() -> list[float]:
+        return [batches(group.metrics)[1] for group in opened]
+
+    with (
+        Served(opened[0].addresses, images, answers) as one,
+        Served([group.addresses for group in opened], images, answers) as all_of_them,
+    ):
+        for served in (one, all_of_them):  # what a slice asks the dealer for is known from now on
+            saturate(served, first, 2.0, under_way, size)
+        for _ in range(_ROUNDS):
+            bar.set_description("one group, as fast as it goes")
+            alone = saturate(one, first, args.seconds, under_way, size)
+            rows.append({"part": "one group", **asdict(alone)})
+            bar.update()
+            bar.set_description("all groups, as fast as they go")
+            before = counted()
+            full = saturate(all_of_them, first, args.seconds, len(opened) * under_way, size)
+            did = [now - then for now, then in zip(counted(), before, strict=True)]
+            ratio = full.answered_per_second / alone.answered_per_second
+            rows.append({"part": "all groups", "of_one": ratio, "group_images": did, **asdict(full)})
+            bar.update()
+        rate = _CALM / 100 * statistics.median(row["answered_per_second"] for row in rows if "of_one" in row)
+        bar.set_description("all groups, calm")
+        rows.append({"part": "calm", **asdict(offer(all_of_them, first, rate, _STOPPED, size))})
+        bar.update()
+        bar.set_description("one group stands still")
+        opened[-1].signal(signal.SIGSTOP)
+        try:
+            still = offer(all_of_them, first, rate, _STOPPED, size, apart=", ".join(opened[-1].addresses))
+        finally:
+            opened[-1].signal(signal.SIGCONT)
+        rows.append({"part": "one stopped", **asdict(still)})
+        bar.update()
+        bar.set_description("one group after another gets a new version")
+
+        def roll_out() -> None:
+            for number, group in enumerate(opened):
+                group.stop()
+                _list(folder, number, 2, net)
+                group.start()
+                group.wait()
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(roll_out)
+            rolled = offer(all_of_them, opened[-1].metrics, rate, 0.0, size, going=lambda: not done.done())
+            done.result()
+        rows.append({"part": "rollout", **asdict(rolled)})
+        bar.update()
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     p = new_parser(__doc__)
@@ -138,6 +254,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--loads", nargs="+", type=float, metavar="PERCENT", help=text)
     p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
     p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
+    text = "measure so many groups of parties behind one client, on the cores of one"
+    p.add_argument("--groups", type=count, metavar="N", help=text)
     add_json(p)
     guess = p.add_argument_group("predicting")
     text = "compare with what is predicted from this profile (scripts.tools.calibrate --only serve)"
@@ -184,8 +302,13 @@ def run(args: argparse.Namespace) -> None:
     if args.predict is not None and max(args.loads) >= 100:
         hint = "below 100: above its limit a line grows for as long as the run lasts"
         raise InputError("a load that no service can bear", where="--loads", hint=hint)
+    if args.groups is not None and (args.groups < 2 or args.predict is not None):
+        hint = "two groups or more, and no other service beside them"
+        raise InputError("groups are compared with one of them", where="--groups", hint=hint)
     check_outputs(args)
-    if args.predict is not None:
+    if args.groups is not None:
+        rows = groups(args)
+    elif args.predict is not None:
         profile = load_profile(args.predict)
         serve_reality.check_link(args.services)
         rows = predict(args, profile)

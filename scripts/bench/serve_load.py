@@ -9,7 +9,8 @@ import statistics
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from torch import Tensor
 from hummingbird.errors import HummingbirdError
 from hummingbird.rpc.async_client import run
 from hummingbird.serving.client import Client
+from hummingbird.serving.groups import Groups
+from hummingbird.serving.party_group import PartyGroup
 from scripts.bench.serve_net import PAUSE
 
 _LONE = 30  # lone requests, of which the median counts
@@ -51,6 +54,20 @@ class Asked(NamedTuple):
     answers: Tensor
 
 
+# A client does not say to which groups a request was sent; here it is noted.
+_SENT: ContextVar[set[str]] = ContextVar("sent")
+_enter = Groups.enter
+
+
+async def _noted(self: Groups, images: int, without: Collection[PartyGroup] = ()) -> PartyGroup:
+    group = await _enter(self, images, without)
+    _SENT.get(set()).add(repr(group))
+    return group
+
+
+Groups.enter = _noted  # type: ignore[method-assign]
+
+
 @dataclass
 class _Seen:
     """Outcomes so far; results are compared with `changed` when the load is over."""
@@ -58,6 +75,7 @@ class _Seen:
     latencies: list[float] = field(default_factory=list)
     results: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # logits, and the plain net's answers
     refused: list[Asked] = field(default_factory=list)
+    groups: list[frozenset[str]] = field(default_factory=list)  # that each answered request was sent to
 
     def changed(self) -> int:
         """Images whose answers differ from the plain net's."""
@@ -65,9 +83,9 @@ class _Seen:
 
 
 class Served:
-    """Clients of a service with images (n, ...) to ask for, and the plain net's answers (n,)."""
+    """Clients of a service, or of several groups, with images (n, ...) to ask for, and the plain net's answers (n,)."""
 
-    def __init__(self, addresses: list[str], images: Tensor, answers: Tensor) -> None:
+    def __init__(self, addresses: list[str] | list[list[str]], images: Tensor, answers: Tensor) -> None:
         self._clients = [Client(addresses, timeout=120.0) for _ in range(_CLIENTS)]
         self._images, self._answers, self._random = images, answers, random.Random(0)
         self._turn = itertools.cycle(self._clients)
@@ -97,6 +115,8 @@ class Served:
 
     async def ask(self, asked: Asked, due: float, seen: _Seen) -> None:
         """One request, and its outcome."""
+        sent = set[str]()
+        _SENT.set(sent)
         try:
             logits = await next(self._turn).ask(asked.images)
         except HummingbirdError:
@@ -104,6 +124,7 @@ class Served:
             return
         seen.latencies.append(time.perf_counter() - due)
         seen.results.append((logits, asked.answers))
+        seen.groups.append(frozenset(sent))
         self._asked += len(logits)
 
 
@@ -120,7 +141,7 @@ def lone_seconds(served: Served) -> float:
 
 def saturate(served: Served, metrics: str, seconds: float, images: int, size: int) -> Load:
     """Keep requests of `size` images under way, for `images` images in all."""
-    seen, drawn, before = _Seen(), served.drawn(size), _batches(metrics)
+    seen, drawn, before = _Seen(), served.drawn(size), batches(metrics)
     started = time.perf_counter()
 
     async def keep_asking() -> None:
@@ -131,45 +152,64 @@ def saturate(served: Served, metrics: str, seconds: float, images: int, size: in
         await asyncio.gather(*(keep_asking() for _ in range(max(2, images // size))))
 
     run(load())
-    return _load(seen, size, 0.0, time.perf_counter() - started, before, _batches(metrics))
+    return _load(seen, size, 0.0, time.perf_counter() - started, before, batches(metrics))
 
 
-def offer(served: Served, metrics: str, rate: float, seconds: float, size: int) -> Load:
-    """Requests of `size` images at random times, `rate` images a second, whether or not earlier ones are answered."""
-    seen, drawn, before, arrivals = _Seen(), served.drawn(size), _batches(metrics), random.Random(1)
+def offer(
+    served: Served,
+    metrics: str,
+    rate: float,
+    seconds: float,
+    size: int,
+    going: Callable[[], bool] = lambda: False,
+    apart: str = "",
+) -> Load:
+    """Requests of `size` images at random times, `rate` images a second, whether or not earlier ones are answered.
+
+    For so many seconds, and for as long as `going` returns true. apart: a group; latencies are those of requests that
+    were not sent there.
+    """
+    seen, drawn, before, arrivals = _Seen(), served.drawn(size), batches(metrics), random.Random(1)
     started = time.perf_counter()
 
     async def load() -> None:
         due, asking = started, list[asyncio.Task[None]]()
-        while (due := due + arrivals.expovariate(rate / size)) < started + seconds:
+        while (due := due + arrivals.expovariate(rate / size)) < started + seconds or going():
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             asking.append(asyncio.ensure_future(served.ask(next(drawn), due, seen)))
         await asyncio.gather(*asking)
 
     run(load())
-    return _load(seen, size, rate, time.perf_counter() - started, before, _batches(metrics))
+    return _load(seen, size, rate, time.perf_counter() - started, before, batches(metrics), apart)
 
 
 def _load(
-    seen: _Seen, size: int, rate: float, took: float, before: tuple[float, float], after: tuple[float, float]
+    seen: _Seen,
+    size: int,
+    rate: float,
+    took: float,
+    before: tuple[float, float],
+    after: tuple[float, float],
+    apart: str = "",
 ) -> Load:
     answered, refused = len(seen.latencies), len(seen.refused)
-    cuts = statistics.quantiles(seen.latencies, n=100) if answered > 1 else [_NAN] * 99
-    batches, images = (now - then for now, then in zip(after, before, strict=True))
+    counted = [one for one, sent in zip(seen.latencies, seen.groups, strict=True) if apart not in sent]
+    cuts = statistics.quantiles(counted, n=100) if len(counted) > 1 else [_NAN] * 99
+    count, images = (now - then for now, then in zip(after, before, strict=True))
     return Load(
         offered_per_second=rate,
         answered_per_second=answered * size / took,
         p50_milliseconds=1e3 * cuts[49],
         p95_milliseconds=1e3 * cuts[94],
         p99_milliseconds=1e3 * cuts[98],
-        mean_batch_images=images / batches if batches else _NAN,
+        mean_batch_images=images / count if count else _NAN,
         requests=answered + refused,
         refused=refused,
         changed_percent=100 * seen.changed() / (answered * size) if answered else _NAN,
     )
 
 
-def _batches(metrics: str) -> tuple[float, float]:
+def batches(metrics: str) -> tuple[float, float]:
     """Batches and images that party 0 has computed so far."""
     with urllib.request.urlopen(metrics, timeout=30) as page:
         text = page.read().decode()

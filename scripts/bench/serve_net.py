@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,11 @@ class Net:
         net = self.net()
         with torch.no_grad():
             return torch.cat([net(part).argmax(1) for part in images.split(100)])
+
+    @property
+    def shape(self) -> str:
+        """The shape of an image, as options have it."""
+        return "x".join(map(str, DATASETS[self.dataset].shape))
 
     @property
     def words(self) -> list[str]:
@@ -107,35 +113,74 @@ def _alone(session: hummingbird.Session, net: nn.Module, bits: hummingbird.BitCo
     return seconds[2:]  # the first ones learn what material a run needs
 
 
+class ServedGroup:
+    """A group of two parties and a dealer on this host, whose ports stay when it is started again.
+
+    words: options of `serve` that name what it serves. most: images of a batch.
+    """
+
+    def __init__(self, words: list[str], most: int) -> None:
+        ports = [free_port() for _ in range(3)]
+        self.addresses = [f"127.0.0.1:{port}" for port in ports[:2]]
+        self.metrics = f"http://127.0.0.1:{ports[2]}/metrics"  # of party 0
+        metrics = ["--metrics", f"127.0.{{rank}}.1:{ports[2]}"]  # loopback at both parties
+        self._words = ["serve", *words, "--max-batch", str(most), "--listen", *self.addresses, *metrics]
+        self._said: IO[str] = tempfile.TemporaryFile("w+")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the processes. HummingbirdError by `wait` if they do not answer within five minutes."""
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
+        launcher = [sys.executable, "-m", "hummingbird", "run", "--parties", "2", "--", "-m", "hummingbird"]
+        self._process = subprocess.Popen(
+            [*launcher, *self._words], cwd=ROOT, env=environment, stdout=self._said, stderr=self._said
+        )
+
+    def wait(self) -> None:
+        """Wait until the parties answer."""
+        assert self._process is not None
+        _wait(self.addresses, self._process, self._said)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the parties and the dealer."""
+        for pid in _offspring(self._process.pid) if self._process is not None else []:
+            os.kill(pid, number)
+
+    def stop(self) -> None:
+        """End the processes in order."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _offspring(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have started."""
+    text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [each for child in map(int, text.split()) for each in (child, *_offspring(child))]
+
+
 @contextmanager
 def running(net: Net, most: int) -> Iterator[tuple[list[str], str]]:
     """A service of two parties and a dealer on this host: the parties' addresses, and that of party 0's metrics.
 
     HummingbirdError if it does not answer within five minutes.
     """
-    ports = [free_port() for _ in range(3)]
-    addresses = [f"127.0.0.1:{port}" for port in ports[:2]]
-    shape = "x".join(map(str, DATASETS[net.dataset].shape))
-    words = ["serve", *net.words, "--input", shape, "--max-batch", str(most), "--listen", *addresses]
-    launcher = [sys.executable, "-m", "hummingbird", "run", "--parties", "2", "--"]
-    metrics = f"127.0.{{rank}}.1:{ports[2]}"  # loopback at both parties
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile("w+") as said:
-        command = [*launcher, "-m", "hummingbird", *words, "--metrics", metrics]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
-        try:
-            _wait(addresses, process, said)
-            yield addresses, f"http://127.0.0.1:{ports[2]}/metrics"
-        finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    group = ServedGroup([*net.words, "--input", net.shape], most)
+    group.start()
+    try:
+        group.wait()
+        yield group.addresses, group.metrics
+    finally:
+        group.stop()
 
 
-def _wait(addresses: list[str], process: subprocess.Popen[bytes], said: TextIO) -> None:
+def _wait(addresses: list[str], process: subprocess.Popen[bytes], said: IO[str]) -> None:
     deadline = time.monotonic() + _START
     while True:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hummingbird.__main__ import main
-from hummingbird.errors import UnavailableError
+from hummingbird.errors import NotFoundError, UnavailableError
 from hummingbird.rpc import telemetry
 from hummingbird.rpc.server import ServiceConfig, ServiceProgram
 from hummingbird.rpc.service import Tls, serve
@@ -47,6 +47,20 @@ def test_what_lives_need_not_be_ready(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["health", address]) == main(["health", address, "--live"]) == 0
         program.ready(False)
         assert main(["health", address]) == 1
+
+
+def test_a_part_of_a_program_serves_only_while_the_program_does(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    with ServiceProgram("test", ServiceConfig((address,))) as program:
+        program.serve(HANDLERS)
+        program.part("digits@1", True)
+        program.part("digits@2", False)
+        assert asked_for_health(address, "digits@1") == "NOT_SERVING"
+        program.ready()
+        assert [asked_for_health(address, f"digits@{n}") for n in (1, 2)] == ["SERVING", "NOT_SERVING"]
+        program.part("digits@1", None)
+        with pytest.raises(NotFoundError):
+            telemetry.ask(address, name="digits@1")
 
 
 def test_a_probe_imports_no_torch(tmp_path: Path) -> None:

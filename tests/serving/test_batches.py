@@ -7,6 +7,8 @@ import torch
 
 import hummingbird
 from hummingbird.launching import launch
+from hummingbird.serving.models import ServedModel
+from hummingbird.serving.plan import describe
 from hummingbird.serving.worker import Batches
 from models import get_model
 from tests.support import python
@@ -19,14 +21,15 @@ def _run(session: hummingbird.Session, net: torch.nn.Module) -> tuple[list[list[
     private = hummingbird.convert_model(net, hummingbird.BitConfig.of(hummingbird.BitWindow(28, 0)))
     private.images_per_slice = _SLICE
     done: list[int] = []
-    batches = Batches(private, session, lambda: None, lambda ids, counts, padding, share: done.append(len(share)))
+    model = ServedModel(private, describe(private, _IMAGE, _SLICE, session, "ab" * 16))
+    batches = Batches(session, lambda: None, lambda model, ids, counts, padding, share: done.append(len(share)))
     there, used = [], 0
     for images in (1, _SLICE, _SLICE, 3, _SLICE):
-        before = dict(batches._ahead)
-        batches.add([b"id"], [torch.zeros(images, *_IMAGE, dtype=torch.int64)])
+        before = dict(batches._ahead.get(model, {}))
+        batches.add(model, [b"id"], [torch.zeros(images, *_IMAGE, dtype=torch.int64)])
         used += batches._queue[0][0].works[0].supply in before.values()
         batches.run()
-        there.append(sorted(shape[0] for shape in batches._ahead))
+        there.append(sorted(shape[0] for shape in batches._ahead[model]))
         batches.provide()
     assert done == [1, _SLICE, _SLICE, 3, _SLICE]
     return there, used

@@ -20,11 +20,13 @@ from hummingbird.cost import FREE
 from hummingbird.errors import AgreementError, ConfigError, InputError, UnavailableError
 from hummingbird.prg import new_seed
 from hummingbird.serving.message import END, TALK_BYTES, Question, Request, step_id
+from hummingbird.serving.models import Models, ServedModel
 from hummingbird.serving.party_group import PartyGroup
 from hummingbird.serving.plan import describe
 from hummingbird.serving.scheduler import Action, Claim, Conversations, Decision, Scheduler
 from hummingbird.serving.worker import Steps, Worker
 from models.gpt import Gpt
+from tests.serving.test_scheduler import scheduler
 from tests.support.parties import sessions, together
 from tests.support.patience import NEVER, until
 from tests.support.serving import Foreign, Service
@@ -276,12 +278,12 @@ def test_an_answer_that_is_lost_on_the_way_comes_again(service: Service, monkeyp
 def held(order: Scheduler, talk: bytes, number: int, owner: int = 7) -> bytes:
     id = step_id(talk, number)
     for rank in range(2):
-        order.hold(rank, id, Claim(int(number != END), owner, NEVER))
+        order.hold(rank, id, Claim(int(number != END), owner, NEVER, 0))
     return id
 
 
 def test_an_idle_conversation_ends_on_its_lane() -> None:
-    order = Scheduler(2, PROMPT, NEVER, alone=True, lanes=2, talks=Conversations(9, 8, 2, patience=0.3))
+    order = scheduler(2, PROMPT, NEVER, alone=True, lanes=2, talks=Conversations(9, 8, 2, patience=0.3))
     talk = b"conversation"
     assert [Decision(held(order, talk, 0), Action.RUN)] == order.next(NEVER, lane=1)
     id = held(order, talk, 1)
@@ -297,7 +299,7 @@ def test_an_idle_conversation_ends_on_its_lane() -> None:
 
 
 def test_only_a_first_step_needs_material() -> None:
-    order = Scheduler(2, PROMPT, NEVER, alone=True, talks=Conversations(9, 8, 8, NEVER))
+    order = scheduler(2, PROMPT, NEVER, alone=True, talks=Conversations(9, 8, 8, NEVER))
     assert [Decision(held(order, b"conversation", 0), Action.RUN)] == order.next(NEVER, room=1)
     assert [Decision(held(order, b"conversation", 1), Action.RUN)] == order.next(NEVER, room=0)
     id = held(order, b"another one.", 0)
@@ -305,7 +307,7 @@ def test_only_a_first_step_needs_material() -> None:
 
 
 def test_the_last_step_ends_a_conversation_and_so_does_its_client() -> None:
-    order = Scheduler(2, PROMPT, NEVER, alone=True, talks=Conversations(2, 1, 1, NEVER))
+    order = scheduler(2, PROMPT, NEVER, alone=True, talks=Conversations(2, 1, 1, NEVER))
     for number in range(2):
         assert [Decision(held(order, b"conversation", number), Action.RUN)] == order.next(NEVER)
     assert [Decision(held(order, b"another one.", 0), Action.RUN)] == order.next(NEVER)
@@ -337,12 +339,13 @@ def test_served_steps_cost_what_the_decoder_says() -> None:
     made = convert.convert_decoder(net(), torch.zeros(1, PLACES, WIDTH), PROMPT)
     served_by = [made, copy.deepcopy(made)]
     described = describe(made, None, 1, both[0], "ab" * 16)
-    workers = together([lambda s=s, p=p: Worker(p, described, s, None) for s, p in zip(both, served_by, strict=True)])
+    models = [Models(s, "", fixed=ServedModel(p, described)) for s, p in zip(both, served_by, strict=True)]
+    workers = together([lambda m=m, s=s: Worker(m, s) for m, s in zip(models, both, strict=True)])
     talk, texts = new_seed(TALK_BYTES), [vectors(7, 3), vectors(5), vectors(6)]
     parts: list[list[Request]] = [[], []]
     for number, words in enumerate(texts):
         for rank, body in enumerate(Question(ring.encode(words)).bodies(described)):
-            parts[rank].append(Request(step_id(talk, number), bytes(16), 0, len(words), body))
+            parts[rank].append(Request(step_id(talk, number), bytes(16), 0, len(words), body, described.digest))
     lists = [_Lists(rank, requests) for rank, requests in enumerate(parts)]
     with meter.meter() as counted:
         together([lambda w=w, d=d: w.run(d) for w, d in zip(workers, lists, strict=True)])
@@ -357,9 +360,10 @@ def test_served_steps_cost_what_the_decoder_says() -> None:
 
 def test_a_party_never_runs_a_step_twice_whatever_party_0_orders() -> None:
     session = sessions(2)[0]
-    steps = Steps(convert.convert_decoder(net(), torch.zeros(1, PLACES, WIDTH), PROMPT), session, lambda *_: None)
+    made = convert.convert_decoder(net(), torch.zeros(1, PLACES, WIDTH), PROMPT)
+    steps, model = Steps(made, session, lambda *_: None), ServedModel(made, describe(made, None, 1, session, "ab" * 16))
     for number in (1, PLACES - PROMPT):
-        steps.add([step_id(b"conversation", number)], [torch.zeros(1, WIDTH, dtype=torch.int64)])
+        steps.add(model, [step_id(b"conversation", number)], [torch.zeros(1, WIDTH, dtype=torch.int64)])
         with pytest.raises(
             AgreementError, match=f"party 0 orders step {number} of a conversation whose next step is 0"
         ):

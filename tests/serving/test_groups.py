@@ -20,8 +20,10 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, UnavailableError
 from hummingbird.serving import groups as module
+from hummingbird.serving import lines_file
 from hummingbird.serving.client import Client
-from hummingbird.serving.groups import GroupFile, Groups
+from hummingbird.serving.groups import Groups, group_file
+from hummingbird.serving.models import Models, ServedModel
 from hummingbird.serving.party_group import PartyGroup
 from hummingbird.serving.plan import describe
 from hummingbird.serving.worker import Worker
@@ -168,7 +170,7 @@ def test_parties_that_name_different_groups_are_refused() -> None:
     described = [describe(private, (4,), 8, session, "ab" * 16, group=rank) for rank, session in enumerate(both)]
 
     def join(rank: int) -> Worker:
-        return Worker(private, described[rank], both[rank], None)
+        return Worker(Models(both[rank], "", fixed=ServedModel(private, described[rank])), both[rank])
 
     with pytest.raises(AgreementError, match="group"):
         together([partial(join, 0), partial(join, 1)])
@@ -222,7 +224,7 @@ def lines(path: Path, found: list[Group]) -> Path:
 def test_groups_come_and_go_while_a_client_runs(
     groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(lines_file, "_LOOK", 0.0)
     first, second = groups
     path = lines(tmp_path / "groups", [first])
     with Client.from_file(path, timeout=HANG) as client:
@@ -246,7 +248,7 @@ def test_groups_come_and_go_while_a_client_runs(
 def test_a_request_under_way_ends_in_a_group_that_the_file_no_longer_has(
     groups: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(lines_file, "_LOOK", 0.0)
     first, second = groups
     path, over = lines(tmp_path / "groups", [first]), threading.Event()
     with Client.from_file(path, timeout=HANG) as client, ThreadPoolExecutor(1) as pool:
@@ -264,7 +266,7 @@ def test_a_group_that_goes_while_a_request_waits_for_its_report_is_not_asked(
     many: list[Group], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request goes to a group that the file has now."""
-    monkeypatch.setattr(module, "_LOOK", 0.0)
+    monkeypatch.setattr(lines_file, "_LOOK", 0.0)
     monkeypatch.setattr(module, "GLANCE", HANG)
     path, over = lines(tmp_path / "groups", many[:2]), threading.Event()
     with Client.from_file(path, timeout=HANG) as client, ThreadPoolExecutor(1) as pool:
@@ -299,7 +301,7 @@ def test_a_file_that_names_no_groups_is_refused(tmp_path: Path, text: str, words
         Client.from_file(path)
     assert str(path) in str(found.value) and found.value.hint
     with pytest.raises(InputError, match="cannot be read"):
-        GroupFile(tmp_path / "none").read()
+        group_file(tmp_path / "none").read()
 
 
 def test_an_address_stands_in_one_group() -> None:

@@ -24,6 +24,7 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.dispatcher import Counts, LocalDispatcher
 from hummingbird.serving.lane_server import Invitation, LaneLink, LaneServer, RemoteDispatcher, reach
 from hummingbird.serving.message import Request
+from hummingbird.serving.models import Offer
 from hummingbird.serving.request_queue import QueuedRequest
 from hummingbird.serving.scheduler import Action, Decision
 from tests.serving.test_message import SERVICE
@@ -37,7 +38,7 @@ class Lanes:
     def __init__(self, lanes: int, pool: ThreadPoolExecutor, said: dict[str, str]) -> None:
         self.sessions = [dataclasses.replace(sessions(1)[0], lane=lane, lanes=lanes) for lane in range(lanes)]
         (control,) = channels(1)
-        self.dispatcher = LocalDispatcher(SERVICE, self.sessions[0], control, wait=0.0, beat=NEVER)
+        self.dispatcher = LocalDispatcher(Offer(SERVICE), self.sessions[0], control, wait=0.0, beat=NEVER)
         self.said = said
         self.lane_server: Future[LaneServer] = pool.submit(LaneServer, self.dispatcher, SERVICE, self.sessions[0])
 
@@ -49,7 +50,7 @@ class Lanes:
     def ask(self, seconds: float = HANG) -> tuple[Request, QueuedRequest]:
         """A client's request."""
         now = time.time()
-        request = Request(new_seed(), new_seed(), int(1e3 * (now + seconds)), 1, new_seed())
+        request = Request(new_seed(), new_seed(), int(1e3 * (now + seconds)), 1, new_seed(), SERVICE.digest)
         return request, self.dispatcher.queue.put("alice", request.to_bytes(SERVICE, 0), request, now)
 
 
@@ -218,7 +219,7 @@ def test_a_dispatcher_knows_whether_there_is_material(monkeypatch: pytest.Monkey
     told, now = list[bool](), [100.0]
     monkeypatch.setattr("hummingbird.serving.dispatcher.time", SimpleNamespace(monotonic=lambda: now[0]))
     dispatcher = LocalDispatcher(
-        SERVICE,
+        Offer(SERVICE),
         dataclasses.replace(session, lanes=2),
         control,
         wait=0.0,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,23 +19,35 @@ from hummingbird.errors import AgreementError
 from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import ServiceDescription, TensorSpec
 from hummingbird.serving.dispatcher import seconds_to_send
-from hummingbird.serving.scheduler import Action, Claim, Decision, Scheduler, error_of
+from hummingbird.serving.scheduler import Action, Claim, Decision, Rules, Scheduler, error_of
 from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
 from tests.support.parties import channels
 from tests.support.patience import HANG, NEVER
 
 
-def claim(images: int = 1, owner: int = 7, left: float = NEVER) -> Claim:
-    return Claim(images, owner, left)
+def claim(images: int = 1, owner: int = 7, left: float = NEVER, model: int = 0) -> Claim:
+    return Claim(images, owner, left, model)
 
 
-def held(order: Scheduler, *images: int, parties: int = 2) -> list[bytes]:
+def scheduler(
+    parties: int,
+    most: int,
+    wait: float,
+    alone: bool = False,
+    sending: Callable[[int], float] = lambda images: math.inf,
+    **how: Any,
+) -> Scheduler:
+    """A scheduler of requests for one model, or for several that are alike."""
+    return Scheduler(parties, lambda model: Rules(most, alone, sending), wait, **how)
+
+
+def held(order: Scheduler, *images: int, parties: int = 2, model: int = 0) -> list[bytes]:
     """Requests that all parties hold."""
     ids = [os.urandom(16) for _ in images]
     for id, count in zip(ids, images, strict=True):
         for rank in range(parties):
-            order.hold(rank, id, claim(count))
+            order.hold(rank, id, claim(count, model=model))
     return ids
 
 
@@ -41,13 +56,13 @@ def run(ids: list[bytes]) -> list[Decision]:
 
 
 def test_what_waits_while_the_parties_are_idle_runs_at_once_and_together() -> None:
-    order = Scheduler(2, most=8, wait=NEVER)
+    order = scheduler(2, most=8, wait=NEVER)
     ids = held(order, 1, 2, 3)
     assert order.next(NEVER) == run(ids) and order.empty
 
 
 def test_a_batch_is_full_or_waits_for_others_when_one_has_just_run() -> None:
-    order = Scheduler(2, most=4, wait=NEVER)
+    order = scheduler(2, most=4, wait=NEVER)
     held(order, 1)
     order.next(NEVER)
     first = held(order, 1)
@@ -57,7 +72,7 @@ def test_a_batch_is_full_or_waits_for_others_when_one_has_just_run() -> None:
     ids = first + held(order, 2, 2)
     assert order.next(NEVER) == run(ids[:2])  # five are more than fit
     assert order.next(0) == []
-    short = Scheduler(2, most=4, wait=0.01)
+    short = scheduler(2, most=4, wait=0.01)
     held(short, 1)
     short.next(NEVER)
     ids = held(short, 1)
@@ -65,14 +80,14 @@ def test_a_batch_is_full_or_waits_for_others_when_one_has_just_run() -> None:
 
 
 def test_requests_of_nets_that_mix_images_run_alone() -> None:
-    order = Scheduler(2, most=8, wait=NEVER, alone=True)
+    order = scheduler(2, most=8, wait=NEVER, alone=True)
     ids = held(order, 1, 2)
     assert [order.next(NEVER), order.next(NEVER)] == [run(ids[:1]), run(ids[1:])]
 
 
 def test_clients_take_turns() -> None:
     """A client with a long line of large requests does not keep others waiting until all of them have run."""
-    order, ids = Scheduler(2, most=4, wait=NEVER), [os.urandom(16) for _ in range(7)]
+    order, ids = scheduler(2, most=4, wait=NEVER), [os.urandom(16) for _ in range(7)]
 
     def put(number: int, owner: int, images: int) -> None:
         for rank in range(2):
@@ -91,7 +106,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_a_request_that_some_hold_delays_nobody_and_says_who_never_got_it() -> None:
-    order = Scheduler(3, most=8, wait=NEVER)
+    order = scheduler(3, most=8, wait=NEVER)
     half, others = os.urandom(16), held(order, 1, 1, parties=3)
     order.hold(0, half, claim(left=0.05))
     order.hold(2, half, claim(left=NEVER))  # the earliest deadline counts
@@ -107,7 +122,7 @@ def test_a_half_request_is_dropped_when_its_client_has_had_time_to_send_it() -> 
         asked.append(images)
         return 0.05 if images == 1 else NEVER
 
-    order, half, slow = Scheduler(2, most=8, wait=NEVER, sending=sending), os.urandom(16), os.urandom(16)
+    order, half, slow = scheduler(2, most=8, wait=NEVER, sending=sending), os.urandom(16), os.urandom(16)
     held(order, 1)
     order.next(NEVER)
     order.hold(1, half, claim())
@@ -133,8 +148,8 @@ def test_the_time_to_send_a_request_is_that_of_a_slow_link() -> None:
 
 
 def test_requests_that_differ_between_parties_are_dropped_at_once() -> None:
-    for other in (claim(images=2), claim(owner=8)):
-        order, id = Scheduler(2, most=8, wait=NEVER), os.urandom(16)
+    for other in (claim(images=2), claim(owner=8), claim(model=1)):
+        order, id = scheduler(2, most=8, wait=NEVER), os.urandom(16)
         order.hold(0, id, claim())
         order.hold(1, id, other)
         assert order.next(NEVER) == [Decision(id, Action.UNLIKE, 1)] and order.empty
@@ -143,7 +158,7 @@ def test_requests_that_differ_between_parties_are_dropped_at_once() -> None:
 
 def test_what_was_dropped_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a party would be ordered to run what it was told to drop, which ends the session of all."""
-    order, id = Scheduler(2, most=8, wait=NEVER), os.urandom(16)
+    order, id = scheduler(2, most=8, wait=NEVER), os.urandom(16)
     order.hold(0, id, claim(left=0.0))
     missing = Decision(id, Action.MISSING, 1)
     assert order.next(NEVER) == [missing]
@@ -160,7 +175,7 @@ def test_what_was_dropped_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None
 def test_of_what_was_dropped_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose requests have the shortest of deadlines cannot fill party 0's memory."""
     monkeypatch.setattr("hummingbird.serving.scheduler._MOST_KEPT", 3)
-    order, ids = Scheduler(2, most=8, wait=NEVER), [os.urandom(16) for _ in range(9)]
+    order, ids = scheduler(2, most=8, wait=NEVER), [os.urandom(16) for _ in range(9)]
     for at in range(0, len(ids), 2):
         for id in ids[at : at + 2]:
             order.hold(0, id, claim(left=0.0))
@@ -169,7 +184,7 @@ def test_of_what_was_dropped_the_last_are_remembered(monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_that_is_late_or_given_up_leaves_its_place() -> None:
-    order = Scheduler(2, most=3, wait=NEVER)
+    order = scheduler(2, most=3, wait=NEVER)
     held(order, 1)
     order.next(NEVER)  # not idle
     late, gone = os.urandom(16), os.urandom(16)
@@ -187,7 +202,7 @@ def test_a_request_that_is_late_or_given_up_leaves_its_place() -> None:
 
 
 def test_a_wait_ends_when_a_request_is_whole() -> None:
-    order, id, found = Scheduler(2, most=8, wait=NEVER), os.urandom(16), []
+    order, id, found = scheduler(2, most=8, wait=NEVER), os.urandom(16), []
     order.hold(0, id, claim())
     thread = threading.Thread(target=lambda: found.append(order.next(NEVER)))
     thread.start()
@@ -201,7 +216,7 @@ def test_a_wait_ends_when_a_request_is_whole() -> None:
 
 
 def test_an_idle_lane_takes_at_once_what_a_busy_one_would_let_wait() -> None:
-    order = Scheduler(2, most=4, wait=NEVER, lanes=2)
+    order = scheduler(2, most=4, wait=NEVER, lanes=2)
     first = held(order, 1)
     assert order.next(NEVER, lane=0) == run(first)
     second = held(order, 1)
@@ -214,7 +229,7 @@ def test_an_idle_lane_takes_at_once_what_a_busy_one_would_let_wait() -> None:
 
 
 def test_a_busy_lane_leaves_a_full_batch_to_one_that_waits() -> None:
-    order, found = Scheduler(2, most=1, wait=NEVER, lanes=2), list[list[Decision]]()
+    order, found = scheduler(2, most=1, wait=NEVER, lanes=2), list[list[Decision]]()
     (thread := threading.Thread(target=lambda: found.append(order.next(NEVER, lane=1)))).start()
     while 1 not in order._waiting:
         time.sleep(0.01)
@@ -228,7 +243,7 @@ def test_a_busy_lane_leaves_a_full_batch_to_one_that_waits() -> None:
 
 
 def test_what_does_not_fit_one_lane_s_material_is_left_to_another_and_dropped_where_none_has_it() -> None:
-    order = Scheduler(2, most=8, wait=0.0, lanes=2)
+    order = scheduler(2, most=8, wait=0.0, lanes=2)
     small, large, more = held(order, 2, 5, 3)
     assert order.next(NEVER, lane=0, room=4) == run([small])  # and not three more
     assert order.next(0, lane=0, room=2) == []  # lane 1 may have material, and has said nothing yet
@@ -242,7 +257,7 @@ def test_what_does_not_fit_one_lane_s_material_is_left_to_another_and_dropped_wh
 
 def test_lanes_whose_material_is_used_up_wait_without_turning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait of theirs ends with it, not at every request that has waited long enough for the others."""
-    order = Scheduler(2, most=8, wait=0.0, lanes=2)
+    order = scheduler(2, most=8, wait=0.0, lanes=2)
     held(order, 3)
     order.next(0, lane=1, room=0)
     waits, waited = order._changed.wait, list[float | None]()
@@ -257,7 +272,7 @@ def test_lanes_whose_material_is_used_up_wait_without_turning(monkeypatch: pytes
 
 
 def test_every_lane_is_woken_once() -> None:
-    order = Scheduler(2, most=8, wait=NEVER, lanes=2)
+    order = scheduler(2, most=8, wait=NEVER, lanes=2)
     order.wake()
     assert order.next(NEVER, lane=1) == order.next(NEVER, lane=0) == []
     ids = held(order, 1)
@@ -265,7 +280,7 @@ def test_every_lane_is_woken_once() -> None:
 
 
 def test_a_store_that_was_filled_again_is_asked_before_a_request_is_dropped() -> None:
-    order, found = Scheduler(2, most=8, wait=0.0), list[list[Decision]]()
+    order, found = scheduler(2, most=8, wait=0.0), list[list[Decision]]()
     (thread := threading.Thread(target=lambda: found.append(order.next(NEVER, room=0)))).start()
     while 0 not in order._waiting:
         time.sleep(0.01)
@@ -277,11 +292,11 @@ def test_a_store_that_was_filled_again_is_asked_before_a_request_is_dropped() ->
 
 
 def test_a_request_waits_for_a_keeper_and_not_for_ever() -> None:
-    order = Scheduler(2, most=4, wait=NEVER, patience=NEVER)
+    order = scheduler(2, most=4, wait=NEVER, patience=NEVER)
     ids = held(order, 2)
     assert order.next(NEVER, room=0) == [] and not order.empty  # it is to tell its room again
     assert order.next(NEVER, room=2) == run(ids)
-    order, began = Scheduler(2, most=4, wait=NEVER, patience=0.3), time.monotonic()
+    order, began = scheduler(2, most=4, wait=NEVER, patience=0.3), time.monotonic()
     ids, found, words = held(order, 2), list[Decision](), 0
     while not found:
         found, words = order.next(NEVER, room=0), words + 1
@@ -298,7 +313,7 @@ def test_a_list_crosses_as_it_is_and_no_other_is_taken() -> None:
     for count, rows, what in (
         (-1, [], "party 0 names -1 requests"),
         ((1 << 20) + 1, [], "party 0 names 1048577 requests"),
-        (1, [[0, 0, 11, 0]], "a malformed list: 11 is not a valid Action"),
+        (1, [[0, 0, 13, 0]], "a malformed list: 13 is not a valid Action"),
     ):
         with meter.layer("order", "list", FREE):
             for words in ([count, 0], rows):

@@ -56,10 +56,10 @@ def test_every_answer_of_a_batch_gets_one() -> None:
 
     def answers(channel: Channel) -> list[bytes]:
         worker, found = Worker.__new__(Worker), list[tuple[bytes, bytes]]()
-        worker._zeros, worker._service, worker._lane = ZeroShares(channel), SERVICE, 0
+        worker._zeros, worker._lane, model = ZeroShares(channel), 0, SimpleNamespace(service=SERVICE)
         worker._dispatcher = SimpleNamespace(finish=lambda lane, answers, images, padding: found.extend(answers))
         for _ in range(2):
-            worker._answer([b"one", b"other"], [600, 400], 0, nothing)
+            worker._answer(model, [b"one", b"other"], [600, 400], 0, nothing)  # type: ignore[arg-type]
         assert [id for id, _ in found] == [b"one", b"other"] * 2
         return [answer for _, answer in found]
 

@@ -34,6 +34,7 @@ class Service:
     """Parties of `serve` on unix sockets, from the first answer until the end of the block.
 
     metrics: whether every party offers figures, which `figures` reads. token: of a caller, where they show tokens.
+    folder: of the sockets, which stays; None: a new one.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Service:
         metrics: bool = False,
         module: str = "hummingbird",
         token: str | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self._token = token
-        self.folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
+        self._token, self._stays = token, folder is not None
+        self.folder = Path(tempfile.mkdtemp()) if folder is None else folder  # pytest's may be too long for a socket
         self.addresses = [f"unix:{self.folder}/{rank}.sock" for rank in range(parties)]
         self._ports = [free_port() for _ in range(parties)] if metrics else []
         command = ["-m", module, "serve", *options, "--listen", f"unix:{self.folder}/{{rank}}.sock"]
@@ -70,9 +72,9 @@ class Service:
             return False
         return True
 
-    def client(self, timeout: float = HANG) -> Client:
+    def client(self, timeout: float = HANG, model: str = "") -> Client:
         """A client of its own."""
-        return Client(self.addresses, timeout=timeout, token=self._token)
+        return Client(self.addresses, timeout=timeout, token=self._token, model=model)
 
     def figures(self, party: int) -> dict[str, float]:
         """The figures of a party, by name and labels."""
@@ -93,7 +95,8 @@ class Service:
         for process in self.processes:
             process.kill()
             process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._stays:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def served(ended: Sequence[Finished]) -> tuple[int, int]:

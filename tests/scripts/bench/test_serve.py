@@ -197,7 +197,11 @@ def test_errors_are_relative_to_what_was_measured() -> None:
 
 @pytest.mark.parametrize(
     ("words", "where"),
-    [(["--predict", "absent.json"], "absent.json"), (["--predict", "absent.json", "--loads", "100"], "--loads")],
+    [
+        (["--predict", "absent.json"], "absent.json"),
+        (["--predict", "absent.json", "--loads", "100"], "--loads"),
+        (["--groups", "1"], "--groups"),
+    ],
 )
 def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(words) == 1
@@ -235,3 +239,19 @@ def test_services_run_beside_their_plans(tmp_path: Path, capsys: pytest.CaptureF
         assert 0 < row["measured_p50_milliseconds"] <= row["measured_p99_milliseconds"]
         assert abs(row["own_p50_error_percent"]) < 50  # a busy machine wakes threads late
     assert "dropped" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_groups_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of the program, in a short run: every answer is right, and no request of the rollout fails."""
+    monkeypatch.setattr(serve, "_STOPPED", 3.0)
+    file = tmp_path / "rows.json"
+    assert serve.main(["--groups", "2", "--seconds", "1", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["part"] for row in rows] == ["one group", "all groups"] * 3 + ["calm", "one stopped", "rollout"]
+    assert all(row["requests"] > 0 and row["refused"] == 0 for row in rows)
+    assert max(row["changed_percent"] for row in rows) < 2  # digits' windows change few answers
+    said = capsys.readouterr().out
+    assert "a rollout: 0 of " in said and "(mark: 0.9)" in said
