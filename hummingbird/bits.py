@@ -29,6 +29,7 @@ from hummingbird.records import field as record_field
 FORMAT = "hummingbird-bits"
 VERSION = 3
 _WHOLE = 16  # fraction bits of a layer's input and output, `ring.SCALE`: the most that q can round away
+_MOST_WEIGHT_BITS = 20  # `ring.WEIGHT_SCALE`
 _DEEPEST = 32  # nesting of provenance, far below the limit of Python's stack
 _MOST_TEXT, _MOST_LAYERS = 16 << 20, 1 << 16  # bytes and layers of a file
 _NUMBER = records.anything("a number")  # the record's own __post_init__ checks it
@@ -170,6 +171,8 @@ class BitConfig:
         `parties` with the use of the windows; the other entries are only kept.
     input_range: the largest |input| for which the windows were made; None if not known.
     rows: assumptions on the rows of softmaxes and norms, by qualified name; none for layers that are not named.
+    weight_bits: bits of fraction of the weights of linear layers and convolutions, and of factors, from 1 to 20. Fewer
+        make layers cheaper. None: 20, and public weights before a coarse window have fewer, down to 16.
     Raises ConfigError, which names the layer, for invalid windows and rows, and for values that JSON cannot hold.
 
     >>> config = BitConfig(BitWindow(20, 12), layers={"1": BitWindow(18, 10)})
@@ -185,6 +188,7 @@ class BitConfig:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     input_range: float | None = None
     rows: Mapping[str, Rows] = field(default_factory=dict)
+    weight_bits: int | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("layers", self.layers), ("provenance", self.provenance), ("rows", self.rows)):
@@ -206,6 +210,9 @@ class BitConfig:
         if found is not None and (isinstance(found, bool) or not isinstance(found, (int, float)) or not _finite(found)):
             hint = "the largest |input| as a number, 0 or more, or None"
             raise ConfigError(f"an input range of {found!r}", where="input_range", hint=hint)
+        if (bits := self.weight_bits) is not None and (type(bits) is not int or not 1 <= bits <= _MOST_WEIGHT_BITS):
+            hint = f"an integer from 1 to {_MOST_WEIGHT_BITS}, or None"
+            raise ConfigError(f"weights with {bits!r} bits of fraction", where="weight_bits", hint=hint)
         object.__setattr__(self, "layers", Frozen(self.layers))
         object.__setattr__(self, "rows", Frozen(self.rows))
         object.__setattr__(self, "provenance", _frozen(self.provenance, "provenance"))
@@ -220,17 +227,20 @@ class BitConfig:
         lines += rows
         if self.input_range is not None:
             lines.append(f"for inputs |x| <= {self.input_range:g}")
+        if self.weight_bits is not None:
+            lines.append(f"weights: {self.weight_bits} bits of fraction")
         if self.provenance:
             lines.append(f"provenance: {len(self.provenance)} facts of how they were found")
         return "BitConfig(\n" + "".join(f"  {line}\n" for line in lines) + ")"
 
     def __hash__(self) -> int:
-        return hash((self.default, frozenset(self.layers.items()), self.input_range, frozenset(self.rows.items())))
+        both = frozenset(self.layers.items()), frozenset(self.rows.items())
+        return hash((self.default, *both, self.input_range, self.weight_bits))
 
     @property
     def windows(self) -> BitConfig:
-        """A copy of this configuration that keeps its windows and rows, and drops its provenance and input range."""
-        return BitConfig(self.default, self.layers, rows=self.rows)
+        """A copy of this configuration without its provenance and input range."""
+        return replace(self, provenance={}, input_range=None)
 
     def window(self, name: str) -> BitWindow:
         """Return the window of the layer with this qualified name.
@@ -249,11 +259,7 @@ class BitConfig:
         return self.rows.get(name, self.rows.get(name.partition("#")[0]))
 
     def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
-        """Return a copy of this configuration with other assumptions on the rows of some layers.
-
-        rows: assumptions by qualified name; they replace those of this configuration for these layers. Other layers
-        keep theirs.
-        """
+        """Return a copy of this configuration with other assumptions on the rows of some layers, by qualified name."""
         return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -262,9 +268,7 @@ class BitConfig:
         names: the qualified names of the net's layers that compare.
         """
         known = list(names)
-        known_set = set(known) | {name.partition("#")[0] for name in known}
-        unknown = sorted(set(self.layers) - known_set)
-        if unknown:
+        if unknown := sorted(set(self.layers) - set(known) - {name.partition("#")[0] for name in known}):
             raise ConfigError(
                 f"the bit configuration names {unknown}, which the net lacks",
                 hint=f"layers that compare in this net: {', '.join(known) or 'none'}",
@@ -318,9 +322,8 @@ class BitConfig:
 
     def plain(self) -> dict[str, Any]:
         """Return this configuration as JSON values (dicts, lists, numbers), as a file has them (docs/bit-config.md)."""
-        layers, rows = dict(sorted(self.layers.items())), dict(sorted(self.rows.items()))
-        known = {"provenance": self.provenance, "input_range": self.input_range}
-        return records.plain(BitsFile(default=self.default, layers=layers, rows=rows, **known))  # type: ignore[arg-type]
+        ordered = {"layers": dict(sorted(self.layers.items())), "rows": dict(sorted(self.rows.items()))}
+        return records.plain(BitsFile(**(vars(self) | ordered)))
 
     def to_json(self) -> str:
         """Return this configuration as the text of a file of windows (docs/bit-config.md)."""
@@ -328,10 +331,7 @@ class BitConfig:
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "bit configuration") -> BitConfig:
-        """Read the configuration from a text that `to_json` has returned. where: the name of its file in errors.
-
-        Raises ConfigError for another format or version, unknown fields, and invalid windows.
-        """
+        """Read the configuration from a text of `to_json`, as `from_plain`. where: the name of its file in errors."""
         data = records.parse(text, most=_MOST_TEXT, deepest=_DEEPEST + 8, **_how(where))
         return cls.from_plain(data, where=where)
 
@@ -394,11 +394,7 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """Return the hint for the error that no file of windows can be read at `path`.
-
-    The hint depends on what `path` looks like: a path that is wrong; a budget of bits, such as 6/64; or a single
-    window, such as 20:0, which a user may have written in place of a file.
-    """
+    """Return the hint if no file of windows can be read at `path`, which may be a budget (6/64) or a window (20:0)."""
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"
@@ -421,12 +417,13 @@ class BitsFile:
     rows: Mapping[str, Rows] = record_field(
         records.mapping(records.record(Rows), _MOST_LAYERS), left_out=True, default_factory=dict
     )
+    weight_bits: int | None = record_field(_NUMBER, left_out=True, default=None)
     provenance: Mapping[str, Any] = record_field(_PROVENANCE, missing=True, default_factory=dict)
 
     @property
     def config(self) -> BitConfig:
         """The `BitConfig` that this file holds. Raises ConfigError if its windows or rows are invalid."""
-        return BitConfig(self.default, self.layers, self.provenance, self.input_range, self.rows)
+        return BitConfig(**{name: getattr(self, name) for name in BitConfig.__dataclass_fields__})
 
 
 def _none(value: Any) -> NoReturn:
@@ -435,9 +432,10 @@ def _none(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class BitsFile2(BitsFile):
-    """The fields of a file of windows of version 2, which has no field `rows`."""
+    """The fields of a file of windows of version 2, which has neither `rows` nor `weight_bits`."""
 
     rows: Mapping[str, Rows] = record_field(records.Kind("nothing", _none), left_out=True, default_factory=dict)
+    weight_bits: int | None = record_field(records.Kind("nothing", _none), left_out=True, default=None)
 
 
 @dataclass(frozen=True)
@@ -483,10 +481,9 @@ def _finite(number: float) -> bool:
 
 
 def _frozen(value: Any, where: str, depth: int = 0) -> Any:
-    """Return an immutable copy of JSON values: dicts become `Frozen`, lists tuples.
+    """Return an immutable copy of JSON values: dicts become `Frozen`, lists tuples. where: their name in errors.
 
-    where: the values' name in errors. depth: how deep in the whole value this one is nested. Raises ConfigError for
-    values that JSON does not have.
+    depth: how deep in the whole value this one is nested. Raises ConfigError for values that JSON does not have.
     """
     if value is None or isinstance(value, (str, bool, int, float)):
         return value

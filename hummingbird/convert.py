@@ -103,6 +103,8 @@ def _problems(steps: list[Step], owner: WeightOwner | None, config: BitConfig) -
     config: the windows.
     """
     found = properties.rounded(steps) + columns.fine(steps, config)
+    if owner is None or owner.known:
+        found += columns.vanishing(steps, config)
     if owner is None:
         steps = columns.kept(steps)
     elif owner.known:

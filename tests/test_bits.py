@@ -8,6 +8,7 @@ import json
 import operator
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,16 @@ def test_a_config_is_a_value() -> None:
         assert copied == config and hash(copied) == hash(config)
     assert BitConfig.from_json(config.to_json()) == config and json.loads(config.to_json())["input_range"] == 2.5
     assert config.windows == BitConfig(EXACT, {"relu": BitWindow(20, 12)})
-    assert "input_range" not in BitConfig().to_json()
+    assert "input_range" not in BitConfig().to_json() and "weight_bits" not in BitConfig().to_json()
+
+
+def test_bits_of_weights_are_part_of_what_parties_compare() -> None:
+    config = BitConfig(EXACT, provenance={"seed": 1}, weight_bits=8)
+    assert BitConfig.from_json(config.to_json()) == config and config.windows == BitConfig(weight_bits=8)
+    assert hash(config.windows) != hash(BitConfig()) and config != replace(config, weight_bits=9)
+    assert "weights: 8 bits of fraction" in repr(config)
+    with pytest.raises(ConfigError, match="weight_bits"):
+        BitConfig.from_json('{"format": "hummingbird-bits", "version": 2, "weight_bits": 8}')
 
 
 @pytest.mark.parametrize(
@@ -261,6 +271,9 @@ def test_a_config_is_a_value() -> None:
         ({"input_range": True}, "input_range", "an input range of True"),
         ({"input_range": "2"}, "input_range", "an input range of '2'"),
         ({"input_range": 10**400}, "input_range", "an input range of 1000"),
+        ({"weight_bits": 0}, "weight_bits", "weights with 0 bits of fraction"),
+        ({"weight_bits": 21}, "weight_bits", "weights with 21 bits"),
+        ({"weight_bits": True}, "weight_bits", "weights with True bits"),
     ],
 )
 def test_what_is_no_config_is_refused_where_it_is_made(arguments: Any, where: str, what: str) -> None:

@@ -7,6 +7,9 @@ wrong to right, the error of (c - b) / n is sqrt(b + c - (c - b)^2 / n) / n (McN
 difference between correlated proportions", 1947). Comparisons with m > 0 prune at random (HummingBird, section 4): the
 mean of R runs with different seeds has a standard error of s / sqrt(R), where s is their standard deviation.
 
+With --dealer pair the twin has the forms of a net that two parties run without a dealer: splines of comparisons in
+place of tables of polynomials. Weights have the bits of fraction that the file of windows names (`weight_bits`).
+
 Warns of images beyond the range for which the windows were made (`input_range`): their values may leave the windows.
 
 A sign is right if |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|), for x
@@ -33,6 +36,7 @@ from hummingbird.commands.program import NOTES, add_command, agree_on, end_ranke
 from hummingbird.commands.subject import Subject, add_subject_arguments, predict, subject_of
 from hummingbird.errors import InputError
 from hummingbird.hybrid.convert import PROTOCOL
+from hummingbird.mpc.pair.dealer import AIM, transfers_of
 from hummingbird.progress import progress_line
 from hummingbird.ring import SCALE
 from hummingbird.simulation.observe import magnitudes
@@ -63,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compute as two parties without a dealer do (gc-server), in integers; for windows of find-bits --cut",
     )
+    text = "two parties without a dealer, whose nets have splines in place of tables; for sessions with this dealer"
+    parser.add_argument("--dealer", metavar="pair[:silent]", help=text)
     parser.add_argument(
         "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
     )
@@ -132,16 +138,28 @@ class WindowRange:
     warning: str
 
 
+def _aim(args: argparse.Namespace) -> str:
+    """Return the aim of the twin's tables by --dealer. Raises InputError for one that is not of two parties alone."""
+    if args.dealer is None:
+        return "latency"
+    if transfers_of(args.dealer) is None or args.cut or args.parties != 2:
+        hint = "--dealer pair or pair:silent, with two parties and without --cut; leave it out for other dealers"
+        raise InputError(f"validate with the dealer {args.dealer}", where="--dealer", hint=hint)
+    return AIM
+
+
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
     """Run the net, and `args.repeat` simulations of it with windows and different seeds; return how predictions differ.
 
     subject: the net, images and labels. config: the windows. Returns a `Validation`. Raises the errors of `simulate`.
     """
     net, images, labels = subject.net, subject.images, subject.labelled
-    hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
+    hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut, aim=_aim(args))  # warns of other use
     windows = config if args.cut else config.windows  # `input_range` determines the width of --cut's integers
     runs = [
-        hummingbird.simulate(net, windows, args.protocol, args.parties, seed=args.seed + run, cut=args.cut)
+        hummingbird.simulate(
+            net, windows, args.protocol, args.parties, seed=args.seed + run, cut=args.cut, aim=_aim(args)
+        )
         for run in range(args.repeat)
     ]
     bar = progress_line([net, *runs], desc="runs", unit="run")
@@ -167,7 +185,7 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
     config: the windows, which are applied during the measurement. With --cut they are not, and only layers with a
     window are in the result.
     """
-    options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
+    options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed, "aim": _aim(args)}
     with progress_line(total=len(subject.images), desc="magnitudes", unit="image") as bar:
         found = magnitudes(
             subject.net,
@@ -244,6 +262,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
     if args.repeat < 1:
         raise InputError(f"{args.repeat} runs", where="--repeat", hint="1 or more; 2 or more tell how runs differ")
     agree_on(args)
+    _aim(args)
     if args.json is not None and ranks.first():
         check_writable(args.json, "--json")
     config = BitConfig.load(args.bits)
@@ -260,7 +279,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
     if args.json is not None:
         labelled: dict[str, Any] = {
             **subject.names,
-            **{key: getattr(args, key) for key in ("protocol", "parties", "seed")},
+            **{key: getattr(args, key) for key in ("protocol", "parties", "seed", "dealer")},
         }
         if args.cut:
             labelled["protocol"] = PROTOCOL

@@ -159,6 +159,9 @@ def check_windows(
     if config.rows:
         what = f"rows of {', '.join(sorted(config.rows))}: a net without a dealer has no softmax and no norm"
         raise ConfigError(what, where="bits", hint="leave rows out, BitConfig(default, layers)")
+    if config.weight_bits is not None:
+        what = f"weight_bits={config.weight_bits}: weights of a net without a dealer have scales of their own"
+        raise ConfigError(what, where="bits", hint="leave weight_bits out")
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
     config.check_use(lambda: [graph.fingerprint(steps if searched is None else searched())], PROTOCOL, None)
 

@@ -390,7 +390,8 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         return None
     if step.op == "getitem" and shape is None:
         return None  # of a size
-    if step.op == "getitem" and (math.prod(shape) != math.prod(source) or not _is_whole(a["index"])):
+    whole = source is not None and shape is not None and math.prod(shape) == math.prod(source)  # None: of several parts
+    if step.op == "getitem" and not (whole and _is_whole(a["index"])):
         return "a part of a value", "the only index supported is None: x[:, None]; hummingbird.convert_model has all"
     if step.op == "cat" and a["dim"] % (len(source) + 1) == 0:
         return "cat of images", "keep the first dimension to itself"

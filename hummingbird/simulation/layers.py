@@ -266,6 +266,10 @@ class Windows:
             built[name] = Built(layer, old.function, old.limit, old.whole)
         make, anew = builders.builder(self.protocol, config, None, aim), builders.ON_ROWS.keys()
         built |= {step.name: make(step) for step in self.steps if step.op in anew}
+        if config.weight_bits is not None:
+            for name, old in self._built.items():
+                if isinstance(old.layer, Linear):
+                    built[name] = Built(old.layer.rounded(config.weight_bits), None, old.limit, old.whole)
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
 
 

@@ -31,6 +31,7 @@ from hummingbird.mpc.plan.builders import CUSTOM, ON_SQUARES, compares, ranged
 from hummingbird.mpc.plan.ranges import by_weights
 from hummingbird.mpc.plan.rewritten import UNDECIDED
 from hummingbird.mpc.protocols.law import Law
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet, FoldedState
@@ -72,12 +73,13 @@ def magnitudes(
     batch: int = 128,
     public: Sequence[Tensor] = (),
     progress: Callable[[int, int], None] | None = None,
+    aim: str = "latency",
 ) -> dict[str, int]:
     """Find the largest |x| that each comparing layer of a net compares over `images` (N, ...), by name, in ring units.
 
     bits: windows during the run; None: exact comparisons. public: the net's public inputs, each a single tensor for all
     images, or one with a row for each image. batch: images at a time. progress: called with (images done, of all) after
-    every batch.
+    every batch. aim: as for `convert_model`.
     The largest |x| is rounded up; for a layer whose window has no bits it is 0. A max pooling whose result neither
     randomness nor the window can change is computed by torch; its differences are then bounded by an image's largest
     value less the smallest, and so are argmax's. Cost: one pass over the images, as fast as plain inference; ranks
@@ -113,7 +115,7 @@ def magnitudes(
 
         return run
 
-    plan = windows.plan(config)
+    plan = windows.plan(config, TableChoice.of(aim))
     layers = twins(plan, folded.steps, parties, compare)
     instead = {name: watched(name, twin) for name, twin in layers.items()}
     itself = {step.name for step in plan if isinstance(step.layer, Tabulated)}

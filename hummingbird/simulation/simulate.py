@@ -40,6 +40,7 @@ from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.mpc.plan.ranges import check_ranges
 from hummingbird.mpc.plan.steps import PlanStep
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.mpc.session.session import Session, ZeroSharing
 from hummingbird.mpc.session.sharing import Shared
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
@@ -53,8 +54,8 @@ from hummingbird.simulation.layers import Twin, Windows, check_protocol, compari
 # Every party runs the private net on a thread of its own, one at a time (channel/interleave.py): whoever waits for an
 # opening lets the next one compute. What is global to a process, CrypTen's parts, changes hands with the turn. The
 # dealer is the stand-in that knows all seeds, the input is shared from a seed: with the same seeds, parties on a
-# network send the same messages bit for bit, with a net converted for latency. Other aims decide the same, and may have
-# splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py). Only a ReLU between an
+# network send the same messages bit for bit, with a net converted for the same aim. Other aims decide the same, and may
+# have splines in place of tables for smooth functions, as exact as these (mpc/plan/builders.py). Only a ReLU between an
 # input and an output, of a value outside its window, may be wrong in another way with aim "rounds" (masked.py).
 
 
@@ -211,6 +212,7 @@ def simulate(
     clamp: bool = False,
     cut: bool = False,
     example: Any = None,
+    aim: str = "latency",
 ) -> nn.Module:
     """Make a module on plain tensors that computes what private inference of `net` with these windows computes.
 
@@ -230,6 +232,7 @@ def simulate(
         protocol, parties, mode and clamp at their defaults, as they are for inference with a dealer.
     example: a batch of the net's inputs, for a net with several inputs or flags; the module then takes the net's
         arguments, and returns forward()'s result.
+    aim: as for `convert_model`; "pair" simulates the forms of two parties without a dealer, such as splines.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
     Warns as `convert_model` does, of batch norms and dropout in training mode, and once of inputs beyond the bits'
@@ -239,8 +242,9 @@ def simulate(
     >>> bool((twin(images).argmax(1) == net(images).argmax(1)).all())
     True
     """
-    if cut and ((protocol, parties, mode, clamp) != ("masked", 2, "fast", False) or example is not None):
-        hint = "leave out protocol, parties, mode, clamp and example"
+    given = protocol, parties, mode, clamp, aim
+    if cut and (given != ("masked", 2, "fast", False, "latency") or example is not None):
+        hint = "leave out protocol, parties, mode, clamp, example and aim"
         raise ConfigError("cut=True with options of inference with a dealer", where="simulate", hint=hint)
     net = from_object(net) or net
     check_protocol(protocol, parties)
@@ -254,11 +258,11 @@ def simulate(
     if cut:
         _tell_mode(net)
         return CutSimulator(net, config, seed)
-    private = convert.build(net, config, protocol=protocol, parties=parties, example=example)
+    private = convert.build(net, config, protocol=protocol, parties=parties, example=example, aim=aim)
     _tell_mode(net)
     if mode == "exact":
-        return ExactSimulator(net, config, protocol, parties, seed, example)
-    twin = FastSimulator(net, private.plan, protocol, parties, Compare(seed, clamp), example)
+        return ExactSimulator(net, config, protocol, parties, seed, example, aim)
+    twin = FastSimulator(net, private.plan, protocol, parties, Compare(seed, clamp), example, aim)
     twin.inputs = InputRange(config.input_range)
     return twin
 
@@ -326,12 +330,13 @@ class FastSimulator(nn.Module):
         parties: int,
         compare: Compare,
         example: Any = None,
+        aim: str = "latency",
     ) -> None:
         super().__init__()
         self.net = net
         self.training = False
         self._protocol, self._parties, self._compare = protocol, parties, compare
-        self._example = example
+        self._example, self._aim = example, TableChoice.of(aim)
         self._calls = live(net, tuple(builders.CUSTOM), example)
         self._windows: Windows | None = None
         self._folded: FoldedNet | None = None
@@ -372,7 +377,7 @@ class FastSimulator(nn.Module):
         if self._windows is None or not self._windows.order.fits(config):
             self._windows = Windows(steps(), self._protocol, config.rows)
         check_ranges(config, self._windows.steps)
-        self._layers = self._twins(self._windows.plan(config))
+        self._layers = self._twins(self._windows.plan(config, self._aim))
         self.inputs = InputRange(config.input_range)
 
     @property
@@ -437,9 +442,10 @@ class ExactSimulator(nn.Module):
         parties: int,
         seed: int | None,
         example: Any = None,
+        aim: str = "latency",
     ) -> None:
         super().__init__()
-        self.net, self._example = net, example
+        self.net, self._example, self._aim = net, example, aim
         self.training = False
         self.inputs = InputRange(config.input_range)
         self._bits, self._protocol = config.windows, protocol
@@ -465,7 +471,8 @@ class ExactSimulator(nn.Module):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # `simulate` gave them when it converted the net
-                private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
+                known = {"protocol": self._protocol, "example": self._example, "aim": self._aim}
+                private = convert.build(self.net, self._bits, **known)
             try:
                 out = self._running[x.device].run(ExactNet(private, given.public), x)
                 return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)

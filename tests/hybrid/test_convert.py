@@ -196,6 +196,7 @@ class Part(nn.Module):
         (lambda x: torch.where(x > 0, 2.0, 1.0), "greater is not supported"),
         (lambda x: x * x.relu(), "a product of two values"),
         (lambda x: x.roll(1, 1), "roll is not supported"),
+        (lambda x: x.unbind(1)[0], "unbind is not supported"),
     ],
 )
 def test_what_has_no_form_is_refused_with_the_conversion_that_takes_it(last: Callable[..., Any], what: str) -> None:

@@ -1,7 +1,7 @@
 """Two parties without a dealer run a net again and again: `python -m tests.jobs.pair_session TIMEOUT RUNS [PAUSE]`.
 
 Each party prints a line of JSON after every run. Variables: LANES, AIM, WEIGHTS, PROTOCOL, NET (of `NETS`); DEALER,
-perhaps one for each party, with commas.
+perhaps one for each party, with commas; WEIGHT_BITS, with which the results are compared with the twin's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import hummingbird
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.party import run_party
 
 
@@ -81,11 +81,13 @@ def main() -> None:
     torch.manual_seed(0)
     plain, x = make().eval(), torch.rand(shape) - 0.5
     protocol, aim = variables.get("PROTOCOL", "masked"), variables.get("AIM")
-    private = hummingbird.convert_model(plain, BitWindow(20, 0), weights, protocol=protocol, example=x, aim=aim)
+    bits = BitConfig(BitWindow(20, 0), weight_bits=int(variables.get("WEIGHT_BITS", "0")) or None)
+    private = hummingbird.convert_model(plain, bits, weights, protocol=protocol, example=x, aim=aim)
     private.images_per_slice = 2
     shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+    twin = hummingbird.simulate(plain, bits, protocol, example=x, aim="pair") if bits.weight_bits else plain
     with torch.no_grad():
-        expected = plain(x)
+        expected = twin(x)
     for run in range(int(runs)):
         time.sleep(pause if run else 0)
         with hummingbird.meter() as meter:

@@ -14,6 +14,7 @@ import torch
 
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import validate
 from hummingbird.commands.subject import predict
 from hummingbird.commands.validate import mean_error, paired_error, rooms, standard_error
 from models import get_model, load_checkpoint
@@ -137,3 +138,29 @@ def test_wrong_arguments_are_errors(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main([*NET, *more]) == 1
         error = capsys.readouterr().err
         assert error.startswith("error: ") and message in error, error
+
+
+def test_the_twin_of_two_parties_without_a_dealer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--dealer pair: the predictions of the twin with this aim; the file's bits of weights count."""
+    pytest.importorskip("sklearn")
+    config, aims = BitConfig(BitWindow(21, 13), weight_bits=5), list[str]()
+    for place, name in ((hummingbird, "simulate"), (validate, "magnitudes")):
+        real = getattr(place, name)
+        monkeypatch.setattr(
+            place, name, lambda *args, real=real, **more: aims.append(more["aim"]) or real(*args, **more)
+        )
+    row, *_ = _run(tmp_path, config, "--repeat", "1", "--samples", "200", "--dealer", "pair:silent")
+    assert aims == ["pair"] * 3
+    net, (images, labels) = load_checkpoint(WEIGHTS, get_model("digits", 10)).eval(), load("digits", "test")
+    found = predict(hummingbird.simulate(net, config, seed=0, aim="pair"), images[:200])
+    assert row["dealer"] == "pair:silent"
+    assert row["accuracy"] == pytest.approx(float((found == labels[:200]).float().mean()))
+    assert row["changed"] == int((found != predict(net, images[:200])).sum())
+    for words in (["--dealer", "host:1"], ["--dealer", "pair", "--parties", "3"], ["--dealer", "pair", "--cut"]):
+        assert main([*NET, "--bits", str(tmp_path / "bits.json"), *words]) == 1
+        assert "leave it out for other dealers" in capsys.readouterr().err
+    with pytest.raises(AssertionError):
+        _run(tmp_path, config, "--dealer", "pair:loud")
+    assert "pair:softspoken" in capsys.readouterr().err

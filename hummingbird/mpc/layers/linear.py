@@ -29,10 +29,10 @@ from hummingbird.ring import FINE_WEIGHTS, SCALE, WEIGHT_SCALE
 
 # Weights --------------------------------------------------------------------------------------------------------------
 #
-# A weight is public, or private to one party. Weights have 20 bits of fraction. Public weights have more if they are
-# small, or fewer before a coarse window (`Linear.coarser`). Private weights do not, since the number would reveal how
-# small they are; but those of layers that read the net's inputs have up to 26 bits if the inputs may be large
-# (mpc/plan/columns.py).
+# A weight is public, or private to one party. Weights have 20 bits of fraction, or as few as `BitConfig.weight_bits`
+# says. Public weights have more if they are small, or fewer before a coarse window (`Linear.coarser`). Private weights
+# do not, since the number would reveal how small they are; but those of layers that read the net's inputs have up to 26
+# bits if the inputs may be large (mpc/plan/columns.py).
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class WeightOwner:
 def private_fraction(weight: Tensor, owner: WeightOwner, bits: int = WEIGHT_SCALE) -> int:
     """Check that `bits` bits of fraction are enough for a private weight, and return `bits`.
 
-    Raises InputError if this process knows the weight, and the weight is too small for so few bits.
+    Raises InputError if this process knows the weight, and the weight is too small for so few bits. Fewer than 20 are
+    those that the user asks for, which mpc/plan/columns.py checks.
     """
-    if owner.known:
+    if owner.known and bits >= WEIGHT_SCALE:
         ring.fraction(weight, bits, where="weight")
     return bits
 
@@ -208,8 +209,12 @@ class Linear(Layer):
             self.fraction = max(WEIGHT_SCALE, self._needed, min(fine, MAX_SCALE - SCALE))
         else:
             self.fraction = private_fraction(weight, owner, fraction)
-        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner, self.fraction)
-        self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
+        code = ring.encode(weight, max(self.fraction, WEIGHT_SCALE), where="weight")
+        code = ring.shifted(code, min(0, self.fraction - WEIGHT_SCALE))  # rounded twice, as by `rounded`
+        self.weight = weight_of(code, owner, self.fraction)
+        # Shares of a private bias are shifted to the left only.
+        self.bias_scale = _BIAS_SCALE if owner is None else min(_BIAS_SCALE, SCALE + self.fraction)
+        self.register_buffer("bias", None if bias is None else ring.encode(bias, self.bias_scale, where="bias"))
 
     def coarser(self, scale: int, error: float | None = None) -> Linear:
         """Return a copy of this layer whose public weights are rounded to `scale` bits of fraction.
@@ -225,7 +230,14 @@ class Linear(Layer):
         fraction = max(scale, self._needed)
         if error is not None and self.steepness is not None:
             fraction = min(fraction, self._behind(error))
-        if fraction == self.fraction:
+        return self.rounded(fraction)
+
+    def rounded(self, fraction: int) -> Linear:
+        """Return a copy of this layer whose public weights are rounded to at most `fraction` bits of fraction.
+
+        Returns this layer itself if its weights have no more, are private, or have doubled columns.
+        """
+        if fraction >= self.fraction or self.owner is not None or self.unscaled:
             return self
         assert isinstance(self.weight, PublicWeight)
         code = self.weight.code  # on the meta device, as in a search for windows, there is nothing to round
@@ -291,7 +303,7 @@ class Linear(Layer):
         out = self.weight.product(session, self.op, share, self.options, view, self.read)
         # Party 0 adds a public bias; every party adds its share of a private one.
         if self.bias is not None and (self.owner is not None or session.rank == 0):
-            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # a private one to the left: scale >= 16 + 20
+            bias = ring.shifted(self.bias, scale - self.bias_scale)
             out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
         return Shared(out, scale)
 
@@ -299,7 +311,7 @@ class Linear(Layer):
         return f"{self.op}, weight {self.weight.shape} {'public' if self.owner is None else self.owner}"
 
 
-_BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
+_BIAS_SCALE = SCALE + WEIGHT_SCALE  # the most; biases stay below 2^26
 _LEAST = 8  # bits of fraction of weights behind values with a told error
 
 

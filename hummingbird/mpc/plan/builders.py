@@ -179,6 +179,8 @@ def builder(
             layer = made[key][1].again()
         else:
             layer = BUILDERS[step.op](step, compare, owner)
+            if isinstance(layer, Linear) and config.weight_bits is not None:
+                layer = layer.rounded(config.weight_bits)
             if key is not None and isinstance(layer, Linear):
                 made[key] = step, layer
         return Built(layer, None, layer.input_limit, layer.whole_input)

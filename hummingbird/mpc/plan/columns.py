@@ -8,7 +8,8 @@ input, and give the weights as many more. If a column needs more, the planner op
 rounds them if a window reads few bits; they keep 22 bits of fraction.
 
 For private weights the number of halvings would reveal which columns are large. These weights have as many more bits
-as the ring has room for, and their owner's conversion fails if that is too few.
+as the ring has room for, and their owner's conversion fails if that is too few. With `BitConfig.weight_bits` all
+private weights have that number, and the conversion fails where columns of public weights would be doubled.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
     """Return all steps of a net with private weights; those whose weights multiply the net's inputs get "fraction".
 
     This attribute says how many bits of fraction the step's weights have (`private_bits`). A step gets it if its inputs
-    are the net's own, or values as large as these (`measured`).
+    are the net's own, or values as large as these (`measured`). With `config.weight_bits` all steps with weights get
+    it.
     """
-    reading, bits = measured(steps), private_bits(config)
+    reading, bits = measured(steps) if config.weight_bits is None else _with_weights(steps), private_bits(config)
     return [
         replace(step, attrs=step.attrs | {"fraction": bits}) if number in reading else step
         for number, step in enumerate(steps)
@@ -87,11 +89,13 @@ def marked(steps: Sequence[Step], config: BitConfig) -> list[Step]:
 def private_bits(config: BitConfig) -> int:
     """Return how many bits of fraction private weights have that multiply a net's inputs.
 
-    They are 20 for inputs up to 2^14, rising to 26 for inputs up to 2^20, the most that the ring has room for. If
-    `config.input_range` is unknown, they are 26 if all comparisons are exact. With windows they are 20, since 26 would
-    cost more.
+    They are `config.weight_bits`, if it is a number. Else they are 20 for inputs up to 2^14, rising to 26 for inputs up
+    to 2^20, the most that the ring has room for. If `config.input_range` is unknown, they are 26 if all comparisons are
+    exact. With windows they are 20, since 26 would cost more.
     """
     most, room_left = config.input_range, room(FLOOR) - WEIGHT_SCALE
+    if config.weight_bits is not None:
+        return config.weight_bits
     if most is None:
         exact = all(window == EXACT for window in (config.default, *config.layers.values()))
         return WEIGHT_SCALE + (room_left if exact else 0)
@@ -103,8 +107,12 @@ def lost(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
 
     A column is the weights that multiply one value of the input. It is lost if two things hold: rounding changes one of
     its weights by more than 2^-10 of its largest weight; and this change, times the largest input, is more than 2^-8 of
-    the largest weight of the whole tensor.
+    the largest weight of the whole tensor. With `config.weight_bits` it is lost if public weights would double it.
     """
+    if config.weight_bits is not None:
+        what, hint = "columns of weights so small that they would be rounded away", "leave weight_bits out"
+        small = [steps[number] for number in sorted(measured(steps)) if _doublings(steps[number]) is not None]
+        return [Problem(step.name, what, hint) for step in small]
     most = 2.0**FLOOR if config.input_range is None else config.input_range
     unit = 2.0 ** private_bits(config)
     found = []
@@ -125,6 +133,19 @@ _HINT = (
     "multiply columns of large values by powers of two before this layer, x * self.powers, and their weights by the "
     "inverse; or say that inputs are smaller, BitConfig(..., input_range=)"
 )
+
+
+def vanishing(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
+    """Return a problem for every step whose weights `config.weight_bits` changes by 1/8 of the largest, or more."""
+    if config.weight_bits is None:
+        return []
+    found = []
+    for step in (steps[number] for number in sorted(_with_weights(steps))):
+        if 0 < float(step.attrs[WEIGHTS[step.op]].detach().abs().max()) < 4 * 2.0**-config.weight_bits:
+            # The text does not say how small: the other parties see it.
+            what = f"weights so small that {config.weight_bits} bits of fraction miss them by 1/8 of the largest"
+            found.append(Problem(step.name, what, "a larger weight_bits"))
+    return found
 
 
 def fine(steps: Sequence[Step], config: BitConfig) -> list[Problem]:
@@ -184,9 +205,14 @@ def measured(steps: Sequence[Step]) -> set[int]:
     }
 
 
-def _has_weights(step: Step) -> bool:
+def _with_weights(steps: Sequence[Step]) -> set[int]:
+    return {number for number, step in enumerate(steps) if _has_weights(step, 1)}
+
+
+def _has_weights(step: Step, least: int = 2) -> bool:
+    """Whether a step has at least `least` weights with values."""
     weight = step.attrs.get(WEIGHTS.get(step.op, ""))
-    return isinstance(weight, Tensor) and weight.numel() > 1 and not weight.is_meta
+    return isinstance(weight, Tensor) and weight.numel() >= least and not weight.is_meta
 
 
 def largest_of_columns(op: str, weight: Tensor, groups: int = 1) -> Tensor:

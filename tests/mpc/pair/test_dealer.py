@@ -78,6 +78,14 @@ def test_private_weights(owner: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("net", ["pooling", "smooth", "attention"])
+def test_few_bits_of_private_weights(net: str) -> None:
+    """Results are those of the twin, whose weights are rounded alike, and the prices are exact."""
+    for row in rows(finish(session(HANG, 1, NET=net, WEIGHTS="1", WEIGHT_BITS="8"))):
+        assert row["error"] < 2**-11 and row["predicted"] == row["counted"], row
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["public", "1"])
 @pytest.mark.parametrize("protocol", ["masked", "gmw"])
 @pytest.mark.parametrize("net", list(NETS))
@@ -375,6 +383,18 @@ def test_estimate_prices_private_weights() -> None:
     assert private.offline_bytes > public.offline_bytes + 100_000 and private.setup == FREE
     layers = [layer for layer in private.layers if layer.op == "conv"]
     assert [layer.cost.rounds for layer in layers] == [1] and layers[0].cost.bits == 8 * (20 + 8 * 3 * 9 * 9 * 40 // 8)
+
+
+def test_estimate_prices_few_bits_of_weights() -> None:
+    """R is the window's 20 bits and those of the weights; fewer bits are encrypted, masked and opened."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    few, many = (
+        hummingbird.estimate(net, (8, 3, 9, 9), BitConfig(BitWindow(20, 12), weight_bits=bits), weights=0, aim="pair")
+        for bits in (8, None)
+    )
+    assert few.offline_bytes < 0.9 * many.offline_bytes
+    (conv,) = (layer for layer in few.layers if layer.op == "conv")
+    assert conv.cost.bits == 8 * (20 + 8 * 3 * 9 * 9 * 28 // 8)
 
 
 def test_a_decoder_with_private_weights_is_refused() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
+from hummingbird.errors import ConfigError, ModelError
 from hummingbird.mpc.layers.linear import Linear
 from hummingbird.mpc.plan.net import PrivateNet
 from tests.support.operations import Function
@@ -169,3 +170,43 @@ def test_a_value_before_it_is_dealt_as_many_bits_less(m: int, bits: int) -> None
     net = seeded(nn.Sequential(nn.Linear(6, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 3)))
     first = next(step.layer for step in build(net, BitWindow(24, m)).plan if step.name == "1")
     assert first.comparison.ring == bits
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("aim", ["latency", "pair"])
+def test_a_number_of_bits_for_all_weights(protocol: str, aim: str) -> None:
+    """Public and private weights are the same numbers, and both twins' results those of these numbers."""
+    net = seeded(nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)))
+    config, x = BitConfig(COARSE, weight_bits=8), torch.rand(5, 6)
+    public, private = (linear(build(net, config, weights, protocol, aim=aim)) for weights in ("public", 0))
+    assert {layer.fraction for layer in (*public.values(), *private.values())} == {8}
+    for name, layer in public.items():
+        assert torch.equal(layer.weight.code.long(), private[name].weight.code)  # type: ignore[union-attr]
+    both = (hummingbird.simulate(net, config, protocol, mode=mode, seed=1, aim=aim)(x) for mode in ("fast", "exact"))
+    with torch.no_grad():
+        fast, exact = both
+        rounded = hummingbird.simulate(net, COARSE, protocol, seed=1, aim=aim)(x)
+    assert torch.allclose(fast, exact, atol=2**-8) and not torch.allclose(fast, rounded, atol=2**-8)
+    twin = hummingbird.simulate(net, COARSE, protocol, seed=1, aim=aim)
+    twin.set_bits(config)  # type: ignore[operator]
+    with torch.no_grad():
+        assert torch.equal(twin(x), fast)
+
+
+def test_weights_that_few_bits_lose() -> None:
+    """The owner of private weights, and everybody with public ones, is told; the text says no size of a weight."""
+    net = seeded(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)))
+    with torch.no_grad():
+        net[2].weight.mul_(0.01)  # type: ignore[operator, union-attr]
+    for weights in ("public", 0):
+        with pytest.raises(ModelError, match="2: weights so small that 8 bits of fraction miss them"):
+            build(net, BitConfig(COARSE, weight_bits=8), weights)
+        build(net, BitConfig(COARSE, weight_bits=10), weights)
+    with torch.no_grad():
+        net[2].weight.mul_(100.0)  # type: ignore[operator, union-attr]
+        net[0].weight[:, 0].mul_(2.0**-8)  # type: ignore[operator, union-attr]
+    build(net, BitConfig(COARSE, weight_bits=8))  # the column of public weights is doubled
+    with pytest.raises(ModelError, match="0: columns of weights so small that they would be rounded away"):
+        build(net, BitConfig(COARSE, weight_bits=8), 0)
+    with pytest.raises(ConfigError, match="weight_bits=8: weights of a net without a dealer"):
+        hummingbird.simulate(net, BitConfig(COARSE, weight_bits=8), cut=True)
