@@ -53,9 +53,7 @@ def rows(ended: list[Finished]) -> list[dict[str, Any]]:
 # Whole sessions -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("lanes", "dealer"), [(1, "pair:0.04:100e6"), pytest.param(2, "pair", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("lanes", "dealer"), [(1, "pair:0.04:100e6"), pytest.param(2, "pair", marks=pytest.mark.slow)])
 def test_a_net_is_right_and_costs_what_was_predicted(lanes: int, dealer: str) -> None:
     """Three slices in every run; a layer norm, whose mean is a quotient by 512, and its root a spline."""
     found = rows(finish(session(HANG, 2, parties=2 * lanes, LANES=str(lanes), DEALER=dealer)))
