@@ -36,7 +36,8 @@ from hummingbird.commands.program import NOTES, add_command, agree_on, end_ranke
 from hummingbird.commands.subject import Subject, add_subject_arguments, predict, subject_of
 from hummingbird.errors import InputError
 from hummingbird.hybrid.convert import PROTOCOL
-from hummingbird.mpc.pair.dealer import AIM, transfers_of
+from hummingbird.mpc.pair.dealer import transfers_of
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.progress import progress_line
 from hummingbird.ring import SCALE
 from hummingbird.simulation.observe import magnitudes
@@ -142,10 +143,13 @@ def _aim(args: argparse.Namespace) -> str:
     """Return the aim of the twin's tables by --dealer. Raises InputError for one that is not of two parties alone."""
     if args.dealer is None:
         return "latency"
-    if transfers_of(args.dealer) is None or args.cut or args.parties != 2:
-        hint = "--dealer pair or pair:silent, with two parties and without --cut; leave it out for other dealers"
-        raise InputError(f"validate with the dealer {args.dealer}", where="--dealer", hint=hint)
-    return AIM
+    transfers = transfers_of(args.dealer)
+    if transfers is None or args.cut or args.parties != 2:
+        hint = "--dealer pair, pair:silent or pair:RTT:BANDWIDTH, with two parties and without --cut; "
+        raise InputError(
+            f"validate with the dealer {args.dealer}", where="--dealer", hint=f"{hint}leave it out for other dealers"
+        )
+    return str(TableChoice("pair", transfers=transfers))
 
 
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Validation:
