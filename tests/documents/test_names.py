@@ -38,6 +38,7 @@ import scripts.bench.simulate
 import scripts.bench.soak
 import scripts.bench.text
 import scripts.bench.voice
+import scripts.bench.ways
 import scripts.demo
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
@@ -112,6 +113,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.pir_service": lambda: help_of(scripts.bench.pir_service.main),
     "scripts.bench.bert": lambda: scripts.bench.bert.parser().format_help(),
     "scripts.bench.gpt2": lambda: scripts.bench.gpt2.parser().format_help(),
+    "scripts.bench.ways": lambda: help_of(scripts.bench.ways.main),
     "scripts.bench.voice": lambda: scripts.bench.voice.parser().format_help(),
     "scripts.bench.relu": lambda: help_of(scripts.bench.relu.main),
     "scripts.bench.resnet": lambda: help_of(scripts.bench.resnet.main),

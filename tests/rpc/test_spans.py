@@ -26,6 +26,7 @@ from hummingbird.rpc import service, spans
 from hummingbird.serving.client import Client
 from hummingbird.serving.dispatcher import LocalDispatcher
 from hummingbird.serving.lane_server import LaneServer
+from hummingbird.serving.models import Models, ServedModel
 from hummingbird.serving.party import Methods, Party
 from hummingbird.serving.plan import describe
 from hummingbird.serving.worker import Worker
@@ -57,8 +58,10 @@ def serving(net: torch.nn.Module) -> Iterator[list[str]]:
     described = describe(private, (4,), 8, both[0], "ab" * 16)
 
     def join(rank: int) -> Party:
-        worker = Worker(build(net, BitWindow(30, 0)), described, both[rank], None)
-        dispatcher = LocalDispatcher(described, both[rank], control[rank], wait=0.001, beat=worker.beat)
+        model = ServedModel(build(net, BitWindow(30, 0)), described)
+        models = Models(both[rank], "ab" * 16, fixed=model)
+        worker = Worker(models, both[rank])
+        dispatcher = LocalDispatcher(models.offer, both[rank], control[rank], wait=0.001, beat=worker.beat)
         return Party(worker, dispatcher, LaneServer(dispatcher, described, both[rank]))
 
     parties = together([partial(join, rank) for rank in range(2)])

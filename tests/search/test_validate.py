@@ -152,9 +152,9 @@ def test_the_twin_of_two_parties_without_a_dealer(
             place, name, lambda *args, real=real, **more: aims.append(more["aim"]) or real(*args, **more)
         )
     row, *_ = _run(tmp_path, config, "--repeat", "1", "--samples", "200", "--dealer", "pair:silent")
-    assert aims == ["pair"] * 3
+    assert aims == ["pair:silent"] * 3
     net, (images, labels) = load_checkpoint(WEIGHTS, get_model("digits", 10)).eval(), load("digits", "test")
-    found = predict(hummingbird.simulate(net, config, seed=0, aim="pair"), images[:200])
+    found = predict(hummingbird.simulate(net, config, seed=0, aim="pair:silent"), images[:200])
     assert row["dealer"] == "pair:silent"
     assert row["accuracy"] == pytest.approx(float((found == labels[:200]).float().mean()))
     assert row["changed"] == int((found != predict(net, images[:200])).sum())

@@ -93,9 +93,10 @@ def test_whole_powers_of_encrypted_values(exponent: float) -> None:
     samples, x = (torch.rand(count, 4) * 4 - 2 for count in (200, 100))
     model = he.convert_model(net, (4,), "polynomial", samples=samples)
     assert not any(step.op == "elementwise" for step in model.plan.steps)
-    # The largest error has a heavy tail, as that of x ** 6 grows with |x| ** 5: the median of five batches.
-    runs = [errors(model, net, x) for _ in range(5)]
-    measured, predicted = sorted(run[0] for run in runs)[2], runs[0][1]
+    # The error of x ** 6 has a heavy tail, as it grows with |x| ** 5: a tenth of all batches are beyond the bound. The
+    # median of 15 is with a probability of 3e-5.
+    runs = [errors(model, net, x) for _ in range(15)]
+    measured, predicted = sorted(run[0] for run in runs)[7], runs[0][1]
     assert measured < TOO_LARGE * predicted and predicted < 2.0**-8 * float(net(x).detach().abs().max())
 
 
