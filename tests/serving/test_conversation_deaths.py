@@ -25,7 +25,7 @@ from tests.serving.test_reconnect import again
 from tests.support import python
 from tests.support.parties import environment
 from tests.support.paths import ROOT
-from tests.support.patience import HANG, PROGRAM
+from tests.support.patience import HANG, PROGRAM, until
 from tests.support.rebirth import Hosts
 from tests.support.serving import Service
 
@@ -152,6 +152,7 @@ def test_kills_at_random_moments_spoil_no_answer(tmp_path: Path, source: str) ->
         client.service  # noqa: B018
     talks = [Talks(hosts.addresses, seed + place) for place in range(2)]
     try:
+        until(lambda: all(each.texts for each in talks), "texts to their end, on a machine however busy")
         for _ in range(KILLS):
             time.sleep(random.choice((0.3, 3.0, 10.0)) * random.random())
             hosts.kill_party(random.randrange(2))
