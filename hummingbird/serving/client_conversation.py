@@ -161,16 +161,16 @@ class ClientConversation:
         """Send the next step's words to the parties until they answer; return its logits, float32 (1, words)."""
         groups, began, retry = self._groups, bool(self._step), Retry(self._groups.timeout, PAUSES)
         attempt, messages, lost = 0, None, False
-        asked: PartyGroup | None = None  # the group that the messages are for
+        asked: tuple[PartyGroup, ServiceDescription] | None = None  # what the messages are for
         while True:
             group = self._group = self._group or await groups.enter(0)
             try:
                 joint = await groups.join(group, retry.left)
                 self._settle(joint.service, group)
-                if messages is None or group is not asked:
+                if messages is None or asked != (group, joint.service):
                     id = step_id(self._talk, self._step, attempt)
                     messages = await group.messages(joint, id, question, retry.left)
-                    attempt, asked = min(attempt + 1, ATTEMPTS - 1), group
+                    attempt, asked = min(attempt + 1, ATTEMPTS - 1), (group, joint.service)
                 self._known = True
                 with spans.span("request", calls=True, group=joint.service.group):
                     logits = await groups.watched(group, group.answers(joint, messages, 1, retry.left))

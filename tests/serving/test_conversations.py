@@ -6,6 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from hummingbird.errors import AgreementError, ConfigError, InputError, Unavaila
 from hummingbird.prg import new_seed
 from hummingbird.serving.message import END, TALK_BYTES, Question, Request, step_id
 from hummingbird.serving.models import Models, ServedModel
-from hummingbird.serving.party_group import PartyGroup
+from hummingbird.serving.party_group import Joined, PartyGroup
 from hummingbird.serving.plan import describe
 from hummingbird.serving.scheduler import Action, Claim, Conversations, Decision, Scheduler
 from hummingbird.serving.worker import Steps, Worker
@@ -270,6 +271,25 @@ def test_an_answer_that_is_lost_on_the_way_comes_again(service: Service, monkeyp
         right(talk(vectors(5)), 7, 3, 5)
         assert len(sent) == 2 and sent[0] == sent[1]
         right(talk(vectors(6)), 7, 3, 5, 6)
+
+
+def test_a_first_step_is_made_anew_for_parties_that_have_met_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first messages are for an earlier run of the parties, which refuse them, and would again."""
+    real, joined = PartyGroup.join, list[Joined]()
+
+    async def late(self: PartyGroup, *how: Any) -> Joined:
+        joined.append(await real(self, *how))
+        earlier = replace(joined[0].service, session="ab" * 16)
+        return joined[-1] if len(joined) > 1 else joined[0]._replace(service=earlier)
+
+    with service.client() as client, client.conversation() as talk:
+        assert talk.prompt == PROMPT  # it has joined them
+        monkeypatch.setattr(PartyGroup, "join", late)
+        right(talk(vectors(7, 3)), 7, 3)
+        right(talk(vectors(5)), 7, 3, 5)
+    assert len(joined) > 2
 
 
 # The rules of party 0 -------------------------------------------------------------------------------------------------
