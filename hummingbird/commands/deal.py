@@ -9,16 +9,16 @@ import argparse
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from hummingbird.commands.estimate import add_arguments, planned, private_net
+from hummingbird.commands.estimate import add_arguments, planned
 from hummingbird.commands.party import add_peer_arguments, add_prompt_argument, run_party, session_options
 from hummingbird.commands.program import add_command
-from hummingbird.convert import convert_decoder
+from hummingbird.convert import convert_decoder, convert_model
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import devices
 from hummingbird.mpc.correlations.request import Request
@@ -34,8 +34,10 @@ from hummingbird.mpc.pair.dealer import PairDealer, slice_cost, transfers_of
 from hummingbird.mpc.pair.keeping import PairKeeper, slot_bytes, slots_of_a_set
 from hummingbird.mpc.pair.price import DEFAULT, Stock
 from hummingbird.mpc.plan.dry_run import dry_run
+from hummingbird.mpc.protocols.owned import OwnedWeight, hold
 from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.mpc.session import launch
+from hummingbird.mpc.session.lanes import environment
 from hummingbird.prg import cipher_of
 from hummingbird.progress import progress_line
 from hummingbird.rpc.options import count
@@ -56,6 +58,7 @@ of its folder: the folder marks which slots were used.
 
 With --pair there is no such process: two parties, as processes of `run` or of torchrun, make the material with each
 other, and each writes its own folder. Neither may deviate from the protocol (docs/pair.md). Run it again to add sets.
+With --owner the weights are private to that party, and the material serves no other weights.
 
 For parties with several lanes (`infer --lanes`) each lane has its own folder, seeds and slots for its part of the
 images: the images are split evenly, and each lane's part is rounded up to whole slices."""
@@ -113,6 +116,9 @@ def add_parser(commands: Any) -> None:
     text = "make the material with the other party, as one of two processes of `run` or of torchrun. HOW they make "
     text += "transfers: softspoken (default), silent, or RTT:BANDWIDTH for the fastest on this link"
     group.add_argument("--pair", nargs="?", const=DEFAULT.name, metavar="HOW", help=text)
+    text = "the party that owns private weights, which alone needs them (default: weights are public)"
+    group.add_argument("--owner", type=int, choices=(0, 1), help=text)
+    sub.set_defaults(saved_settings=(*sub.get_default("saved_settings"), "owner"))
     add_peer_arguments(group)
     group = sub.add_argument_group("an object store")
     text = "how many sets to deal, each for --images images (default 1); several dealers may deal at a time"
@@ -183,23 +189,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Slot(NamedTuple):
-    """The requests of a run's setup and of a slot's steps, the shape of a slot's input, and the net's facts."""
+    """A net's requests, of its setup and of a slot's steps; the shape of a slot's input; the net's facts.
+
+    owned: the private weights that their owner keeps in clear.
+    """
 
     setup: list[Request[Any]]
     steps: list[list[Request[Any]]]
     shape: tuple[int, ...]
     facts: dict[str, str]
+    owned: Sequence[OwnedWeight] = ()
 
 
-def _slot(args: argparse.Namespace) -> _Slot:
-    """Return what the options say a slot is for: a slice of images, or with --prompt a conversation."""
+def _slot(args: argparse.Namespace, rank: int | None = None) -> _Slot:
+    """Return what the options say a slot is for: a slice of images, or with --prompt a conversation.
+
+    rank: of the party that makes its own material, with --pair.
+    """
     if args.prompt is None:
-        private = private_net(args)
+        private = convert_model(*planned(args, owner=args.owner, rank=rank), aim=args.aim)
         if TableChoice.of(private.facts["aim"]).pair and private.facts["weights"] != "public" and not args.pair:
             hint = "leave --aim out: a dealer deals other material for private weights"
             raise ConfigError(f"private weights with the aim {PAIR!r}", where="--aim", hint=hint)
         found = dry_run(private, args.input, args.parties)
-        return _Slot(found.setup, [found.batch], tuple(args.input), private.facts)
+        return _Slot(found.setup, [found.batch], tuple(args.input), private.facts, private.owned_weights)
     if args.input is None or len(args.input) != 3:
         hint = "--input 1xPLACESxWIDTH, such as 1x256x192"
         raise InputError("a net that generates text takes word vectors", where="--input", hint=hint)
@@ -221,6 +234,9 @@ def _check_out(args: argparse.Namespace) -> None:
         if is_url(args.out):
             hint = "a folder on each party's own disk: --out DIR"
             raise InputError("two parties make no material in an object store", where="--out", hint=hint)
+        if args.private_weights:
+            hint = "--owner 0 or --owner 1: the party that has the weights"
+            raise InputError("--private-weights beside --pair", where="--private-weights", hint=hint)
         args.dealer, args.store, args.store_key = f"{PAIR}:{args.pair}", None, None
         transfers = transfers_of(args.dealer)
         if transfers is None:
@@ -293,14 +309,12 @@ def _once(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:
 
 def _with_each_other(args: argparse.Namespace) -> None:
     """Make sets of slots together with the other party. This process writes the sets of its own lane."""
-    slot = _slot(args)
+    slot = _slot(args, environment().party)
     session = launch.init(**session_options(args) | {"device": "cpu"})
     dealer = session.dealer
     assert isinstance(dealer, PairDealer)
     dealer.admit(slot.facts, [slot.shape])
-    if slot.facts["weights"] != "public":
-        hint = "public weights, or infer --dealer pair"
-        raise ConfigError("material for private weights is not kept", where="--pair", hint=hint)
+    hold(session, slot.owned)
     requests, images, place = slot.steps[0], slot.shape[0], session.place
     transfers = TableChoice.of(dealer.aim).transfers
     wanted = -(-args.images // (images * place.lanes))
@@ -311,11 +325,11 @@ def _with_each_other(args: argparse.Namespace) -> None:
     with contextlib.closing(keeper):
         sets, each = -(-wanted // keeper.kept.slots), keeper.kept.slots
         first, started = place.lane == 0, time.perf_counter()
-        kept, sent = size * each / 1e6, price.all_bits / 16e6 * each  # each party sends half of the bits
+        kept, sent = size * each / 1e6, price.all_bits / 8e6 * each
         lanes = f", in each of {place.lanes} lanes" if place.lanes > 1 else ""
         if first:
             slots = f"{sets} set(s) of {each} slice(s) of {images} images{lanes}"
-            size_text = f"{sets * kept:,.1f} MB on this party's disk, {sets * sent:,.1f} MB to send"
+            size_text = f"{sets * kept:,.1f} MB on this party's disk, {sets * sent:,.1f} MB to send by both"
             print(f"{slots}: {size_text}, {price.rounds} rounds a slice", flush=True)
         done = []
 
@@ -323,7 +337,7 @@ def _with_each_other(args: argparse.Namespace) -> None:
             done.append(seconds)
             if first:
                 left = (time.perf_counter() - started) / len(done) * (sets - len(done))
-                mb = f"{kept:,.1f} MB kept, {sent:,.1f} MB sent"
+                mb = f"{kept:,.1f} MB kept, {sent:,.1f} MB sent by both"
                 count = f"{len(done) * each * images:,} of {sets * each * images:,} images"
                 bar.write(f"set {number}: {count}; {mb}, {seconds:.1f} s; some {left:,.0f} s left")
 
@@ -333,7 +347,7 @@ def _with_each_other(args: argparse.Namespace) -> None:
         print(f"made in {time.perf_counter() - started:.1f} s: {root}", flush=True)
 
 
-_PEERS = ("tls_cert", "tls_key", "tls_ca", "peer_listen", "peer_address")  # of a party, beside --timeout
+_PEERS = ("tls_cert", "tls_key", "tls_ca", "peer_listen", "peer_address", "owner")  # of a party, beside --timeout
 
 
 def _again_and_again(args: argparse.Namespace, slot: _Slot, what: dict[str, Any]) -> int:

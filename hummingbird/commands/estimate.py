@@ -68,30 +68,35 @@ def add_arguments(
 Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 
 
-def planned(args: argparse.Namespace, settle: bool = True) -> Planned:
+def planned(
+    args: argparse.Namespace, settle: bool = True, owner: int | None = None, rank: int | None = None
+) -> Planned:
     """Return the net that the options describe, and the arguments with which `convert_model` converts it.
 
     The arguments are the windows (None: exact comparisons), the owner of the weights ("public", or a rank) and the
-    protocol. Private weights are not read, since no price depends on them. With --example, sets `args.input` to the
-    shape of the example. settle: whether numbers that follow from shapes become constants, as `convert_model` needs it.
+    protocol. With --example, sets `args.input` to the shape of the example.
+    settle: whether numbers that follow from shapes become constants, as `convert_model` needs it.
+    owner: the party that owns private weights; None for --private-weights, or the owner of a saved net.
+    rank: the party that calls this, and reads its own private weights; None: they are not read, as for prices.
     Raises errors of `net_of` and of `BitConfig.load`.
     """
     example = example_of(args)
-    if folder := saved_of(args):
+    if folder := saved_of(args, rank or 0):
         found = description(folder)
-        net: nn.Module = read_net(folder, found, weights=found.owner is None)
+        net: nn.Module = read_net(folder, found, weights=found.owner in (None, rank))
         if example is not None:
             args.input, _ = batch_of(net, example)
         return net, *found.arguments
     # Without their provenance, as the net may be untrained: windows of another net are no error.
     bits = BitConfig.load(args.bits).windows if args.bits else None
-    net = net_of(args)
+    net = net_of(args, weights=owner in (None, rank))
+    private = args.private_weights or owner is not None
     if example is None and settle:
         net = settled(net, torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
     elif example is not None:
         args.input, _ = batch_of(net, example)
-        net = saved(net, example, custom=tuple(CUSTOM), secret=args.private_weights)
-    return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
+        net = saved(net, example, custom=tuple(CUSTOM), secret=private)
+    return net, bits, owner or 0 if private else "public", args.protocol or "masked"
 
 
 def encrypted_net(args: argparse.Namespace) -> HEModel:

@@ -218,7 +218,7 @@ def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
     """
     if args.saved is None:
         return None
-    if given := [name for name in args.saved_settings if getattr(args, name)]:
+    if given := [name for name in args.saved_settings if getattr(args, name) not in (None, False)]:
         option = "--" + given[0].replace("_", "-")
         hint = f"leave {option} out, or name the net by --model"
         raise ConfigError(f"{option} beside --saved, which brings its own", where="--saved", hint=hint)

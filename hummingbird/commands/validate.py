@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute as two parties without a dealer do (gc-server), in integers; for windows of find-bits --cut",
     )
     text = "two parties without a dealer, whose nets have splines in place of tables; for sessions with this dealer"
-    parser.add_argument("--dealer", metavar="pair[:silent]", help=text)
+    parser.add_argument("--dealer", metavar="pair[:HOW]", help=text)
     parser.add_argument(
         "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
     )

@@ -17,20 +17,21 @@ _MOST_BYTES = 1 << 20  # of a file
 
 
 class LinesFile(Generic[_T]):
-    """A text file: words with spaces between in each line, of which a `#` begins a comment.
+    """A text file of lines, each of which has words with spaces between them; a `#` begins a comment.
 
-    path: of the file. read_lines: returns what the lines say; it gets the words of each line that has some, and the
-    file's name for errors, InputError or ConfigError. stays: what holds after a change that cannot be read.
+    path: the file's path. read_lines: a function that makes a value of the lines. Its arguments are the words of each
+    line that is not empty, and the file's name for errors, InputError or ConfigError. stays: the sentence that ends the
+    warning of a change that cannot be read; it says what is used instead.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], read_lines: Callable[[list[list[str]], str], _T], stays: str
     ) -> None:
         self._path, self._read_lines, self._stays, self._looked = Path(path), read_lines, stays, 0.0
-        self._seen: tuple[int, ...] = ()  # what tells the file read last from others
+        self._seen: tuple[int, ...] = ()  # identity, size and date of the file that was read last
 
     def read(self) -> _T:
-        """Return what the file says. Raises InputError for a file that cannot be read, and errors of its lines."""
+        """Return the value of the lines. Raises InputError for a file that cannot be read, errors of `read_lines`."""
         where, self._looked = str(self._path), time.monotonic()
         try:
             found = os.stat(self._path)
@@ -44,9 +45,9 @@ class LinesFile(Generic[_T]):
         return self._read_lines([line for line in lines if line], where)
 
     def changed(self) -> _T | None:
-        """Return what the file says if it has changed; None if not, or if a second has not passed yet.
+        """Return the value of the lines if the file has changed; None if not, or within a second of the last look.
 
-        A file that cannot be read now, or has other lines, is a warning, once for each change.
+        A file that cannot be read, or whose lines are wrong, causes a warning, once for each change.
         """
         if time.monotonic() < self._looked + _LOOK:
             return None

@@ -8,11 +8,12 @@ Each line of the file has a model's name and version, the folder of its saved ne
 One session of the parties serves all of them. Clients ask for a version, or for a name, which means its newest version.
 Each party has a file of its own, and reads it again when it has changed. It prepares the new nets on a thread, and then
 tells party 0. Party 0 lets all parties compare their lists at the same point between two batches. A model that is equal
-in all lists is served from then on. One that is missing from a list, or that differs, is not, and each party says why;
-the others are served as before. Two models are equal if their descriptions are: name, version, shapes, the saved net's
-digest, which binds its weights, and the limits of a request.
+in all lists is served from then on. A model that is missing from a list, or that differs, is not served, and each party
+says why; the others are served as before. Two models are equal if their descriptions are equal: name, version, shapes,
+the saved net's digest, which binds its weights, and the limits of a request.
 
-A model that leaves a list is offered no more. Requests that wait for it are still computed; then all parties forget it.
+A model that leaves a list is no longer offered. Requests in the queue for it are still computed; then all parties drop
+it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ _VERSION = "give other weights another version"
 class ServedModel:
     """A net that a party serves.
 
-    private: the net. service: its description. rows: the table of a net with lookups, or None. left: whether it is
-    served no more. It is never served again: a net is set up once, at all parties at the same time.
+    private: the net. service: its description. rows: the table of a net with lookups, or None. left: whether the
+    parties have dropped it. A net that was dropped is never served again: it is set up once, at all parties together.
     """
 
     private: PrivateNet | PrivateDecoder

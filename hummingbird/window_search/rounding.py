@@ -141,7 +141,7 @@ class Rounding:
 def without_q(config: BitConfig) -> BitConfig:
     """Return the windows of `config` with q = 0, so that no fraction bits of results are dropped."""
     layers = {name: replace(w, q=0) for name, w in config.layers.items()}
-    return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
+    return replace(config.windows, default=replace(config.default, q=0), layers=layers)
 
 
 def check_knobs(knobs: object) -> None:

@@ -82,7 +82,11 @@ CASES = {
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute a net. trusts, weights: as in the table. figures: of a case, by a job."""
+    """A way to compute a net.
+
+    trusts: who is trusted. weights: who has the weights. dealer: as in `init`; None for a way without one. owner: the
+    party that has the weights, or "public". weight_bits: their bits of fraction, as in BitConfig.
+    """
 
     trusts: str
     weights: str

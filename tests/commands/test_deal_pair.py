@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from hummingbird.__main__ import main
+from hummingbird.bits import BitConfig
 from hummingbird.mpc.dealer.kept import DESCRIPTION, numbers
 from tests.commands.test_infer import DIGITS, NET, call
 from tests.support.pair_keeping import parts
@@ -74,6 +76,36 @@ def test_each_lane_has_a_store_of_its_own(tmp_path: Path) -> None:
     assert not any(numbers(folder) for folder in folders)
 
 
+@pytest.mark.slow
+def test_a_store_for_private_weights(tmp_path: Path) -> None:
+    """Party 1 alone has them, in a file that party 0 lacks; the store serves no other weights and no other owner."""
+    result, out = tmp_path / "result.json", str(tmp_path / "own")
+    weights, others = tmp_path / "1.pt", tmp_path / "other" / "1.pt"
+    state = torch.load("checkpoints/digits.pt", weights_only=True)
+    torch.save(state, weights)
+    others.parent.mkdir()
+    torch.save({name: value * (1.5 if value.dim() > 1 else 1) for name, value in state.items()}, others)
+    BitConfig.load("checkpoints/digits.bits.json").windows.save(bits := tmp_path / "bits.json")  # for any weights
+    net = ["--model", "models:get_model", "digits", "10", "--bits", str(bits)]
+    private = [*net, "--owner", "1", "--weights"]
+    deal = ["-m", "hummingbird", "deal", "--pair", *private, str(weights)]
+    succeed([*deal, "--input", "10x1x8x8", "--images", "20", "--out", out], 2)
+    data = ["--data", "scripts.train.data:load", "digits", "test", "--samples", "20", "--store", out, "--timeout", "30"]
+    words = ["-m", "hummingbird", "infer", *data, "--json", str(result)]
+    for refused, why in (
+        ([*private, str(others)], "the store was used with another weights 0"),
+        ([*net, "--owner", "0", "--weights", str(weights)], "the store was used with another owner of the weights"),
+        ([*net, "--weights", str(weights)], "the store was dealt for weights private, this net has public"),
+    ):
+        ended = run([*words, *refused], 2)
+        assert all(party.code == 1 and "Traceback" not in party.err for party in ended), [party.err for party in ended]
+        assert any(why in party.err for party in ended), [party.err for party in ended]
+    succeed([*words, *private, str(weights)], 2)
+    figures = json.loads(result.read_text())
+    assert figures["bits_predicted_equal_bits_sent"] and figures["accuracy_private_percent"] > 90
+    assert not any(map(numbers, parts(tmp_path / "own")))
+
+
 REFUSED = {
     "an object store": (["--out", "s3://bucket/digits"], "two parties make no material in an object store"),
     "sets that are kept": (["--keep", "3"], "--keep beside --pair"),
@@ -82,6 +114,7 @@ REFUSED = {
     "conversations": (["--prompt", "3"], "--prompt beside --pair"),
     "other transfers": (["--pair", "loud"], "dealer='pair:loud'"),
     "a number alone": (["--pair", "9000"], "--pair 9000"),
+    "private weights of nobody": (["--private-weights"], "--private-weights beside --pair"),
     "another aim": (["--aim", "latency"], "--aim latency beside --pair"),
 }
 

@@ -36,12 +36,13 @@ def make(
     *each: dict[str, Any],
     timeout: float = HANG,
     at: Callable[[int, int, threading.Event], object] = lambda rank, number, ended: None,
+    prepare: Callable[[int, PairDealer], object] = lambda rank, dealer: None,
     **changed: Any,
 ) -> list[BaseException | PairKeeper]:
     """Both parties make sets; return for each its keeper, closed, or its error, which ends its connections.
 
     each: further arguments of party 0 and of party 1. at: called after each set with the party's rank, the set's number
-    and an event, which is set once a party has ended.
+    and an event, which is set once a party has ended. prepare: called with the rank and the dealer, before any set.
     """
     words, materials = channels(2, timeout), channels(2, timeout)
     ended = threading.Event()
@@ -51,6 +52,7 @@ def make(
         dealer = None
         try:
             dealer = PairDealer(materials[rank])
+            prepare(rank, dealer)
             own = {**what, **(each[rank] if each else {})}
             keeper = PairKeeper(words[rank], dealer, roots[rank], PLACES[rank], **own)
             with contextlib.closing(keeper):

@@ -52,7 +52,7 @@ from hummingbird import records, slots
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.field import Fields
 from hummingbird.mpc.correlations.request import ReceiverRotation, ReceiverTurn, Request
-from hummingbird.mpc.protocols.registry import from_json
+from hummingbird.mpc.protocols.registry import STORED_KINDS, from_json
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.records import field
 from hummingbird.slots import HEADER, SEED
@@ -75,7 +75,10 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]  # a tensor's offset in its reg
 
 FACTS = records.mapping(records.text(_MOST_TEXT), 64)
 _MOST_STEPS = 1 << 16
-_REQUESTS = records.many(records.through(records.anything(), from_json, lambda request: request.to_json()), 1 << 20)
+_REQUESTS = records.many(
+    records.through(records.anything(), lambda item: from_json(item, STORED_KINDS), lambda request: request.to_json()),
+    1 << 20,
+)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hummingbird import cost
 from hummingbird.channel import interleave, meter
@@ -29,7 +30,7 @@ from hummingbird.errors import AgreementError, DealerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
 from hummingbird.mpc.dealer.folder import PAIR
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
-from hummingbird.mpc.dealer.store import DealtConversation, DealtSlice, StoreDealer, aim_of, check_net
+from hummingbird.mpc.dealer.store import OWNER, DealtConversation, DealtSlice, StoreDealer, aim_of, check_net
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.session import agree
@@ -71,6 +72,7 @@ class SetStore:
         agree(channel, "store", {"kept store": kept.id, "store's maker": kept.maker, **kept.facts})
         self._supplies = Supplies(_nothing, where, lambda size: timeout + (size + self._slot_bytes) / 1e6)
         self._sets: deque[Set] = deque()  # sets that all parties agreed on; the first one has slots left
+        self._bound: dict[str, bytes] = {}  # by name: digests of what the sets must be made for
         self._leaving: list[Set] = []  # sets without slots left, whose last material is still used
         self._looking = threading.Lock()  # other threads read `slots_left`
         self._agreeing = False
@@ -105,6 +107,8 @@ class SetStore:
         shape, or if the material does not come in time.
         """
         check_net(self.kept.facts, self.kept.shape, facts, shapes, self.where)
+        if facts["weights"] != "public":
+            self.bind(OWNER, facts["weights"].encode())
         self.sweep()
         while self._agreeing:  # another computation agrees at this moment, and has passed its turn on
             interleave.pass_on()
@@ -131,6 +135,8 @@ class SetStore:
 
     def _add(self, found: Set) -> None:
         """Add a set on which all parties have agreed, and begin to make its material."""
+        for name, digest in self._bound.items():
+            found.bind(name, digest)
         with self._looking:
             self._sets.append(found)
         self.refill_seconds = max(1.0, found.header.seconds)
@@ -193,11 +199,18 @@ class SetStore:
             hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
         )
 
-    def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: the masks of sets are used only once, so it need not record which weights a mask hides.
+    def own(self, key: int, weight: Tensor) -> None:
+        """Do nothing: two parties made the material with the weights. `bind` compares these with others."""
 
-        name, digest: of the private weights; they are not read here.
+    def bind(self, name: str, digest: bytes) -> None:
+        """Compare the digest of private weights, or of their owner's name, with that of every set, those to come too.
+
+        Two parties have made the sets with these weights (mpc/pair/keeping.py). Raises DealerError if a set was made
+        with others; `admit` does so for a set that comes later. name: of the entry in the sets' ledgers.
         """
+        self._bound[name] = digest
+        for store in self._sets:
+            store.bind(name, digest)
 
     def stay(self) -> None:
         """Erase this party's part of the sets that are used up. A service calls this while it waits for requests."""

@@ -139,7 +139,7 @@ class StoreDealer:
         header = self.header
         check_net(header.facts, header.shape, facts, shapes, str(self.folder))
         if facts["weights"] != "public":  # all parties bind the owner's name; only the owner binds the weights' digest
-            self.bind("owner of the weights", facts["weights"].encode())
+            self.bind(OWNER, facts["weights"].encode())
         if len(shapes) > self.slots_left:
             raise DealerError(
                 f"the store holds material for {self.slots_left} more slices of {header.shape[0]}, "
@@ -156,8 +156,7 @@ class StoreDealer:
         digest: the weights' digest. It is not stored, since a guess of the weights could be tested with it. The ledger
             holds only its hash under a key from the store's seed, and the error shows neither.
         """
-        key = derive(self._seed, "store", "bound")
-        self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
+        self._ledger.bind(name, bound(self._seed, digest))
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
@@ -423,6 +422,17 @@ def aim_of(maker: str, facts: dict[str, str]) -> str:
     It is the store's own if two parties made the material: their forms depend on how they made it.
     """
     return facts["aim"] if maker == PAIR else "latency"
+
+
+OWNER = "owner of the weights"  # the name of an entry of the ledger
+
+
+def bound(seed: bytes, digest: bytes) -> bytes:
+    """Return what a store's ledger has in place of the digest of private weights: its hash under a key.
+
+    seed: the store's; the key follows from it.
+    """
+    return hashlib.blake2b(digest, key=derive(seed, "store", "bound"), digest_size=32).digest()
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, ConfigError, DealerError, PeerError
 from hummingbird.mpc.correlations.request import Material, ReceiverTurn, Request
+from hummingbird.mpc.dealer.store import OWNER
 from hummingbird.mpc.dealer.supplies import (
     CALL_REQUESTS,
     OnDemand,
@@ -141,11 +142,12 @@ class PairDealer:
     """
 
     slice_shape = None
+    bound: dict[str, bytes]  # by name: digests of what the material is made for; a store serves nothing else
 
     def __init__(self, channel: Channel, transfers: TransferKind = DEFAULT, buffer_bytes: int = BUFFER_BYTES) -> None:
         with meter.uncounted():
             self._material = PairMaterial(channel, transfers)
-        self._channel, self.aim = channel, str(TableChoice(_NAME, transfers=transfers))
+        self._channel, self.aim, self.bound = channel, str(TableChoice(_NAME, transfers=transfers)), {}
         kind = _Leading if channel.rank == 0 else _Following
         self._supplies: Supplies = kind(channel, self._make, buffer_bytes)
         self._supplies.begin()
@@ -182,7 +184,8 @@ class PairDealer:
         self._material.weights[key] = weight
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Do nothing: masks are new in every run. name, digest: of private weights; they are not read here."""
+        """Keep the digest of private weights, or of their owner's name, for a store of this material (`bound`)."""
+        self.bound[name] = digest
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise ConfigError unless two parties can make the material of a net with these facts.
@@ -194,6 +197,8 @@ class PairDealer:
                 f"the net was converted with aim={facts['aim']!r}, and the two parties make material for {self.aim!r}"
             )
             raise ConfigError(what, where="aim", hint=f"leave aim out, or convert the net with aim={self.aim!r}")
+        if facts["weights"] != "public":
+            self.bind(OWNER, facts["weights"].encode())
 
     def stay(self) -> None:
         """Do nothing: no third party could drop this session."""

@@ -13,10 +13,14 @@ in the second each says that all of the set is on its disk. Only then do they gi
 before leaves an unfinished set, which the next run deletes. If it is killed between the two names, one party alone has
 the set: the parties burn it when they use the next one (mpc/dealer/kept_store.py). The numbers go on behind the highest
 one that either party has.
+
+Material of private weights (mpc/protocols/owned.py) serves no other weights. So the ledger of each set has a keyed hash
+of the weights' digest at their owner, and at both parties one of the owner's name (`PairDealer.bound`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -33,13 +37,15 @@ from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, DealerError, DiskError, HummingbirdError, InputError, PeerError
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import SetWriter
-from hummingbird.mpc.dealer.folder import CORRECTIONS, PAIR, SEED, Header, kinds_of, places
+from hummingbird.mpc.dealer.folder import CORRECTIONS, LEDGER, PAIR, SEED, Header, kinds_of, places
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, SPARE, Kept, locked, numbers, requests_digest, set_folder
+from hummingbird.mpc.dealer.store import bound
 from hummingbird.mpc.dealer.supplies import Supply
 from hummingbird.mpc.pair.dealer import PairDealer
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.session import agree
 from hummingbird.prg import CIPHERS, new_seed
+from hummingbird.slots import Ledger
 
 SET_BYTES = 32 << 20  # of a set that has several slots: a kill loses the set that is being made
 _AHEAD = 2  # slots whose material is reserved: one is written while the next one is made
@@ -234,6 +240,9 @@ class PairKeeper:
                     progress(kept.shape[0])
             disk.flush(file)
         writer.finish(folder, time.perf_counter() - started)
+        with contextlib.closing(Ledger(folder / LEDGER, set_id)) as ledger:
+            for name, digest in self._dealer.bound.items():
+                ledger.bind(name, bound(seed, digest))
         disk.sync(folder)
 
     def _agree_on(self, set_id: str) -> None:

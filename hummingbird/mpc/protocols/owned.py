@@ -28,6 +28,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.request import number
 from hummingbird.mpc.protocols.beaver import DealtProduct
+from hummingbird.mpc.protocols.weight_mask import weights_digest
 from hummingbird.mpc.session.session import Session
 
 
@@ -131,7 +132,7 @@ def hold(session: Session, weights: Sequence[OwnedWeight]) -> None:
     """Number private weights, and give the owner's to its source of material. Nothing is sent.
 
     All parties pass the same weights in the same order. Raises ConfigError in a session whose material does not come
-    from the two parties alone.
+    from the two parties alone, and DealerError if a store has material that was made with other weights.
     """
     if weights and session.parties > 1 and not isinstance(session.dealer, HoldsWeights):
         what = f"private weights of a net converted with the aim 'pair', in a session with {session.dealer!r}"
@@ -140,3 +141,5 @@ def hold(session: Session, weights: Sequence[OwnedWeight]) -> None:
         weight.key, weight.here = next(session.fixed_keys), session.rank == weight.owner
         if weight.here and isinstance(session.dealer, HoldsWeights):
             session.dealer.own(weight.key, weight.code)
+    if codes := [weight.code for weight in weights if weight.here]:
+        session.dealer.bind(f"weights {weights[0].key}", weights_digest(codes))

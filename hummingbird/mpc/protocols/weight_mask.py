@@ -155,14 +155,13 @@ def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
     return cost.opening(parties, 8 * count) if weights else cost.FREE
 
 
-def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """Compute a digest of these weights, 32 bytes; return empty bytes if there are none."""
+def weights_digest(codes: Sequence[Tensor]) -> bytes:
+    """Compute a digest of encoded weights, int64: 32 bytes. It is for comparisons, and as secret as the weights."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
-    for weight in owned:
-        assert weight.code is not None
-        state.update(f"{weight.shape};".encode())
-        state.update(weight.code.cpu().contiguous().numpy().data)
-    return state.digest() if owned else b""
+    for code in codes:
+        state.update(f"{tuple(code.shape)};".encode())
+        state.update(code.cpu().contiguous().numpy().data)
+    return state.digest()
 
 
 def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
@@ -170,9 +169,10 @@ def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
 
     Raises DealerError, before anything is sent, if a store has recorded that its masks hide other weights already.
     """
-    digest = _digest([weight for weight in weights if weight.owner == session.rank])
+    codes = [weight.code for weight in weights if weight.owner == session.rank and weight.code is not None]
+    digest = weights_digest(codes)
     summands = [weight.cover(session) for weight in weights]
-    if digest:
+    if codes:
         session.dealer.bind(f"weights {weights[0].key}", digest)
     received = list(session.channel.exchange(*summands).values())
     for place, (weight, summand) in enumerate(zip(weights, summands, strict=True)):

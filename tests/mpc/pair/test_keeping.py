@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,21 @@ import pytest
 from torch import Tensor
 
 from hummingbird.errors import DealerError, DiskError, HummingbirdError, InputError, PeerError
+from hummingbird.mpc.correlations.request import Material
 from hummingbird.mpc.dealer.deal import SetWriter
 from hummingbird.mpc.dealer.folder import CORRECTIONS, Header, read_header
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, numbers, set_folder
+from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.pair import keeping
+from hummingbird.mpc.pair.dealer import PairDealer
 from hummingbird.mpc.pair.keeping import PairKeeper, slot_bytes, slots_of_a_set
 from hummingbird.mpc.pair.material import RECIPES, offline_bits
+from hummingbird.mpc.protocols.weight_mask import weights_digest
 from hummingbird.mpc.session.rendezvous import open_store
 from tests.mpc.pair.test_material import REQUESTS as EVERY
+from tests.mpc.pair.test_owned import requests as owned
+from tests.mpc.pair.test_owned import weights_of, wrong
 from tests.support import keeping as dealers
 from tests.support.covering import every
 from tests.support.pair_keeping import FACTS, PLACES, REQUESTS, SHAPE, made, make, parts, use
@@ -76,6 +83,57 @@ def test_material_of_every_kind_is_kept(tmp_path: Path) -> None:
     assert stores[0].aim == "pair"
     for store in stores:
         store.close()
+
+
+def test_material_for_private_weights_serves_no_others(tmp_path: Path) -> None:
+    """Its owner notices it, in whatever order: when the sets are open already, and for sets that come later."""
+    wanted = owned(owner=1, bits=28, weight=8)[:2]
+    weights, facts = [weights_of(request) for request in wanted], {**FACTS, "weights": "private"}
+
+    def prepare(rank: int, dealer: PairDealer) -> None:
+        dealer.admit({**FACTS, "aim": dealer.aim, "weights": "private to party 1"}, [])
+        if rank == 1:
+            for request, weight in zip(wanted, weights, strict=True):
+                dealer.own(request.key, weight)
+            dealer.bind("weights 0", weights_digest(weights))
+
+    roots = made(tmp_path, 2, prepare=prepare, requests=wanted, slots=1, facts=facts)
+
+    def run(rank: int, codes: list[Tensor], owner: int) -> list[Material] | str:
+        store = KeptStore(ends[rank], roots[rank], PLACES[rank], timeout=1.0)
+        try:
+            store.admit({**facts, "weights": f"private to party {owner}"}, [])
+            if rank == owner:
+                store.bind("weights 0", weights_digest(codes))
+            store.admit({**facts, "weights": f"private to party {owner}"}, [SHAPE])
+            slot = store.reserve(wanted)
+            return [slot.correlation(request) for request in wanted]
+        except DealerError as error:
+            ends[rank].abort(str(error))
+            return str(error)
+        except PeerError as error:
+            return str(error)
+        finally:
+            store.close()
+            ends[rank].close()
+
+    def refused(codes: list[Tensor], owner: int) -> list[str]:
+        return [str(each) for each in together([partial(run, rank, codes, owner) for rank in range(2)])]
+
+    ends = channels(2, HANG)
+    assert all("the store was used with another owner of the weights" in text for text in refused(weights, 0))
+    assert numbers(roots[0]) == numbers(roots[1]) == [1, 2]  # nothing was used
+    ends = channels(2, HANG)
+    assert "the store was used with another weights 0" in refused([weights[0], weights[1] + 1], 1)[1]
+    assert numbers(roots[1]) == [1, 2]  # the other party may have used its slot of the first set: then nobody else does
+    ends = channels(2, HANG)
+    mine, theirs = together([partial(run, rank, weights, 1) for rank in range(2)])
+    assert isinstance(mine, list) and isinstance(theirs, list), (mine, theirs)
+    for request, weight, *both in zip(wanted, weights, mine, theirs, strict=True):
+        assert not wrong(request, both, weight), request
+    changed = weights[0].clone()
+    changed.view(-1)[0] += 1
+    assert wrong(wanted[0], [mine[0], theirs[0]], changed), "the check can fail"
 
 
 def test_no_two_runs_have_an_id_in_common(tmp_path: Path) -> None:

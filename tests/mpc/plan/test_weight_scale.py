@@ -1,4 +1,4 @@
-"""Weights before a window have as many bits of fraction as its comparison can tell, 16 to 20."""
+"""Weights before a window have 16 to 20 bits of fraction: no more than its comparison can tell apart."""
 
 from __future__ import annotations
 
