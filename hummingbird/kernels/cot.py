@@ -40,7 +40,7 @@ Pads ---------------------------------------------------------------------------
 A random transfer gives the sender two pads that have no relation, and the receiver the one that it chooses. Pads are
 hashes of keys. With a public key S, fresh for each delta, transfer i and block b of its pads have
 
-    H(x) = AES-128_{S ^ j}(x) ^ x        j = 256 floor(i / 16) + b        x = Q_i or Q_i ^ delta, and the receiver's T_i
+    H(x) = AES-128_{S ^ j}(x) ^ x        j = 2^20 floor(i / 16) + b       x = Q_i or Q_i ^ delta, and the receiver's T_i
 
 T_i ^ delta, which the receiver lacks, hides the other pad: the hash is correlation robust if AES is an ideal cipher and
 the T_i of one j are distinct, as random numbers are (Guo, Katz, Wang, Weng and Yu, CRYPTO 2020). One call of an
@@ -58,6 +58,7 @@ from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import bytes_of
 
 DEEPEST = 13  # levels of a tree of silent transfers
+PAD_BLOCKS = 1 << 20  # of the pads of a transfer
 READS, FIELD = 10, 21  # of the code: blocks of the table for an output; bits of a word for each, at most 2^FIELD blocks
 TILE = 16  # transfers whose pads have one key
 TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
@@ -121,7 +122,7 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     """Compute one block of the pads of random transfers, 128 bits each (module head).
 
     keys: the transfers' keys, int64 (n, 2). key: S, int64 (2,). first: number of the first transfer, a multiple of 16.
-    block: number of the block, 0 to 255. delta: the sender's, for both pads of each transfer; None: for those of the
+    block: number of the block, below 2^20. delta: the sender's, for both pads of each transfer; None: for those of the
     keys alone.
     Returns int64 (2, n): the low words of all pads, then the high words; with delta int64 (4, n), whose last two rows
     are the pads of keys ^ delta. InputError for anything else. Constant time in keys and delta.
@@ -134,7 +135,7 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     for name, words in (("key", key), ("delta", keys.new_zeros(2) if delta is None else delta)):
         check_tensor(f"{where}({name})", words, torch.int64, keys, 2)
     check_range(f"{where}(first)", first, 0, BLOCK * MOST_BLOCKS - n)
-    check_range(f"{where}(block)", block, 0, 255)
+    check_range(f"{where}(block)", block, 0, PAD_BLOCKS - 1)
     if first % TILE:
         raise InputError(f"number {first} is no multiple of {TILE}", where=f"{where}(first)")
     return best(pads, keys, key)(keys.contiguous(), key, first, block, delta)

@@ -6,7 +6,8 @@
 The net is `models.bert.bert_base(choices=64)` with random weights. Its windows are [20:14); its ranges are those that
 `hummingbird.find_rows` finds on four random inputs, with `error=0.008` for every GELU. Each run takes another random
 input, from its shares to the opened logits. "stored": the material was dealt before, into --folder; "streamed": the
-dealer works on the same cores meanwhile. Memory is the most that a party holds in pages of its own, without pages of
+dealer works on the same cores meanwhile; "pair", "pair:silent": the two parties make it meanwhile, without a dealer.
+Memory is the most that a party holds in pages of its own, without pages of
 the store's file, as Linux counts it (RssAnon).
 """
 
@@ -47,7 +48,7 @@ from scripts.bench.party import launch, rows_of
 from scripts.program import columns, main_of, new_parser, write_rows
 
 MODULE, WORDS, WIDTH = "scripts.bench.bert", 128, 768
-MATERIALS = ("stored", "streamed")
+MATERIALS = ("stored", "streamed", "pair", "pair:silent")
 SHOWN = [
     ("material", "{material}"),
     ("run", "{run}"),
@@ -153,7 +154,7 @@ def error_percent(got: Tensor, expected: Tensor) -> float:
 
 def party(args: argparse.Namespace) -> None:
     """One party: party 0 writes a row for each run."""
-    session = hummingbird.init(store=args.store)
+    session = hummingbird.init(store=args.store, dealer=args.dealer)
     plain = net(args.layers)
     private, rows = hummingbird.convert_model(plain, bits=args.bits, example=inputs(0)), list[dict[str, Any]]()
     with torch.no_grad():
@@ -194,6 +195,8 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
             if material == "stored":
                 rows_of(MODULE, "deal", args, ["bits", "store", "repeats", "layers"])
                 words += ["--store", str(args.store)]
+            elif material != "streamed":
+                words += ["--dealer", material]
             rows += [{"material": material, **row, **machine()} for row in launch(where, MODULE, words)]
     return rows
 
@@ -201,8 +204,8 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = new_parser(__doc__, MODULE)
-    text = "where the material comes from (default: both)"
-    made.add_argument("--material", nargs="+", choices=MATERIALS, default=MATERIALS, help=text)
+    text = "where the material comes from (default: stored streamed)"
+    made.add_argument("--material", nargs="+", choices=MATERIALS, default=MATERIALS[:2], help=text)
     made.add_argument("--repeats", type=int, default=5, metavar="N", help="runs after a first one (default 5)")
     made.add_argument("--layers", type=int, default=12, metavar="N", help="of the net's 12 blocks, from the first on")
     text = "where the store is dealt, 2.2 GB a run and party; default: the folder for temporary files"
@@ -210,6 +213,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     for hidden in ("--bits", "--store", "--result"):
         made.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
+    made.add_argument("--dealer", help=argparse.SUPPRESS)
     made.add_argument("--worker", choices=("bits", "deal", "party"), help=argparse.SUPPRESS)
     return made
 

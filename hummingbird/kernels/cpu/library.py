@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 18  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 19  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

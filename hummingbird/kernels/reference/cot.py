@@ -45,7 +45,7 @@ def pads(keys: Tensor, key: Tensor, first: int, block: int, delta: Tensor | None
     inputs, common = keys.contiguous(), _number(key)
     out = torch.empty_like(inputs)
     for at in range(0, len(keys), TILE):
-        one = (common ^ ((first + at) // TILE << 8 | block)).to_bytes(16, "little")
+        one = (common ^ ((first + at) // TILE << 20 | block)).to_bytes(16, "little")
         encryptor = Cipher(algorithms.AES(one), modes.ECB()).encryptor()
         hidden = bytearray(encryptor.update(inputs[at : at + TILE].numpy().tobytes()))
         out[at : at + TILE] = torch.frombuffer(hidden, dtype=torch.int64).view(-1, 2)

@@ -141,6 +141,7 @@ def hard_sigmoid() -> Fit:
 
 
 # Of slopes of 1/x, which fall to 1 / length^2: for length 2^17 rounding errs by 2^-9 of 1/x. Values stay below 2^58.
+FINE = 8  # the highest m of a window in which a spline compares, if the window is chosen for it
 RECIPROCAL_FRACTION = 40
 LOGARITHM_FRACTION = 40  # log x < 12 stays below 2^60
 LONGEST = 1 << 17  # values in a row

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.bits import BitWindow, Rows
+from hummingbird.bits import EXACT, BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.ops.attention import shown_places
 from hummingbird.mpc.functions import softmax_tables, splines
@@ -83,15 +83,37 @@ class Softmax(Comparing):
         k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
         return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
 
+    @property
+    def _exponents(self) -> Comparison:
+        """The comparison of the spline of exp, whose argument is x - max.
+
+        It has room for the spline's knots, and decides on fine bits, whatever the window of the maximum is: a spline is
+        in place of a table, which does not depend on that window.
+        """
+        known = self.comparison
+        return self._deciding(max(known.window.k, exponent_of(2 * _FAR) + SCALE), splines.FINE, known.valid)
+
+    def _sums(self, length: int) -> Comparison:
+        """The comparison of the spline of 1/x or log x, whose argument is the sum of `length` values of exp."""
+        most = length * (1 + 2.0**-9 + self.comparison.undecided * ((length - 1).bit_length() + 1))
+        return self._deciding(exponent_of(2 * most) + SCALE, 0, 64)
+
+    def _deciding(self, k: int, m: int, valid: int) -> Comparison:
+        known = self.comparison
+        return known if known.window == EXACT else known.wider(BitWindow(min(64, k), min(m, known.window.m)), valid)
+
     def needs(self, scales: Sequence[int], later: int) -> int:
         if self.comparison.drops:
             return later
-        compared = [self.comparison, self._clamping] if self.comparison.has_tables else [self.comparison]
+        compared = [self.comparison, self._exponents, *([self._clamping] if self.comparison.has_tables else [])]
         return max(later, softmax_tables.READ, *(comparison.needs(scales[0]) for comparison in compared))
 
     def reads(self, later: int | None) -> int | None:
         here = super().reads(later)
-        if self.comparison.drops or not self.comparison.has_tables or here is None:
+        if self.comparison.drops or here is None or (exponents := self._exponents.reads) is None:
+            return here if self.comparison.drops else None
+        here = max(here, exponents)
+        if not self.comparison.has_tables:
             return here
         return max(here, softmax_tables.READ - SCALE) + 1  # one more for differences, as in `_clamping`
 
@@ -115,10 +137,10 @@ class Softmax(Comparing):
         below = self._below(n, x, shown)
         found = self.tables(len(below))
         if found is None:
-            exp = _counted(splines.evaluate(splines.exponential(len(below)), below, n), shown)
+            exp = _counted(self._exponential(n, below), shown)
             # One opening cuts both the elements and their sum: a sum of rounded elements would err by more.
             numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
-            inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
+            inverse = self._of_sum(n, splines.reciprocal(len(exp)), total, len(exp))
             (inverse,) = n.cut(SCALE, inverse)  # the remaining bits distinguish numbers down to 1/length
             left = 0
         else:
@@ -151,6 +173,14 @@ class Softmax(Comparing):
         `Comparison.undecided`.
         """
         return self.comparison.undecided * (length - 1).bit_length()
+
+    def _exponential(self, n: Arithmetic, below: Tensor) -> Tensor:
+        """Compute exp(x - max) by a spline. n: the kind of numbers. below: x - max."""
+        return splines.evaluate(splines.exponential(len(below)), below, n.with_comparison(self._exponents, n.scale))
+
+    def _of_sum(self, n: Arithmetic, curve: splines.Fit, total: Tensor, length: int) -> Tensor:
+        """Compute a function of the sum of `length` values of exp by a spline. n: the kind of numbers."""
+        return splines.evaluate(curve, total, n.with_comparison(self._sums(length), n.scale))
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
         """Compute exp(x - max) by the table `found.exp`; return it with its lowest `found.bits` bits right.
@@ -208,12 +238,12 @@ class LogSoftmax(Softmax):
         found = self.tables(len(below))
         # Cut before the comparisons: in gmw each would round the sum by itself, by 2^-16, at slopes near 1.
         if found is None:
-            exp = splines.evaluate(splines.exponential(len(below)), below, n)
+            exp = self._exponential(n, below)
             (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
         else:
             exp = self._looked_up(n, below, found)
             (total,) = n.cut(found.exp.scale - SCALE, exp.sum(0), top=found.bits - MARGIN)
-        log = splines.evaluate(splines.logarithm(len(exp)), total, n)
+        log = self._of_sum(n, splines.logarithm(len(exp)), total, len(exp))
         (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
         return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
 

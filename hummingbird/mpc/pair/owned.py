@@ -277,11 +277,11 @@ class _Owned(MaterialRecipe[OwnedProduct]):
     """Products with weights of one party."""
 
     kind = OwnedProduct
-    instead = "use fewer bits or smaller layers, or a dealer"
+    instead = "use fewer bits, smaller layers or fewer images at a time, or a dealer"
 
     def refuses(self, request: OwnedProduct) -> str:
         if request.op == "mul":
-            return ""
+            return _broadcast(request).refused
         if not _elements(request):
             return "a tensor without elements"
         try:

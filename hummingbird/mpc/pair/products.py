@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import prg
+from hummingbird.kernels.cot import PAD_BLOCKS
 from hummingbird.mpc.pair.carry import number
 from hummingbird.mpc.pair.lockstep import Rounds, together
 from hummingbird.mpc.pair.price import BACK, ROT, PairPrice, beside, returned, words
@@ -64,6 +65,14 @@ class Broadcast:
     def fits(self) -> bool:
         """Whether the larger operand has the shape of the result, so that only the smaller one is broadcast."""
         return math.prod((self.size0, self.size1)[1 - self.smaller]) == math.prod(self.size) or not self.elements
+
+    @property
+    def refused(self) -> str:
+        """Say why two parties cannot make such a product; "" if they can."""
+        if not self.fits:
+            return "both of its operands are broadcast"
+        most = PAD_BLOCKS  # a block of pads holds a word of any width
+        return f"an element meets {self.times:,} others, more than {most:,}" if self.times > most else ""
 
     def arranged(self, found: Tensor) -> Tensor:
         """Return a tensor of the result's shape from one of shape (times, elements or more)."""
@@ -146,10 +155,6 @@ def _arranged(request: Triple, fields: _Fields) -> _Fields:
     return {"a": a, "b": b, "c": how.arranged(fields["c"]).flatten()}
 
 
-def _refused(request: Triple) -> str:
-    return "" if Broadcast(request.size0, request.size1).fits else "both of its operands are broadcast"
-
-
 def _rows(request: RowProducts, side: Side, transfer_bits: float) -> Rounds[_Fields]:
     length = request.shape[-1]
     flat, square = yield from _squared(side.wide(length), _WORD)
@@ -180,7 +185,7 @@ MULTIPLY = PairRecipe(
     lambda request, _: shared_product_price(request.bits, Broadcast(request.size0, request.size1).times),
     _multiply,
     _arranged,
-    _refused,
-    "give one operand the shape of the result",
+    lambda request: Broadcast(request.size0, request.size1).refused,
+    "give one operand the shape of the result, for fewer images at a time",
 )
 ROWS = PairRecipe(RowProducts, lambda request: math.prod(request.shape[:-1]), _rows_price, _rows, _by_row)

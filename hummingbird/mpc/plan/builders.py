@@ -44,11 +44,10 @@ from hummingbird.ring import SCALE, exponent_of
 # A table (tabulated.py) takes one round and few bits of the parties, but kilobytes of the dealer for each value. A
 # spline (smooth.py) on masked comparisons takes about 24 step tables and a product: more bits of the parties, about
 # five more rounds, and often less than half of all bits. With aim "throughput" or "link" the cheaper form is taken, by
-# the price of a layer between an input and an output. A spline's comparisons leave at most 2^(FINE - 16) undecided,
-# even if the window is coarser. The square of that enters the spline, below 2^-15: splines are at least as exact as
-# tables, with which the simulation computes (docs/limits.md).
+# the price of a layer between an input and an output. A spline's comparisons leave at most 2^(splines.FINE - 16)
+# undecided, even if the window is coarser. The square of that enters the spline, below 2^-15: splines are at least as
+# exact as tables, with which the simulation computes (docs/limits.md).
 
-FINE = 8  # the highest value of m for a spline's window
 _PARTIES, _VALUES = 2, 1 << 14  # of the prices compared: constants, since all parties must make the same plan
 
 
@@ -87,10 +86,10 @@ def _spline_window(curve: smooth.Curve, window: BitWindow) -> BitWindow:
     """Return the window of a spline's comparisons if its argument x is in the given window.
 
     A spline compares x - t for each of its knots t, so the window has room for these differences. Then the spline is
-    right for every x of the given window, as a table is. The window's lowest bit is at most `FINE`.
+    right for every x of the given window, as a table is. The window's lowest bit is at most `splines.FINE`.
     """
     reach = 2.0 ** (window.k - 1 - SCALE) + float(curve.knots.abs().max())
-    return BitWindow(min(64, exponent_of(reach) + 1 + SCALE), min(window.m, FINE))
+    return BitWindow(min(64, exponent_of(reach) + 1 + SCALE), min(window.m, splines.FINE))
 
 
 def spline(name: str, comparison: Comparison) -> Layer:

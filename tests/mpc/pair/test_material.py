@@ -72,6 +72,7 @@ REQUESTS: list[Request[Any]] = [
     Triple((1, 4), (2, 3, 4), "mul", {}, bits=9),
     RowProducts((3, 5), bits=54),
     RowProducts((40, 2, 3), bits=7),
+    RowProducts((1, 520), bits=7),  # more than 256 blocks of pads for a transfer
     RowProducts((3, 0), bits=7),
     Triple((0,), (1,), "mul", {}),
     Triple((3, 4), (4, 5), "matmul", {}),

@@ -138,6 +138,7 @@ def test_a_small_bound_of_weights_takes_fewer_primes() -> None:
         (((2, 3), (5, 3, 4), "matmul", {}), "weights that are no matrix"),
         (((3, 8, 8), (4, 3, 3, 3), "conv2d", {}), "no dimension of images"),
         (((0, 3), (3, 4), "matmul", {}), "without elements"),
+        (((1 << 21, 1), (1, 1), "mul", {}), "an element meets 2,097,152 others, more than 1,048,576"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

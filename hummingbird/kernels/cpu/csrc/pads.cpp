@@ -15,7 +15,7 @@ struct TileKeys {  // of one block of pads, for so many tiles
     BODY int count() const { return tiles; }
     BODY void four(int64_t tile, int first, uint64_t (*keys)[2]) const {
         for (int j = 0; j < 4; j++) {
-            keys[j][0] = key[0] ^ (uint64_t(tile + first + j) << 8 | uint64_t(block));
+            keys[j][0] = key[0] ^ (uint64_t(tile + first + j) << 20 | uint64_t(block));
             keys[j][1] = key[1];
         }
     }
