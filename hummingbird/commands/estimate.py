@@ -28,8 +28,10 @@ from hummingbird.errors import InputError
 from hummingbird.graph.example_shapes import batch_of, saved, settled
 from hummingbird.he import HEModel
 from hummingbird.he.runtime.client_spec import MODES
+from hummingbird.mpc.pair.dealer import link_of
 from hummingbird.mpc.plan.builders import CUSTOM
 from hummingbird.mpc.plan.net import PrivateNet
+from hummingbird.mpc.protocols.step_tables import Link
 from hummingbird.report import BANDWIDTH, RTT, estimate
 from hummingbird.rpc.options import count, positive, shape
 from hummingbird.saving import read_net
@@ -133,9 +135,10 @@ def add_parser(commands: Any) -> None:
     sub = add_command(commands, "estimate", HELP, HELP, _EPILOG)
     add_arguments(sub, "shape of the batch of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    text = "bandwidth of each party's link (default 10e9)"
-    sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
-    sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
+    text = "bandwidth of each party's link (default: that of --dealer pair:RTT:BANDWIDTH, else 10e9)"
+    sub.add_argument("--bandwidth", type=positive, metavar="BITS/S", help=text)
+    text = "round-trip time (default: that of --dealer pair:RTT:BANDWIDTH, else 0.0002)"
+    sub.add_argument("--rtt", type=positive, metavar="SECONDS", help=text)
     text = "pair: no dealer, two parties make the material with each other, with the aim pair; pair:silent: with fewer "
     text += "bytes and more work; pair:RTT:BANDWIDTH: in the fastest way on this link, such as pair:0.02:100e6"
     sub.add_argument("--dealer", metavar="pair[:HOW]", help=text)
@@ -147,6 +150,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table of what a net costs: rounds, bits and time on the wire of every layer."""
     net, bits, weights, protocol = planned(args)
+    link = link_of(args.dealer) or Link(RTT, BANDWIDTH)
     found = estimate(
         net,
         args.input,
@@ -154,8 +158,8 @@ def run(args: argparse.Namespace) -> int:
         weights=weights,
         protocol=protocol,
         parties=args.parties,
-        bandwidth=args.bandwidth,
-        rtt=args.rtt,
+        bandwidth=args.bandwidth or link.bandwidth,
+        rtt=link.rtt if args.rtt is None else args.rtt,
         lanes=args.lanes,
         aim=args.aim,
         dealer=args.dealer,

@@ -144,6 +144,12 @@ def test_estimate_for_lanes(capsys: pytest.CaptureFixture[str]) -> None:
         assert float(found.replace(",", "")) == pytest.approx(4 * one_lane, abs=4 * 0.05 + 0.05)
 
 
+def test_the_link_of_two_parties_without_a_dealer_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (([], "0.1 Gb/s, 20 ms"), (["--rtt", "0.01"], "0.1 Gb/s, 10 ms")):
+        assert main(["estimate", *DIGITS, "--dealer", "pair:0.02:100e6", *words]) == 0
+        assert f"{said} round trip; per party" in capsys.readouterr().out
+
+
 def test_estimate_with_windows_and_private_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ from hummingbird.mpc.dealer.supplies import (
 )
 from hummingbird.mpc.pair.material import PairMaterial, cost_from, fastest, recipe_of, seconds
 from hummingbird.mpc.pair.price import DEFAULT, EMPTY, KINDS, PairCost, Stock
-from hummingbird.mpc.protocols.step_tables import TableChoice, TransferKind
+from hummingbird.mpc.protocols.step_tables import Link, TableChoice, TransferKind
 
 _NAME = "pair"  # in place of a dealer's address
 BUFFER_BYTES = 256 << 20
@@ -107,6 +107,15 @@ def in_seconds(requests: Requests, transfers: TransferKind, bandwidth: float, rt
     return f"material with the processor's time: {each}\nthe fastest for many ReLUs on this link: {chosen}"
 
 
+def link_of(dealer: object) -> Link | None:
+    """Return the link that "pair:RTT:BANDWIDTH" describes; None for another dealer of `init`."""
+    name, _, how = dealer.partition(":") if isinstance(dealer, str) else ("", "", "")
+    try:
+        return TableChoice.of(f"link:{how}").link if name == _NAME and how.count(":") == 1 else None
+    except ConfigError:
+        return None
+
+
 def transfers_of(dealer: object) -> TransferKind | None:
     """Return how two parties make transfers if `init` has this dealer; None unless they make their material.
 
@@ -121,10 +130,9 @@ def transfers_of(dealer: object) -> TransferKind | None:
     try:
         if how.partition(":")[0] in KINDS:
             return TransferKind.of(how)
-        link = TableChoice.of(f"link:{how}").link
     except ConfigError:
-        link = None
-    if link is None or how.count(":") != 1:
+        pass
+    if (link := link_of(dealer)) is None:
         kinds = ", ".join(f'"{_NAME}:{each}"' for each in KINDS)
         hint = f'"{_NAME}", {kinds}, or "{_NAME}:RTT:BANDWIDTH" with seconds there and back and bits per second; '
         raise ConfigError(f"dealer={dealer!r}", where="init", hint=f"{hint}else a dealer's address")
