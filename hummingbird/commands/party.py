@@ -212,6 +212,7 @@ def run_party(main: Callable[[], None]) -> None:
         main()
         launch.uninit()
     except (HummingbirdError, ValueError, OSError) as error:
+        launch.leaving()
         # Print before anything else: a launcher may end this process as soon as another party knows of the error. In
         # one write, so that parties on one terminal do not mix their lines.
         if may_speak():

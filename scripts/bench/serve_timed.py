@@ -51,8 +51,8 @@ class Scheduler(dispatching.Scheduler):
 class Worker(parties.Worker):
     """A party's lane, with the times at which it has answers."""
 
-    def _answer(self, ids: Sequence[bytes], *rest: Any) -> None:
-        super()._answer(ids, *rest)
+    def _answer(self, model: Any, ids: Sequence[bytes], *rest: Any) -> None:
+        super()._answer(model, ids, *rest)
         now = time.perf_counter()
         for id in ids:
             _write(*_times.pop(id, ()), now)

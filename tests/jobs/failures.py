@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from hummingbird.__main__ import parser
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import infer
 from hummingbird.commands.party import run_party
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.mpc.session import launch
 from hummingbird.mpc.session import session as sessions
 from tests.jobs import gathering, stores
@@ -232,6 +233,24 @@ def blocked() -> None:
     session.channel.receive(0, [torch.zeros(50_000_000, dtype=torch.uint8)])
 
 
+class _Told(io.StringIO):
+    """Standard error on which a line takes a second, within which this process is told to stop."""
+
+    def write(self, text: str) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            pass  # lines at which a signal's exception may come
+        assert sys.__stderr__ is not None
+        return sys.__stderr__.write(text)
+
+
+def told() -> None:
+    launch.init(timeout=NEVER, dealer=os.environ["DEALER"])
+    sys.stderr = _Told()
+    raise ConfigError("the first reason", where="told", hint="none")
+
+
 def arguments(*lines: str) -> None:
     """`infer` with one line of arguments after the other: prints the errors, as `failures` does."""
     seen = []
@@ -257,6 +276,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "forever": forever,
     "lanes": lanes,
     "meet": meet,
+    "told": told,
     **gathering.JOBS,
     **stores.JOBS,
 }

@@ -346,6 +346,11 @@ def uninit() -> None:
         _leave(None, current().channel)
 
 
+def leaving() -> None:
+    """Say that this process ends because of an error that it will print: from now on SIGTERM raises no other one."""
+    _run.leaving = True
+
+
 def abort(error: BaseException) -> None:
     """Leave the run because of an error, and send the reason to the other parties. Does nothing without a session."""
     if is_initialized():

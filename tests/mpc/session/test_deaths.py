@@ -164,6 +164,12 @@ def test_stops_under_load(seed: int, count: int):
     assert f"{2 * count} of {2 * count} parties stopped in an orderly way" in ended.stdout, ended.stdout + ended.stderr
 
 
+def test_an_error_is_said_though_a_signal_comes(nursery: Nursery, dealer: str):
+    """SIGTERM while a party prints its error: one error and code 1, and no traceback of a second one."""
+    for text in all_fail(nursery.start(["told"], 2, DEALER=dealer), "told to stop"):
+        assert "the first reason" in text and "SIGTERM" not in text and "Traceback" not in text, text
+
+
 def test_killed_dealer(nursery: Nursery):
     with dealing(nursery) as dealer:
         parties = under_way(nursery, 2, DEALER=dealer.variables["DEALER"])
