@@ -155,7 +155,10 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     softmax, argmax = places.Softmax(1, compare), places.Argmax(1, False, compare)
     spec = Spec(SHAPE, SCALE)
     log = len(splines.logarithm(LENGTH).knots)
-    after_log = compare.cost(N, SCALE, parties, log) + lift_price(N, 24, 64, parties)
+    # Behind the maximum, windows of splines: for knots from -21 on, and for sums of 7 numbers of at most 1.25 (gmw: 3).
+    windows = BitWindow(22, 8), BitWindow(21 if protocol == "masked" else 22, 0)
+    exponents, sums = (named(protocol)(window, 64) for window in windows)
+    after_log = sums.cost(N, SCALE, parties, log) + lift_price(N, 24, 64, parties)
     if (found := softmax.tables(LENGTH)) is not None:
         assert protocol == "masked"
         exp = poly.price(ALL, found.exp, found.bits, parties)
@@ -166,14 +169,14 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
             + lift_price(ALL + N, 20, 64, parties)
             + beaver.product_price(ALL, N, ALL, parties, 64 - (40 - found.reciprocal.scale))
         )
-        wide = named(protocol)(BitWindow(24, 0), 64)
+        wide, exact_sums = (named(protocol)(BitWindow(k, 0), 64) for k in (24, 20))
         clamp = named(protocol)(BitWindow(25, 0), 64).cost(ALL, SCALE, parties)
         opened = places.LogSoftmax(1, wide).tables(LENGTH)
         assert opened is not None
         exp = poly.price(ALL, opened.exp, opened.bits, parties)
         lifted = lift_price(N, opened.bits - (opened.exp.scale - SCALE), 64, parties)
         assert places.LogSoftmax(1, wide).cost([spec], parties) == (
-            tree(wide, N, LENGTH, parties) + clamp + exp + lifted + wide.cost(N, SCALE, parties, log)
+            tree(wide, N, LENGTH, parties) + clamp + exp + lifted + exact_sums.cost(N, SCALE, parties, log)
         ) + lift_price(N, 24, 64, parties)
     else:
         assert protocol == "gmw"
@@ -181,16 +184,16 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
         knots, inverse = (len(curve(LENGTH).knots) for curve in (splines.exponential, splines.reciprocal))
         assert softmax.cost([spec], parties) == (
             tree(compare, N, LENGTH, parties)
-            + compare.cost(ALL, SCALE, parties, knots)
+            + exponents.cost(ALL, SCALE, parties, knots)
             + lift_price(ALL + N, total, 64, parties)
-            + compare.cost(N, SCALE, parties, inverse)
+            + sums.cost(N, SCALE, parties, inverse)
             + lift_price(N, 48, 64, parties)
             + beaver.product_price(ALL, N, ALL, parties)
         )
         assert softmax.breadth([spec]) == max(knots * ALL, inverse * N)
         assert places.LogSoftmax(1, compare).cost([spec], parties) == (
             tree(compare, N, LENGTH, parties)
-            + compare.cost(ALL, SCALE, parties, knots)
+            + exponents.cost(ALL, SCALE, parties, knots)
             + lift_price(N, total, 64, parties)
             + after_log
         )
