@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 20  # of a file
 
 
 class LinesFile(Generic[_T]):
-    """A text file of lines, each of which has words with spaces between them; a `#` begins a comment.
+    """A text file that is read again when it has changed. Spaces separate the words of a line; `#` begins a comment.
 
     path: the file's path. read_lines: a function that makes a value of the lines. Its arguments are the words of each
     line that is not empty, and the file's name for errors, InputError or ConfigError. stays: the sentence that ends the

@@ -234,7 +234,7 @@ def blocked() -> None:
 
 
 class _Told(io.StringIO):
-    """Standard error on which a line takes a second, within which this process is told to stop."""
+    """Standard error that sends SIGTERM to this process before it writes a text, a second later."""
 
     def write(self, text: str) -> int:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -168,8 +168,12 @@ def _rows_price(request: RowProducts, transfer_bits: float) -> PairPrice:
     return crossed_price(_WORD - 1, _WORD, doubled=1).times(length) + shared_product_price(request.bits, length)
 
 
+def _broadcast(request: RowProducts) -> Broadcast:
+    return Broadcast(request.shape, (*request.shape[:-1], 1))
+
+
 def _by_row(request: RowProducts, fields: _Fields) -> _Fields:
-    how = Broadcast(request.shape, (*request.shape[:-1], 1))
+    how = _broadcast(request)
     return {**fields, **{name: how.arranged(fields[name]).flatten() for name in ("a", "products")}}
 
 
@@ -188,4 +192,12 @@ MULTIPLY = PairRecipe(
     lambda request: Broadcast(request.size0, request.size1).refused,
     "give one operand the shape of the result, for fewer images at a time",
 )
-ROWS = PairRecipe(RowProducts, lambda request: math.prod(request.shape[:-1]), _rows_price, _rows, _by_row)
+ROWS = PairRecipe(
+    RowProducts,
+    lambda request: math.prod(request.shape[:-1]),
+    _rows_price,
+    _rows,
+    _by_row,
+    lambda request: _broadcast(request).refused,
+    "use shorter rows, or a dealer",
+)
