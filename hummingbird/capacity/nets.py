@@ -39,7 +39,7 @@ from hummingbird.mpc.correlations.request import Material, ReceiverRotation, Req
 from hummingbird.mpc.dealer.folder import PAIR, places
 from hummingbird.mpc.pair.dealer import calls_of, slice_cost
 from hummingbird.mpc.pair.material import PairMaterial
-from hummingbird.mpc.pair.price import PairCost, Stock
+from hummingbird.mpc.pair.price import KINDS, PairCost, Stock
 from hummingbird.mpc.plan import microbatch
 from hummingbird.mpc.plan.dry_run import Zeros, alone, dry_run
 from hummingbird.mpc.plan.net import PrivateNet
@@ -82,9 +82,11 @@ class _Again(Zeros):
 def kind_of(private: PrivateNet) -> str:
     """Return the name under which a profile has the measured seconds of such nets: "mpc" and the net's protocol.
 
-    It is the `kind` of the profile's rows, such as "mpc masked"; "mpc masked pair" if two parties make the material.
+    It is the `kind` of the profile's rows, such as "mpc masked"; if two parties make the material, "mpc masked pair",
+    or "mpc masked pair:silent" with silent transfers.
     """
-    return f"mpc {private.facts['protocol']}{' pair' if _by_pair(private) else ''}"
+    made = f" {TableChoice(PAIR, transfers=KINDS[private.transfers.name])}" if _by_pair(private) else ""
+    return f"mpc {private.facts['protocol']}{made}"
 
 
 def _by_pair(private: PrivateNet) -> bool:
@@ -94,10 +96,11 @@ def _by_pair(private: PrivateNet) -> bool:
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
     """Return the SHA-256 of all facts that determine a slice's work, by which a profile finds its measured seconds.
 
-    They are the net's architecture, windows and protocol, the owner of its weights, the slice's shape, and the number
-    of parties.
+    They are the net's architecture, windows and protocol, the owner of its weights, the slice's shape, the number of
+    parties and, if two parties make the material, the aim: it says how.
     """
-    facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
+    names = ("architecture", "bits", "protocol", "weights", *(("aim",) if _by_pair(private) else ()))
+    facts = {name: private.facts[name] for name in names}
     words = {**facts, "shape": list(shape), "parties": parties}
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 

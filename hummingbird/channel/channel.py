@@ -66,8 +66,7 @@ class Channel:
 
     rank: this party's rank. parties: the number of parties. outgoing: for each other party's rank, the connected socket
     on which this party sends to it. incoming: likewise, the socket on which this party receives from it. timeout:
-    longest silence of a party, in seconds. lane: the lane of this party to which the channel belongs, for errors; None
-    if parties have one lane.
+    longest silence of a party, in seconds. names: of all parties, in errors; None: those of parties with one lane.
     Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when a party
     sends something else than expected.
     """
@@ -79,10 +78,10 @@ class Channel:
         outgoing: dict[int, socket.socket],
         incoming: dict[int, socket.socket],
         timeout: float,
-        lane: int | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.rank, self.parties, self.timeout = rank, parties, timeout
-        self.names = [named(party, lane) for party in range(parties)]  # in errors
+        self.names = [*names] if names else [named(party) for party in range(parties)]
         self._outgoing, self._incoming = outgoing, incoming
         self._sent = dict.fromkeys(outgoing, 0)
         self._received = dict.fromkeys(incoming, 0)

@@ -5,13 +5,13 @@ for the one that it receives on, if that is still missing. So it suffices that o
 a firewall or an address translation, on one port. The sender takes the first connection that is open, and says so on
 it. handshake.py defines these messages; with TLS the certificate must also be for the name `party-RANK`.
 
-Lane 0 of a party listens on the party's port, and hands the other lanes their connections over Unix sockets (`links`).
+The first lane of a party on each of its hosts listens on the party's port, and hands the other lanes of that host
+their connections over Unix sockets (`links`). Lane 0 of a party and its other lanes connect in the same way (`star`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import selectors
 import socket
 import ssl
@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch.distributed as dist
 
 from hummingbird.channel.channel import Channel, named
 from hummingbird.channel.handshake import GO, HELLO_BYTES, Hello, Steps, Taken, introduce, reach, take
@@ -38,35 +36,12 @@ _STRANGERS = 64  # most connections at a time that have not proved who they are
 _DONE = b"."  # sent by a lane on its link when it has all connections
 
 Link = tuple[bytes, socket.socket]  # another lane of this party: its token, and a Unix socket to it
-
-
-def listen(host: str, port: int = 0) -> socket.socket:
-    """Open a socket at an address of this host, at which other processes can connect; return the socket.
-
-    port: 0 for a free one. Raises OSError if it cannot listen there.
-    """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, address = found[0]
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
-
-
-def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
-    """Serve a torch TCPStore from this process, at one address of `host` only; return the store.
-
-    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: the longest time
-    that a request to the store waits for a value. Does not wait for other processes. Raises OSError if it cannot
-    listen.
-    """
-    server = listen(host, port)
-    port = server.getsockname()[1]
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": wait, "multi_tenant": True}
-    return dist.TCPStore(host, port, master_listen_fd=server.detach(), **options)
+Address = tuple[str, int]  # host and port
 
 
 def connect(
     rank: int,
-    addresses: Sequence[tuple[str, int]],
+    addresses: Sequence[Address],
     server: socket.socket | None,
     token: bytes,
     timeout: float,
@@ -78,25 +53,38 @@ def connect(
 
     For every ordered pair of parties there is a connection, on which the first party sends to the second. rank: of this
     party. addresses: (host, port) of every party, by rank. server: the listening socket at which other parties connect
-    to this one; None for a lane other than 0, which gets its connections from lane 0. token: 16 secret bytes of this
-    run and lane, which only the parties know. timeout: seconds. tls: contexts for the connecting and the accepting
+    to this one; None for a lane that gets its connections from the first lane of its host. token: 16 secret bytes of
+    this run and lane, which only the parties know. timeout: seconds. tls: contexts for the connecting and the accepting
     side; party i's certificate must then be for the name `party-i`. lane: the lane that connects here; None if parties
-    have one lane. links: for other lanes of this party, by number: the lane's token and a socket to it. `server` and
-    the links are closed at the end. Raises PeerError if a party does not come or fails.
+    have one lane. links: for other lanes of this party on this host, by number: the lane's token and a socket to it.
+    `server` and the links are closed at the end. Raises PeerError if a party does not come or fails.
     """
-    joining = _Joining(rank, addresses, token, time.monotonic() + timeout, tls, lane)
-    try:
-        joining.serve(server, links or {})
-        while not joining.complete:
-            joining.step()
-            if time.monotonic() > joining.deadline:
-                raise joining.late(timeout)
-    except BaseException:
-        joining.close_all()
-        raise
-    finally:
-        joining.close()
-    return Channel(rank, len(addresses), joining.outgoing, joining.incoming, timeout, lane)
+    parties = range(len(addresses))
+    names = [named(party, lane) for party in parties]
+    joining = _Joining(rank, addresses, token, timeout, tls, names, [f"party-{party}" for party in parties])
+    return joining.channel(server, links or {})
+
+
+def star(
+    lane: int,
+    names: Sequence[str],
+    address: Address,
+    server: socket.socket | None,
+    token: bytes,
+    timeout: float,
+    certificate: str,
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+) -> Channel:
+    """Connect lane 0 of one party with each other lane of it; return this lane's channel, whose ranks are lanes.
+
+    lane: this one. names: of all lanes, for errors. address: at which lane 0 listens. server: its listening socket;
+    None at other lanes, which call lane 0. It is closed at the end. token: 16 secret bytes of this party's lanes.
+    timeout: seconds. certificate: the name in the certificates of all lanes. tls: as for `connect`. Raises PeerError if
+    a lane does not come or fails.
+    """
+    addresses = [address, *[None] * (len(names) - 1)]
+    joining = _Joining(lane, addresses, token, timeout, tls, names, [certificate] * len(names))
+    return joining.channel(server, {})
 
 
 @dataclass
@@ -110,7 +98,7 @@ class _Dialing:
     call: Hello
     due: float
     attempts: int = 0
-    failing: float | None = None  # the time of the first failure in a row
+    failing: float | None = None
     under_way: _Step | None = None
 
 
@@ -134,32 +122,39 @@ class _Step:
 class _Joining:
     """The state of one lane of a party while it connects: opens and accepts two connections with every other party.
 
-    One is for each direction. `connect` calls `step` until the lane is `complete`.
+    One is for each direction. addresses: by rank; None for those that listen nowhere, which call others, but not each
+    other. names: of all parties, in errors. certificates: the names in their certificates. Other arguments: as for
+    `connect`.
     """
 
     def __init__(
         self,
         rank: int,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[Address | None],
         token: bytes,
-        deadline: float,
+        timeout: float,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
-        lane: int | None,
+        names: Sequence[str],
+        certificates: Sequence[str],
     ) -> None:
-        self._rank, self._addresses, self._token, self._lane = rank, addresses, token, lane
+        self._rank, self._addresses, self._token, self._timeout = rank, addresses, token, timeout
+        self._names, self._certificates = names, certificates
         self._calling: ssl.SSLContext | None = tls[0] if tls else None
         self._called: ssl.SSLContext | None = tls[1] if tls else None
         if self._called:
             # A session ticket would stay unread at the sender of a one-way connection, and turn its end into a reset,
             # which may overtake the last frame.
             self._called.num_tickets = 0
-        self.deadline = deadline
+        self._deadline = time.monotonic() + timeout
         self.outgoing: dict[int, socket.socket] = {}
         self.incoming: dict[int, socket.socket] = {}
         self._offered: list[tuple[int, socket.socket]] = []  # to receive on, if the sender chooses them
-        others, now = [peer for peer in range(len(addresses)) if peer != rank], time.monotonic()
-        self._dialing = [_Dialing(Hello(rank, peer, True), now) for peer in others]
-        self._dialing += [_Dialing(Hello(rank, peer, False), now + _HEAD_START) for peer in others]
+        listens, now = addresses[rank] is not None, time.monotonic()
+        others = [peer for peer, where in enumerate(addresses) if peer != rank and (listens or where is not None)]
+        called = [peer for peer in others if addresses[peer] is not None]
+        self._dialing = [_Dialing(Hello(rank, peer, True), now) for peer in called]
+        later = now + _HEAD_START if listens else now
+        self._dialing += [_Dialing(Hello(rank, peer, False), later) for peer in called]
         self._others = others
         self._calls = self._hellos(token)
         self._elsewhere: dict[bytes, int] = {}  # hellos for other lanes of this party
@@ -175,17 +170,32 @@ class _Joining:
         calls = [Hello(peer, self._rank, sends) for peer in self._others for sends in (True, False)]
         return {call.hello(token): call for call in calls}
 
+    def channel(self, server: socket.socket | None, links: Mapping[int, Link]) -> Channel:
+        """Make all connections, and return the channel. server, links: as for `connect`."""
+        try:
+            self.serve(server, links)
+            while not self.complete:
+                self.step()
+                if time.monotonic() > self._deadline:
+                    raise self.late()
+        except BaseException:
+            self.close_all()
+            raise
+        finally:
+            self.close()
+        return Channel(self._rank, len(self._names), self.outgoing, self.incoming, self._timeout, self._names)
+
     @property
     def complete(self) -> bool:
-        """Whether this lane has all its connections; at lane 0, whether all other lanes have theirs, too."""
+        """Whether this lane has all its connections; at a host's first lane, whether the others have theirs, too."""
         mine = len(self.outgoing) == len(self.incoming) == len(self._others)
         return mine and (self._server is None or not self._links)
 
     def serve(self, server: socket.socket | None, links: Mapping[int, Link]) -> None:
-        """Begin to accept connections at the socket `server`; None in a lane that gets its connections from lane 0.
+        """Begin to accept connections at the socket `server`; None in a lane that gets its own from another lane.
 
-        links: lane -> (token of that lane, socket to it). At lane 0 it has all other lanes of this party, for which
-        lane 0 accepts connections too; at another lane it has lane 0 alone.
+        links: lane -> (token of that lane, socket to it). At the first lane of a host it has all other lanes of this
+        party there, for which this one accepts connections too; at those it has the first one alone.
         """
         self._server, self._links = server, {lane: link for lane, (_, link) in links.items()}
         for lane, link in self._links.items():
@@ -257,6 +267,7 @@ class _Joining:
 
     def _dial(self, dialing: _Dialing) -> None:
         address, attempt = self._addresses[dialing.call.called], dialing.attempts
+        assert address is not None  # else it is not called
         dialing.attempts += 1
 
         def failed(error: OSError) -> None:
@@ -271,7 +282,8 @@ class _Joining:
                 raise self._lost(dialing.call.called, error)
 
         def reached(connection: socket.socket) -> None:
-            steps = introduce(connection, dialing.call, self._token, self._calling)
+            name = self._certificates[dialing.call.called]
+            steps = introduce(connection, dialing.call, self._token, self._calling, name)
             dialing.under_way = self._begin(steps, float("inf"), made, failed)
 
         def made(connection: socket.socket) -> None:
@@ -283,9 +295,7 @@ class _Joining:
     # Being called -----------------------------------------------------------------------------------------------------
 
     def _accept_or_not(self) -> None:
-        """Accept connections while fewer than `_STRANGERS` accepted callers have not proved who they are yet.
-
-        At that number, stop accepting until one of them has."""
+        """Accept connections only while fewer than `_STRANGERS` accepted callers have not proved who they are yet."""
         if self._server is None:
             return
         accepts = sum(step.stranger for step in self._steps) < _STRANGERS
@@ -311,7 +321,7 @@ class _Joining:
             else:
                 self._made(found.call, found.call.caller, found.connection)
 
-        steps = take(connection, hello, self._calls, self._elsewhere, self._token, self._called)
+        steps = take(connection, hello, self._calls, self._elsewhere, self._token, self._called, self._certificates)
         step = self._begin(steps, _HELLO, taken, refused)
         step.stranger = True
 
@@ -320,8 +330,9 @@ class _Joining:
     def _heard(self, lane: int) -> None:
         """Read what another lane of this party has sent to this lane.
 
-        At lane 0 this is the byte by which the other lane says that it has all its connections. At another lane it is a
-        connection that lane 0 hands over, with the 16 bytes that name it. Raises PeerError if the other lane has ended.
+        At a host's first lane this is the byte by which the other lane says that it has all its connections. At another
+        lane it is a connection that the first one hands over, with the 16 bytes that name it. Raises PeerError if the
+        other lane has ended.
         """
         link = self._links[lane]
         try:
@@ -342,7 +353,7 @@ class _Joining:
             del self._links[lane]
             if data != _DONE:
                 what = f"{named(self._rank, lane)} ended while the parties met"
-                raise PeerError(what, where=named(self._rank, self._lane), hint="its own output says why")
+                raise PeerError(what, where=self._names[self._rank], hint="its own output says why")
 
     def _hand_over(self, found: Taken) -> None:
         """Hand an accepted connection to the lane of this party that it is for, unless that lane has all its own."""
@@ -356,10 +367,8 @@ class _Joining:
     def _made(self, call: Hello, peer: int, connection: socket.socket) -> None:
         """Keep a new connection with party `peer` after its handshake; close it if its direction has one already.
 
-        A connection carries data in one direction. If this party is its sender, it writes one byte on the first
-        connection, which is then in use; any later one in this direction is closed. If this party is the receiver, it
-        keeps every such connection until the peer's byte arrives on one of them (`_told`). call: which of the two
-        parties has opened the connection, and which sends on it.
+        The sender writes one byte on the first connection, which is then in use. The receiver keeps every such
+        connection until that byte arrives on one of them (`_told`). call: who has opened it, and who sends on it.
         """
         mine = call.sends == (call.caller == self._rank)  # this party sends
         if not mine and peer not in self.incoming:
@@ -380,10 +389,10 @@ class _Joining:
         connection.close()
 
     def _told(self, peer: int, connection: socket.socket) -> None:
-        """Handle bytes, or the end, of a connection on which this party receives, once the peer has sent or closed.
+        """Handle the first byte, or the end, of a connection on which this party receives.
 
-        If the peer has sent the byte by which it chooses this connection, the connection is in use, and the others in
-        the same direction are closed. If the peer has closed it, this party calls the peer again.
+        By the byte the peer chooses this connection, and others in the same direction are closed. At its end, this
+        party calls the peer again.
         """
         try:
             said = connection.recv(1)
@@ -432,51 +441,46 @@ class _Joining:
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
-    def _name(self, peer: int) -> str:
-        return named(peer, self._lane)
-
     def _at(self, peer: int) -> str:
-        return joined(*self._addresses[peer])
+        where = self._addresses[peer]
+        return joined(*where) if where is not None else "no address"
 
     def _closed(self, peer: int) -> PeerError:
-        what = f"{self._name(peer)} closed the connection while the parties met"
+        what = f"{self._names[peer]} closed the connection while the parties met"
         hint = "it ended, or refuses this party: its own output says why"
-        return PeerError(what, where=self._name(self._rank), hint=hint)
+        return PeerError(what, where=self._names[self._rank], hint=hint)
 
     def _lost(self, peer: int, error: OSError) -> PeerError:
         if isinstance(error, ConnectionResetError):
             return self._closed(peer)
-        mine = self._name(self._rank)
-        what = f"cannot connect to {self._name(peer)} at {self._at(peer)}: {error}"
-        if not loopback(self._addresses[peer][0]):
+        mine, where = self._names[self._rank], self._addresses[peer]
+        what = f"cannot connect to {self._names[peer]} at {self._at(peer)}: {error}"
+        if where is not None and not loopback(where[0]) and self._addresses[self._rank] is not None:
             what += f"; nor has it connected to {mine} at {self._at(self._rank)}"
-        hint = (
-            "did it end, or is there a firewall between the hosts? One of the two addresses must be open to the other"
-        )
+        hint = "did it end, or is there a firewall between the hosts? One of both addresses must be open to the other"
         return PeerError(what, where=mine, hint=hint)
 
-    def late(self, timeout: float) -> PeerError:
-        """Return the PeerError that names the parties, or lanes of this party, that are not connected yet.
-
-        timeout: the seconds that they had, for the error's text.
-        """
+    def late(self) -> PeerError:
+        """Return the PeerError that names the parties, or lanes of this party, that are not connected yet."""
         missing = sorted(set(self._others) - (set(self.outgoing) & set(self.incoming)))
+        mine, within = self._names[self._rank], f"did not connect within {self._timeout:g} s"
         if not missing:
-            what = f"lanes {sorted(self._links)} of this party did not connect within {timeout:g} s"
-            return PeerError(what, where=self._name(self._rank), hint="their own output says why")
-        places = " and ".join(f"{self._name(peer)} at {self._at(peer)}" for peer in missing)
+            what = f"lanes {sorted(self._links)} of this party {within}"
+            return PeerError(what, where=mine, hint="their own output says why")
+        if None in self._addresses:
+            what = f"{' and '.join(self._names[peer] for peer in missing)} {within}: lane 0 listens at {self._at(0)}"
+            hint = self._refused or "did a lane end, or is there a firewall between the hosts of this party?"
+            return PeerError(what, where=mine, hint=hint)
+        places = " and ".join(f"{self._names[peer]} at {self._at(peer)}" for peer in missing)
         return PeerError(
-            f"parties {missing} did not connect within {timeout:g} s: neither was {places} reached, "
-            f"nor has it reached {self._name(self._rank)} at {self._at(self._rank)}",
-            where=self._name(self._rank),
+            f"parties {missing} {within}: neither was {places} reached, "
+            f"nor has it reached {mine} at {self._at(self._rank)}",
+            where=mine,
             hint=self._refused or "did they end, or is there a firewall between the hosts? One direction is enough",
         )
 
     def close(self) -> None:
-        """Close everything that was needed only for connecting; the finished connections stay open.
-
-        That is the listening socket, the sockets to other lanes of this party, and every unfinished connection.
-        """
+        """Close everything that was needed only for connecting: listening socket, links, unfinished connections."""
         for step in tuple(self._steps):
             self._end(step)
         for link in self._links.values():

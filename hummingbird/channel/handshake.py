@@ -1,7 +1,7 @@
 """The handshake of two parties: both prove who they are, before the first byte of the protocol.
 
     the caller   16 bytes: a keyed hash, under the run's token, of caller, called, and which of the two will send
-    TLS          if they have certificates, each for the name `party-RANK`
+    TLS          if they have certificates, each for the name `party-RANK` (of two lanes of one party: the same name)
     the called   16 bytes: the hash of its answer
     the sender   one byte, on the connection that it has chosen
 
@@ -19,7 +19,7 @@ import os
 import selectors
 import socket
 import ssl
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from hummingbird.prg import derive
@@ -65,6 +65,17 @@ class Taken(NamedTuple):
     call: Hello | None
 
 
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Open a socket at an address of this host, at which other processes can connect; return the socket.
+
+    port: 0 for a free one. Raises OSError if it cannot listen there.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = found[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+
+
 def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
     """Open a TCP connection to a host name at `port`; a generator, whose result is the connected socket.
 
@@ -90,18 +101,18 @@ def reach(host: str, port: int, attempt: int) -> Steps[socket.socket]:
 
 
 def introduce(
-    connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None
+    connection: socket.socket, call: Hello, token: bytes, context: ssl.SSLContext | None, name: str
 ) -> Steps[socket.socket]:
     """Do the caller's side of a handshake; a generator, whose result is the connection, with TLS if `context` is given.
 
     connection: connected to party `call.called`. call: says which connection this is to be. token: the run's 16 secret
-    bytes. context: TLS of the connecting side, None for plain text. Yields a socket and the event for which the caller
-    waits. Raises OSError if another program answers.
+    bytes. context: TLS of the connecting side, None for plain text. name: the one that the called party's certificate
+    must have. Yields a socket and the event for which the caller waits. Raises OSError if another program answers.
     """
     try:
         connection.sendall(call.hello(token))  # a new connection has room for it
         if context:
-            connection = yield from _secure(connection, context, server_hostname=f"party-{call.called}")
+            connection = yield from _secure(connection, context, server_hostname=name)
         if (yield from _read(connection, HELLO_BYTES)) != call.answer(token):
             raise OSError("another program answers")
     except BaseException:
@@ -117,13 +128,14 @@ def take(
     others: Mapping[bytes, object],
     token: bytes,
     context: ssl.SSLContext | None,
+    names: Sequence[str],
 ) -> Steps[Taken]:
     """Do the accepting side of a handshake; a generator, whose result is the connection and which one it is (`Taken`).
 
     hello: the connection's first 16 bytes, if lane 0 has read them already; else empty. calls: the connections that
     this lane expects, by their first 16 bytes. others: the first 16 bytes of connections of other lanes; such a
     connection is returned at once, without a handshake. token: the run's 16 secret bytes. context: TLS of the accepting
-    side, None for plain text.
+    side, None for plain text. names: those that the certificates of the parties must have, by rank.
     Yields a socket and the event for which the caller waits. Raises OSError for a caller that is no party of this run.
     """
     try:
@@ -138,8 +150,8 @@ def take(
         if context:
             connection = yield from _secure(connection, context, server_side=True)
             name = _common_name(connection)
-            if name != f"party-{call.caller}":
-                raise OSError(f"party {call.caller} has a certificate for {name!r}")
+            if name != (wanted := names[call.caller]):
+                raise OSError(f"{wanted.replace('-', ' ')} has a certificate for {name!r}")
         connection.sendall(call.answer(token))
     except BaseException:
         connection.close()

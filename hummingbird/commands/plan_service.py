@@ -25,6 +25,8 @@ from hummingbird.commands.estimate import add_arguments, encrypted_net, private_
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.dealer.folder import PAIR
+from hummingbird.mpc.pair.dealer import link_of, transfers_of
+from hummingbird.mpc.protocols.step_tables import TableChoice
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.rpc.options import count, shape
@@ -165,21 +167,30 @@ def _of_net(args: argparse.Namespace) -> Service:
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
     args.protocol = None if args.saved else name
-    dealer = _dealer(args)
-    args.aim = args.aim or {"stream": "throughput", "store": "latency"}.get(dealer, PAIR)
-    speed = profile.load(args.profile)
-    return _NETS[name](private_net(args), args.input, speed, dealer, args.parties, args.lanes)
+    dealer, transfers = _dealer(args), transfers_of(args.dealer)
+    aim = {"stream": "throughput", "store": "latency"}.get(dealer, "")
+    if transfers is not None:
+        aim = str(TableChoice(PAIR, transfers=transfers))
+    args.aim = args.aim or aim
+    speed, private = profile.load(args.profile), private_net(args)
+    if transfers is not None and private.facts["aim"] != aim:
+        what = f"a net of aim {private.facts['aim']!r} beside --dealer {args.dealer}, which makes material for {aim!r}"
+        raise InputError(what, where="--aim", hint="leave --aim out")
+    return _NETS[name](private, args.input, speed, dealer, args.parties, args.lanes)
 
 
 def _dealer(args: argparse.Namespace) -> str:
     """Return the kind of dealer that the options describe: "store" if they set the size of a store, else "stream".
 
-    The size is that of --store, or varies by --vary. Raises InputError if --dealer names the other kind. With --dealer
-    pair, it is "pair-store" or "pair".
+    The size is that of --store, or varies by --vary. Raises InputError if --dealer names the other kind, or none. With
+    --dealer pair[:HOW], it is "pair-store" or "pair".
     """
     stored = args.store is not None or getattr(args, "vary", None) == "store"
-    if args.dealer == PAIR:
+    if transfers_of(args.dealer) is not None:
         return PAIR_STORE if stored else PAIR
+    if args.dealer not in (None, "stream", "store"):
+        hint = "stream, store, pair, pair:silent, or pair:RTT:BANDWIDTH"
+        raise InputError(f"--dealer {args.dealer}", where="--dealer", hint=hint)
     if args.dealer == "stream" and stored:
         hint = "leave --store out, or plan --dealer store"
         raise InputError("a store beside a dealer that streams", where="--store", hint=hint)
@@ -314,8 +325,9 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     text += (
         "(default with --store, or if the store is varied); pair: no dealer, the two parties make the material with "
     )
-    text += "each other, during the request, or in advance with --store"
-    group.add_argument("--dealer", choices=("stream", "store", PAIR), help=text)
+    text += "each other, during the request, or in advance with --store; pair:silent: with fewer bytes and more work; "
+    text += "pair:RTT:BANDWIDTH: in the fastest way on this link, such as pair:0.02:100e6"
+    group.add_argument("--dealer", metavar="stream|store|pair[:HOW]", help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     group = parser.add_argument_group("pir")
     text = "rows of the table, and bytes of a row, as in 1048576x256"
@@ -331,11 +343,13 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cores", type=count, metavar="N", help="cores of every host")
     text = "store of every host that keeps tokens, as in 64GB"
     group.add_argument("--store", type=units.size, metavar="SIZE", help=text)
-    text = "bandwidth in both directions of every link with a limit, as in 352mbit"
+    text = "bandwidth in both directions of every link with a limit, as in 352mbit (default: that of --dealer "
+    text += "pair:RTT:BANDWIDTH, else the service's own)"
     group.add_argument("--bandwidth", type=units.link, metavar="RATE", help=text)
     group.add_argument("--up", type=units.link, metavar="RATE", help="bandwidth up of every link with a limit")
     group.add_argument("--down", type=units.link, metavar="RATE", help="bandwidth down of every link with a limit")
-    group.add_argument("--rtt", type=units.seconds, metavar="TIME", help="round-trip time, as in 2ms")
+    text = "round-trip time, as in 2ms (default: that of --dealer pair:RTT:BANDWIDTH, else the service's own)"
+    group.add_argument("--rtt", type=units.seconds, metavar="TIME", help=text)
     text = f"prices of a host, {', '.join(_PRICES)}; as in core-hour=0.04 gb-sent=0.09 gb-month=0.02"
     group.add_argument("--prices", nargs="+", metavar="NAME=PRICE", help=text)
     group.add_argument("--slots", type=count, metavar="N", help="requests at a time")
@@ -370,7 +384,10 @@ def service_of(args: argparse.Namespace) -> Service:
     else:
         refuse(args, *OTHERS)
         found = service_json.from_text(_read(Path(name)), name)
-    machines = Hosts(args.cores, args.store, args.bandwidth, args.rtt, args.up, args.down, prices_of(args))
+    link = link_of(args.dealer)
+    bandwidth = link.bandwidth if link and args.bandwidth is None else args.bandwidth
+    rtt = link.rtt if link and args.rtt is None else args.rtt
+    machines = Hosts(args.cores, args.store, bandwidth, rtt, args.up, args.down, prices_of(args))
     own = ("slots", "workers", "batch", "hold", "each")
     given = {key: getattr(args, key) for key in own if getattr(args, key) is not None}
     there = dataclasses.replace(found.at(machines), **given)

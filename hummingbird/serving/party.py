@@ -83,13 +83,18 @@ def join(
     None: nothing is counted. restocked: called when it has changed whether some lane has material.
     told: called when a model of a file becomes ready, or is not, as `Models` calls it.
     Raises errors of `plan.describe` and of `Models.begin`, AgreementError if parties or lanes differ in these options,
-    ConfigError for a file of models with a store or several lanes, and PeerError.
+    ConfigError for a file of models with a store or several lanes, and for lanes of one party on several hosts, and
+    PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
 
     def one(private: PrivateNet | PrivateDecoder, name: str) -> ServedModel:
         return ServedModel(private, describe(private, shape, most, session, name, rows, group), rows)
 
+    if session.place.spread:
+        what = f"the {session.lanes} lanes of a party are on several hosts"
+        hint = "a service has the lanes of a party on one host: start a group of parties for each host, with --group"
+        raise ConfigError(what, where="serve", hint=hint)
     if session.lane and not isinstance(net, LinesFile):
         invitation = Invitation.wait(session)
         model = one(net, invitation.name)

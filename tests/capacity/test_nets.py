@@ -21,6 +21,7 @@ from hummingbird.cost import FREE
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.pair.dealer import slice_cost
+from hummingbird.mpc.pair.price import Stock
 from hummingbird.mpc.plan.dry_run import dry_run
 from hummingbird.mpc.plan.net import PrivateNet
 from tests.support.pair_keeping import made as pair_made
@@ -62,14 +63,15 @@ def test_a_store_has_the_bytes_that_are_dealt(tmp_path: Path) -> None:
     assert service.at(Hosts(store=10 * max(sizes.values()))).most_tokens == 30
 
 
-@pytest.mark.parametrize("make", [masked, gmw])
-def test_two_parties_without_a_dealer_make_what_is_used(make: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "aim"), [(masked, "pair"), (gmw, "pair"), (masked, "pair:silent")])
+def test_two_parties_without_a_dealer_make_what_is_used(make: object, aim: str, tmp_path: Path) -> None:
     """Both compute and send half of the bits in the rounds of the material; a token is all fields, at each party."""
-    private = net(protocol=make.__name__, aim="pair")  # type: ignore[attr-defined]
+    private = net(protocol=make.__name__, aim=aim)  # type: ignore[attr-defined]
     measured, requests = profile(private), dry_run(private, SHAPE, 2).batch
     (row,) = measured.rows
-    assert row.kind.endswith("pair") and set(row.seconds) == {"compute", "make"} and len(row.seconds["make"]) == 2
-    cost, price = sum((step.cost for step in private.costs(SHAPE, 2)), FREE), slice_cost(requests)
+    assert row.kind.endswith(f" {aim}") and set(row.seconds) == {"compute", "make"} and len(row.seconds["make"]) == 2
+    cost = sum((step.cost for step in private.costs(SHAPE, 2)), FREE)
+    price = slice_cost(requests, Stock(private.transfers))
     streamed, stored = (make(private, SHAPE, measured, dealer) for dealer in ("pair", "pair-store"))  # type: ignore[operator]
     assert list(streamed.hosts) == list(stored.hosts) == ["party-0", "party-1", "client"]
     assert streamed.refill is None and not streamed.token_bytes
@@ -142,13 +144,15 @@ def test_private_weights_are_opened_once_a_session() -> None:
 
 
 def test_other_weights_are_the_same_work() -> None:
-    """Which a profile knows again; other windows, shapes and parties are others."""
+    """Which a profile knows again; other windows, shapes, parties and ways to make material are others."""
     nets = [nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval() for _ in range(2)]
     first, second = (digest(convert_model(each, BitWindow(20, 12)), (1, 6), 2) for each in nets)
     assert first == second
     wider = convert_model(nets[0], BitWindow(21, 12))
     others = [digest(wider, (1, 6), 2), digest(convert_model(nets[0], BitWindow(20, 12)), (2, 6), 2)]
-    assert first not in [*others, digest(convert_model(nets[0], BitWindow(20, 12)), (1, 6), 3)]
+    others += [digest(convert_model(nets[0], BitWindow(20, 12)), (1, 6), 3)]
+    pairs = [convert_model(nets[0], BitWindow(20, 12), aim=aim) for aim in ("pair", "pair:silent", "pair:silent:60")]
+    assert len({first, *others, *(digest(each, (1, 6), 2) for each in pairs)}) == 7
 
 
 def test_work_is_counted() -> None:

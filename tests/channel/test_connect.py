@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hummingbird.channel import connect as connecting
-from hummingbird.channel.handshake import GO, HELLO_BYTES, Hello
+from hummingbird.channel.handshake import GO, HELLO_BYTES, Hello, listen
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.rpc.service import Tls
@@ -49,7 +49,7 @@ def meet(
     """`connect` at every party, then one exchange; results or errors. late: what a party does first. told: addresses
     that the others are told in place of true ones.
     """
-    servers = [connecting.listen(host) for _ in range(parties)]
+    servers = [listen(host) for _ in range(parties)]
     addresses = [server.getsockname()[:2] for server in servers]
     token = new_seed()
     kept = before(addresses) if before else None
@@ -175,7 +175,7 @@ def test_another_token_is_no_party() -> None:
 
 
 def test_a_party_that_does_not_come() -> None:
-    server = connecting.listen("127.0.0.1")
+    server = listen("127.0.0.1")
     free = socket.create_server(("127.0.0.1", 0))
     nobody = free.getsockname()[:2]
     free.close()
@@ -185,7 +185,7 @@ def test_a_party_that_does_not_come() -> None:
 
 
 def test_a_party_that_hangs_is_missed_at_the_deadline() -> None:
-    server, other = connecting.listen("127.0.0.1"), connecting.listen("127.0.0.1")
+    server, other = listen("127.0.0.1"), listen("127.0.0.1")
     with pytest.raises(PeerError, match=r"^parties \[1\] did not connect within 1 s"):
         connecting.connect(0, [each.getsockname()[:2] for each in (server, other)], server, new_seed(), 1.0)
     other.close()
@@ -194,7 +194,7 @@ def test_a_party_that_hangs_is_missed_at_the_deadline() -> None:
 @pytest.mark.parametrize("how", ["killed", "ends"])
 def test_a_party_that_dies_while_they_meet_is_not_waited_for(how: str) -> None:
     """One that was reached and has not connected itself: killed with the connection unread, or after it was read."""
-    server, other = connecting.listen("127.0.0.1"), connecting.listen("127.0.0.1")
+    server, other = listen("127.0.0.1"), listen("127.0.0.1")
     addresses = [each.getsockname()[:2] for each in (server, other)]
 
     def die() -> None:
@@ -328,7 +328,7 @@ def test_a_party_cannot_take_the_place_of_another(authorities: tuple[Authority, 
 
 def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None:
     """Both directions at once, and an error with its reason at the end."""
-    servers = [connecting.listen("127.0.0.1") for _ in range(2)]
+    servers = [listen("127.0.0.1") for _ in range(2)]
     addresses = [server.getsockname()[:2] for server in servers]
     token, contexts, sent = new_seed(), secured(2, authorities[0]), [payload(rank, 1 << 18) for rank in range(2)]
 

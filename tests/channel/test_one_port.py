@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hummingbird.channel import connect as connecting
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import PeerError
 from hummingbird.prg import new_seed
 from tests.channel.test_channel import run
@@ -109,7 +110,7 @@ def test_parties_that_cannot_reach_each_other_name_both_addresses(monkeypatch: p
 
 def has_ipv6() -> bool:
     try:
-        connecting.listen("::1").close()
+        listen("::1").close()
     except OSError:
         return False
     return True
@@ -127,11 +128,11 @@ def test_parties_meet_over_ipv6(authorities: tuple[Authority, Authority], secure
 
 @needs_ipv6
 def test_a_port_of_all_addresses_takes_both_families() -> None:
-    with connecting.listen("::") as server:
+    with listen("::") as server:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, server.getsockname()[1]), timeout=HANG).close()
     with pytest.raises(PeerError, match=r"cannot connect to party 1 at \[::1\]:9: "):
-        connecting.connect(0, [("::1", 7), ("::1", 9)], connecting.listen("::1"), new_seed(), NEVER)
+        connecting.connect(0, [("::1", 7), ("::1", 9)], listen("::1"), new_seed(), NEVER)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -141,7 +142,7 @@ def test_all_lanes_of_a_party_share_its_port(
 ) -> None:
     """Three lanes of each party: lane 0 has the port, the others are given their connections."""
     lanes, tokens = range(3), [new_seed() for _ in range(3)]
-    servers = [connecting.listen("127.0.0.1") for _ in range(parties)]
+    servers = [listen("127.0.0.1") for _ in range(parties)]
     tls = secured(parties, authorities[0]) if secure else [None] * parties
     pairs = {(party, lane): socket.socketpair() for party in range(parties) for lane in lanes[1:]}
 
@@ -173,7 +174,54 @@ def test_a_lane_that_dies_while_they_meet_is_named_by_the_other(dies: int) -> No
     address = ("127.0.0.1", 9)
     with Silent() as other:
         theirs.close()
-        server = None if dies == 0 else connecting.listen("127.0.0.1")
+        server = None if dies == 0 else listen("127.0.0.1")
         links = {dies: (new_seed(), ours)}
         with pytest.raises(PeerError, match=f"^party 0, lane {dies} ended while the parties met"):
             connecting.connect(0, [address, other], server, new_seed(), NEVER, None, 1 - dies, links)
+
+
+# Lane 0 of a party and its other lanes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_lanes_are_connected_with_lane_0(authorities: tuple[Authority, Authority], secure: bool) -> None:
+    """All have certificates of one party; the other lanes listen nowhere."""
+    names = [f"party 1, lane {lane}" for lane in range(3)]
+    server, token = listen("127.0.0.1"), new_seed()
+    address = server.getsockname()[:2]
+    contexts = [authorities[0].issue("party-1").contexts() if secure else None for _ in names]
+
+    def join(lane: int) -> Any:
+        tls = contexts[lane]
+        own = server if lane == 0 else None
+        made = connecting.star(lane, names, address, own, token, HANG, "party-1", tls)
+        try:
+            assert made.names == names
+            if lane:
+                made.send(0, torch.tensor([lane]))
+                return made.receive(0, [torch.zeros(2)])[0].tolist()
+            heard = [int(made.receive(other, [torch.tensor([0])])[0]) for other in (1, 2)]
+            for other in (1, 2):
+                made.send(other, torch.full((2,), float(other)))
+            return heard
+        finally:
+            made.close()
+
+    assert run([lambda lane=lane: join(lane) for lane in range(3)]) == [[1, 2], [1.0, 1.0], [2.0, 2.0]]
+
+
+def test_a_process_of_another_party_is_no_lane(authorities: tuple[Authority, Authority]) -> None:
+    names, token = ["party 1, lane 0", "party 1, lane 1"], new_seed()
+    server = listen("127.0.0.1")
+    address = server.getsockname()[:2]
+    contexts = [authorities[0].issue(f"party-{1 - lane}").contexts() for lane in range(2)]
+
+    def join(lane: int) -> None:
+        tls, own = contexts[lane], None if lane else server
+        connecting.star(lane, names, address, own, token, NEVER if lane else 2.0, "party-1", tls)
+
+    first, second = run([lambda: join(0), lambda: join(1)])
+    assert isinstance(first, PeerError) and isinstance(second, PeerError)
+    assert str(first).startswith("party 1, lane 1 did not connect within 2 s: lane 0 listens at 127.0.0.1:")
+    assert "the last connection refused was one from 127.0.0.1" in str(first), first
+    assert "party 1, lane 0 closed the connection" in str(second), second

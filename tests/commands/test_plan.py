@@ -56,7 +56,8 @@ def tiny(tmp_path: Path) -> Path:
 
 def profile(tmp_path: Path, **changes: str) -> Path:
     names = ("products", "values", "bits", "offline_bits", "share_bytes", "layers", "slices")
-    parts = {"mpc masked": ("compute", "expand", "deal"), "mpc masked pair": ("compute", "make")}
+    made = dict.fromkeys(("mpc masked pair", "mpc masked pair:silent"), ("compute", "make"))
+    parts = {"mpc masked": ("compute", "expand", "deal"), **made}
     rows = [
         Measurement(
             kind,
@@ -113,8 +114,31 @@ def test_show_a_net_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert {step["step"] for step in pair["steps"]} > {"make party-0", "make party-1", "rounds of material"}
     kept = figures(capsys, *words, "--dealer", "pair")
     assert kept["party-0_bytes_per_token"] == kept["party-1_bytes_per_token"] and "a store that" in kept["service"]
-    assert "of aim 'latency'" in refused(capsys, *words, "--dealer", "pair", "--aim", "latency")
     assert "without the size of a store" in refused(capsys, *without, "--dealer", "store")
+
+
+def test_two_parties_without_a_dealer_by_their_transfers_and_link(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["show", *NET, "--profile", str(profile(tmp_path))]
+
+    def steps(*more: str) -> dict[str, dict[str, Any]]:
+        return {step["step"]: step for step in figures(capsys, *words, *more)["steps"]}
+
+    pair, silent = steps("--dealer", "pair"), steps("--dealer", "pair:silent")
+    sent = "material party-0 to party-1"
+    assert silent[sent]["bytes"] < pair[sent]["bytes"]
+    linked = steps("--dealer", "pair:0.02:1e6")  # the link on which "silent" is the fastest
+    assert linked[sent]["bytes"] == pytest.approx(1e6 / 8 * linked[sent]["seconds"])
+    assert linked["rounds"]["seconds"] == pytest.approx(linked["rounds"]["rounds"] * 0.01)
+    assert steps("--dealer", "pair:0.02:1e6", "--rtt", "2s")["rounds"]["seconds"] == pytest.approx(
+        linked["rounds"]["rounds"]
+    )
+    assert "beside --dealer pair, which makes material for 'pair'" in refused(
+        capsys, *words, "--dealer", "pair", "--aim", "pair:silent"
+    )
+    assert "stream, store, pair, pair:silent" in refused(capsys, *words, "--dealer", "host:80")
+    assert '"pair:silent"' in refused(capsys, *words, "--dealer", "pair:loud")
 
 
 def test_show_a_file_on_other_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -191,9 +191,12 @@ def script() -> None:
     infer_once(rank)
 
 
-def forever(timeout: str) -> None:
-    """Inference until somebody dies; large enough for messages that another thread sends. Says when it is under way."""
-    session = launch.init(timeout=float(timeout), dealer=os.environ.get("DEALER"))
+def forever(timeout: str, listen: str | None = None) -> None:
+    """Inference until somebody dies; large enough for messages that another thread sends. Says when it is under way.
+
+    listen: where this process takes connections.
+    """
+    session = launch.init(timeout=float(timeout), dealer=os.environ.get("DEALER"), peer_listen=listen)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()).eval()
     private = hummingbird.convert_model(model)

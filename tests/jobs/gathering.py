@@ -7,11 +7,11 @@ import signal
 import time
 
 import torch
-import torch.distributed as dist
 
 import hummingbird
 from hummingbird.__main__ import parser
 from hummingbird.channel import meter
+from hummingbird.channel.channel import Channel
 from hummingbird.commands import infer
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
@@ -30,6 +30,9 @@ def gathers() -> None:
     for all_rows in kinds:
         got = session.gather(all_rows[mine])
         assert (torch.equal(got, all_rows) and got.dtype == all_rows.dtype) if first else got is None, all_rows.dtype
+    with hummingbird.meter() as silent:
+        session.gather(rows[mine])
+    assert silent.total.bits_sent == silent.total.rounds == 0  # no party has sent another one anything
     # Two images: the last lane has none, and gives what a net that did not run would give.
     few = rows[:2][session.part(2)]
     got = session.gather(few if len(few) else torch.empty(0))
@@ -65,7 +68,7 @@ def lost() -> None:
     """The last lane ends without a word when all have come to gather."""
     session = hummingbird.init(timeout=HANG)
     if session.lane == session.lanes - 1:
-        dist.all_gather = lambda *words: os._exit(0)
+        Channel.send = lambda *words: os._exit(0)  # type: ignore[method-assign]
     session.gather(torch.zeros(1, 1))
 
 

@@ -1,4 +1,4 @@
-"""Parties with several lanes: each lane has a session of its own, and the lanes of a party a process group."""
+"""Parties with several lanes: each lane has a session of its own, and lane 0 gathers results of its party."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import signal
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import hummingbird
 from tests.support.patience import HANG, until
 
 
-def lanes(slow: str = "") -> None:
+def lanes(slow: str = "", listen: str | None = None) -> None:
     """A small net on this lane's rows; prints a JSON object of what the session says, and the results.
 
     slow: a folder, where a lane's file says that it has its results; lane 1 waits for those of lane 0 before it begins.
+    listen: where this process takes connections. $DEALER: a dealer's address; without it party 0 starts one.
     """
-    session = hummingbird.init(timeout=HANG)
+    session = hummingbird.init(timeout=HANG, dealer=os.environ.get("DEALER"), peer_listen=listen)
     if slow and session.lane == 1:
         until(lambda: all(Path(slow, f"{party}").exists() for party in range(session.parties)), "the other lane's end")
     torch.manual_seed(0)
@@ -35,10 +35,8 @@ def lanes(slow: str = "") -> None:
     if slow:
         Path(slow, f"{session.rank}").touch()
     else:
-        gathered = [torch.zeros_like(out) for _ in range(session.lanes)]
-        dist.all_gather(gathered, out)
-        told["group"] = dist.get_rank(), dist.get_world_size(), torch.equal(gathered[session.lane], out)
+        gathered = session.gather(out)
+        told["gathered"] = None if gathered is None else (len(gathered), torch.equal(gathered[:5], out))
     hummingbird.uninit()
-    told["group after it"] = dist.is_initialized()
     told["SIGTERM"] = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     os.write(1, json.dumps(told).encode())

@@ -65,14 +65,26 @@ def test_the_group_with_less_work_is_asked(groups: list[Group]) -> None:
 
 def test_requests_that_are_under_way_are_work(groups: list[Group]) -> None:
     """Forty requests at once go to both groups in equal parts, though no party has reported any work."""
-    with Client([group.addresses for group in groups], timeout=HANG) as client:
+    answers = threading.Event()  # none comes before all requests are under way, however slow the machine is
+    for party in (*groups[0].parties, *groups[1].parties):
+        party.hold = answers
+    with Client([group.addresses for group in groups], timeout=NEVER) as client, ThreadPoolExecutor(1) as beside:
+        known = client._groups._all
 
         async def all_of_them() -> list[torch.Tensor]:
             return await asyncio.gather(*(client.ask(X) for _ in range(40)))
 
+        def when_all_are_sent() -> list[int]:
+            try:
+                until(lambda: sum(group.images for group in known) == 40 * len(X), "forty requests under way")
+                return [group.images for group in known]
+            finally:
+                answers.set()
+
+        under_way = beside.submit(when_all_are_sent)
         asyncio.run(all_of_them())
-        assert abs(asked(groups[0]) - asked(groups[1])) <= 10
-        assert [group.images for group in client._groups._all] == [0, 0]
+        assert under_way.result(HANG) == [20 * len(X)] * 2
+        assert [group.images for group in known] == [0, 0]
 
 
 def test_a_report_is_asked_for_when_it_is_old(groups: list[Group], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ def parties(root: Path) -> dict[str, Parser]:
         ends[0].sendall(data)
         ends[0].close()
         try:
-            for _ in handshake.take(listening, b"", calls, {}, bytes(16), None):  # type: ignore[arg-type]
+            for _ in handshake.take(listening, b"", calls, {}, bytes(16), None, ["party-0", "party-1"]):  # type: ignore[arg-type]
                 pass
         except OSError as error:
             raise PeerError("a stranger") from error

@@ -388,7 +388,7 @@ class Set(StoreDealer):
         device: torch.device | str,
         shared: Supplies,
     ) -> None:
-        party, parties, lane, lanes = place
+        party, parties, lane, lanes, _ = place
         how: dict[str, Any] = {"lane": lane, "lanes": lanes, "timeout": timeout, "device": device, "shared": shared}
         super().__init__(path, rank=party, parties=parties, **how)
         self.number = number

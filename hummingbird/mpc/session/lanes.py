@@ -1,16 +1,14 @@
 """Lanes: a party with several GPUs runs a process for each, and lane g of all parties is a session of its own.
 
 Party = RANK // lanes, lane = RANK % lanes. Images are independent, so lanes share no secrets of the protocol: lane g of
-each party connects only to lane g of the others, with its own seeds and material. The lanes of one party are the
-default process group of torch.distributed, with rank = lane, which gathers results.
+each party connects only to lane g of the others, with its own seeds and material. Lane 0 of a party is also connected
+with the party's other lanes, on this host and on others, and gathers their results.
 """
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,24 +19,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hummingbird import records
-from hummingbird.channel.channel import named
+from hummingbird.channel import meter as metering
+from hummingbird.channel.channel import Channel, named
 from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, PeerError
 from hummingbird.records import field
 from hummingbird.rpc.signals import check
 
-_opened = False  # whether `open_group` has made the process group
-
 VARIABLE = "HUMMINGBIRD_LANES"
 
 
 class LanePosition(NamedTuple):
-    """The position of this process in the run: its party among `parties`, and its lane among `lanes`."""
+    """The position of this process in the run: its party among `parties`, and its lane among `lanes`.
+
+    near: how many lanes of a party are on each of its hosts; 0: all of them.
+    """
 
     party: int
     parties: int
     lane: int
     lanes: int
+    near: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first lane of this party on this host, which takes connections for all lanes here."""
+        return self.lane - self.lane % (self.near or self.lanes)
+
+    @property
+    def here(self) -> range:
+        """The lanes of this party on this host."""
+        return range(self.first, self.first + (self.near or self.lanes))
+
+    @property
+    def spread(self) -> bool:
+        """Whether the lanes of this party are on several hosts."""
+        return 0 < self.near < self.lanes
 
     @property
     def rank(self) -> int:
@@ -65,7 +81,8 @@ def environment(lanes: int | None = None) -> LanePosition:
 
     lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
     Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE. Raises EnvironmentProblem for variables
-    that are no numbers, for a RANK that is not below WORLD_SIZE, and if the lanes of a party are on several hosts.
+    that are no numbers, for a RANK that is not below WORLD_SIZE, and if hosts have parts of parties that differ in
+    size.
     """
     count = lanes_of(lanes)
     rank = variable("RANK", 0)
@@ -79,13 +96,14 @@ def environment(lanes: int | None = None) -> LanePosition:
             hint=f"start parties x lanes processes: {2 * count} for two parties",
         )
     local = variable("LOCAL_WORLD_SIZE", world)
-    if local % count:
+    if local < 1 or (local % count and count % local):
         raise EnvironmentProblem(
-            f"LOCAL_WORLD_SIZE={local} is no multiple of lanes={count}",
+            f"LOCAL_WORLD_SIZE={local} is neither a multiple of lanes={count} nor a divisor",
             where="lanes",
-            hint="the lanes of a party are on one host: --lanes of `run`, or --nproc_per_node of torchrun",
+            hint="a host has all lanes of its parties, or the lanes of a party are on several hosts, with equally many "
+            "on each: --lanes of `run`, or --nproc_per_node of torchrun",
         )
-    return LanePosition(rank // count, world // count, rank % count, count)
+    return LanePosition(rank // count, world // count, rank % count, count, local if local < count else 0)
 
 
 def lanes_of(lanes: Any = None) -> int:
@@ -117,59 +135,23 @@ def variable(name: str, default: int | None) -> int:
         ) from None
 
 
-def refuse_other_group(place: LanePosition) -> None:
-    """Raise EnvironmentProblem if torch.distributed is initialized and the lanes need its default process group."""
-    if place.lanes > 1 and dist.is_initialized():
-        raise EnvironmentProblem(
-            "torch.distributed is initialized already; with lanes its default process group is that of a party's lanes",
-            where="init",
-            hint="call hummingbird.init() first, and torch.distributed.new_group() for groups of lanes",
-        )
+@dataclass(frozen=True)
+class LaneLinks:
+    """This lane's connections with the other lanes of its party.
 
-
-def open_group(store: dist.Store, place: LanePosition, timeout: float) -> None:
-    """Make this party's lanes the default process group of torch.distributed: Gloo, and NCCL for CUDA. rank = lane.
-
-    store: torch's store by which these lanes find each other, and which only they use.
-    timeout: seconds.
-    Messages in the group are not encrypted: the lanes are on one host, and Gloo listens on its loopback interface.
+    channel: between lane 0 and each other lane; its ranks are lanes. store: has counts, and short texts that are no
+    secrets; lane 0 serves it.
     """
-    global _opened
-    for _, interface in socket.if_nameindex():
-        if interface in ("lo", "lo0"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=store,
-        rank=place.lane,
-        world_size=place.lanes,
-        timeout=datetime.timedelta(seconds=timeout),
-    )
-    _opened = True
 
-
-def group_store() -> dist.Store:
-    """Return the store of the process group that `open_group` has made; lane 0 serves it."""
-    return dist.distributed_c10d._get_default_store()
-
-
-def close_group() -> None:
-    """Destroy torch's process group of this party's lanes, if `open_group` made one.
-
-    Otherwise the process sometimes aborts when it exits while Gloo's threads run.
-    """
-    global _opened
-    if _opened and dist.is_initialized():
-        dist.destroy_process_group()
-    _opened = False
+    channel: Channel
+    store: dist.Store
 
 
 # Work of the lanes of a party -----------------------------------------------------------------------------------------
 #
-# Images are divided among the lanes, and lane 0 gathers the results. Only lanes of one party communicate here. The
-# store of their process group counts the work that each lane has done. A lane that waits for a slower one polls the
-# store, since a wait inside Gloo does not react to signals. Tensors travel over the process group, after all lanes have
-# arrived.
+# Images are divided among the lanes, and lane 0 gathers the results. Only lanes of one party communicate here. Their
+# store counts the work that each lane has done. A lane that waits for a slower one polls the store, since slices may
+# take longer than the channel's timeout. Tensors travel over the channel, after all lanes have arrived.
 
 PATIENCE = 3600.0  # seconds that slower lanes may take without progress: more than a slice takes
 _POLL = 0.02  # seconds between two polls of the counts
@@ -204,12 +186,18 @@ class Tally:
     place: this lane.
     goals: the amount of work that each lane is to do, such as its number of images.
     failure: returns why a lane of any party has failed, the first one that did; None if none is known to have failed.
+    store: of the party's lanes; None for a party with one lane.
     """
 
-    def __init__(self, place: LanePosition, goals: Sequence[int], failure: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        place: LanePosition,
+        goals: Sequence[int],
+        failure: Callable[[], str | None],
+        store: dist.Store | None = None,
+    ) -> None:
         self._place, self._goals, self._failure = place, goals, failure
-        store = dist.HashStore() if place.lanes == 1 else group_store()
-        self._store = dist.PrefixStore(f"tally/{next(_numbers)}", store)
+        self._store = dist.PrefixStore(f"tally/{next(_numbers)}", dist.HashStore() if store is None else store)
 
     def add(self, number: int) -> int:
         """Count `number` units of work of this lane, and return the sum over all lanes."""
@@ -261,14 +249,16 @@ class Gathering:
 
     place: this lane.
     failure: returns why a lane of any party has failed, the first one that did; None if none is known to have failed.
+    links: to the other lanes of this party; None for a party with one lane.
     """
 
     place: LanePosition
     failure: Callable[[], str | None]
+    links: LaneLinks | None = None
 
     def tally(self, goals: Sequence[int]) -> Tally:
         """Make a new `Tally`, which counts the work that each lane does. goals: the work of each lane, by lane."""
-        return Tally(self.place, goals, self.failure)
+        return Tally(self.place, goals, self.failure, self.links.store if self.links else None)
 
     def arrive(self) -> None:
         """Wait until all lanes of this party have called this method.
@@ -280,7 +270,7 @@ class Gathering:
         here.wait()
 
     def told(self, what: str, text: str = "") -> str:
-        """Return lane 0's text at every lane of this party. It goes through torchrun's store, which others may read.
+        """Return lane 0's text at every lane of this party. It goes through the lanes' store, which others may read.
 
         what: a name for the text, used once in a session.
         text: lane 0's text; ignored at other lanes.
@@ -288,7 +278,7 @@ class Gathering:
         """
         since = looked = time.monotonic()
         try:
-            store = dist.PrefixStore("told", group_store())
+            store = dist.PrefixStore("told", self.links.store if self.links else dist.HashStore())
             if self.place.lane == 0:
                 store.set(what, text)
             while not store.check([what]):
@@ -314,27 +304,20 @@ class Gathering:
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
             got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, of 1 to 8 dimensions")
-        if self.place.lanes == 1:
+        if self.links is None:
             return [tensor]
         self.arrive()
-        mine = tensor.detach().cpu().contiguous()
+        channel, mine, out = self.links.channel, tensor.detach().cpu(), [tensor.detach()]
         head = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64)
-        head[: 2 + mine.dim()] = torch.tensor([_DTYPES.index(mine.dtype), mine.dim(), *mine.shape])
-        heads = [torch.zeros_like(head) for _ in range(self.place.lanes)]
-        out = [tensor.detach()]
-        try:
-            dist.all_gather(heads, head)
+        with metering.uncounted():  # nothing that parties send each other
             if self.place.lane > 0:
-                if mine.numel():
-                    dist.send(mine, dst=0)
+                head[: 2 + mine.dim()] = torch.tensor([_DTYPES.index(mine.dtype), mine.dim(), *mine.shape])
+                channel.send(0, head)
+                channel.send(0, mine)
                 return []
-            for lane, (kind, dimensions, *shape) in enumerate(word.tolist() for word in heads):
-                if lane:
-                    out.append(torch.empty(shape[:dimensions], dtype=_DTYPES[kind]))
-                    if out[lane].numel():
-                        dist.recv(out[lane], src=lane)
-        except RuntimeError as error:
-            raise _lost(self.place, error) from None
+            for lane in range(1, self.place.lanes):
+                kind, dimensions, *shape = channel.receive(lane, [head])[0].tolist()
+                out += channel.receive(lane, [torch.empty(shape[:dimensions], dtype=_DTYPES[kind])])
         return [found.to(tensor.device) for found in out]
 
     def rows(self, rows: Tensor) -> Tensor | None:

@@ -33,14 +33,7 @@ from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.pair.dealer import PairDealer, transfers_of
-from hummingbird.mpc.session.lanes import (
-    LanePosition,
-    close_group,
-    environment,
-    group_store,
-    refuse_other_group,
-    variable,
-)
+from hummingbird.mpc.session.lanes import LaneLinks, LanePosition, environment, variable
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import begin_call
 from hummingbird.mpc.session.rendezvous import (
@@ -167,9 +160,8 @@ def init(
     """Join the run that the launcher's variables describe; without them make a session of one party, with a warning.
 
     lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. The run has
-        parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
-        parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
-        process group consists of the party's lanes.
+        parties x lanes processes, party = RANK // lanes. The lanes of a party are on one host, or on several with
+        equally many on each. Lane g of all parties is a session of its own; `session.rank` is the party.
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts a dealer on this
         host, if all parties run on this host. "pair": there is no dealer, and two parties make the material with each
@@ -223,7 +215,6 @@ def init(
     if transfers and here.parties != 2:
         what = f"dealer={dealer!r} with {here.parties} parties: two parties can make material, and no other number"
         raise ConfigError(what, where="init", hint="name a dealer, HOST:PORT, or leave `dealer` out")
-    refuse_other_group(here)
     warn_of_dynamic(stacklevel=3)
     starting = here.parties > 1 and dealer is None and store is None
     if starting:
@@ -234,12 +225,13 @@ def init(
     size = CIPHERS[cipher]
     seeds: dict[str, bytes]
     client: Dealer
-    channel, meeting, again = Channel(0, 1, {}, {}, timeout), None, None
+    channel, meeting, again, links = Channel(0, 1, {}, {}, timeout), None, None, None
     try:
         if here.world > 1:
-            meeting, ends = meet(here, listener, timeout, starting)
+            meeting, ends, links = meet(here, listener, tls, timeout, starting)
             again = ends.again(PAIR) if transfers else None  # the first connection closes its sockets
-            _run.notes = LaneNotes(meeting.store, group_store(), here, timeout) if here.lanes > 1 else None
+            _run.links = links
+            _run.notes = LaneNotes(meeting.store, links.store, here, timeout) if links else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
             agree_on_roll(channel, meeting, here)
@@ -256,7 +248,7 @@ def init(
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         elif again is not None and transfers is not None:
-            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout), transfers)
+            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout, links), transfers)
         else:
             where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
             client = join_dealer(channel, where, meeting, security, timeout, cipher, device)
@@ -266,7 +258,8 @@ def init(
         _leave(error, channel)
         raise
     zeros = ZeroSharing(Stream(seeds["prev"], device), Stream(seeds["next"], device))
-    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, listener, zeros=zeros)
+    lanes_of_party: dict[str, Any] = {"lane": here.lane, "lanes": here.lanes, "links": links, "near": here.near}
+    made = Session(here.party, here.parties, channel, client, device, listener=listener, zeros=zeros, **lanes_of_party)
     if _run.notes is not None:
         made.failure = partial(_run.notes.first_failure, 0)
     _run.leaving = False
@@ -358,8 +351,8 @@ def abort(error: BaseException) -> None:
 
 
 def _leave(error: BaseException | None, channel: Channel) -> None:
-    notes = _run.notes
-    _run.leaving, _run.notes = True, None
+    notes, links = _run.notes, _run.links
+    _run.leaving, _run.notes, _run.links = True, None, None
     try:
         stopped = _run.stop is not None and _run.stop.raised
         if notes is not None and error is not None and not stopped:
@@ -369,7 +362,8 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
         if is_initialized():
             current().close()
         channel.close()
-        close_group()
+        if links is not None:
+            links.channel.close() if error is None else links.channel.abort(reason_of(error))
         if notes is not None:  # nothing after this needs the dealer
             _run.leaving = error is not None  # SIGTERM ends the wait for other lanes
             notes.left("" if error is None else reason_of(error))
@@ -396,6 +390,7 @@ class _Run:
 
     here: the position at the last `init`.
     notes: the run's `LaneNotes`; None with one lane.
+    links: to the other lanes of this party; None with one lane.
     leaving: true while this party leaves, unless it waits for its other lanes, and after it has left because of an
         error.
     watching: whether `_watch` has installed its hooks.
@@ -404,6 +399,7 @@ class _Run:
 
     here: LanePosition | None = None
     notes: LaneNotes | None = None
+    links: LaneLinks | None = None
     leaving: bool = False
     watching: bool = False
     stop: Stop | None = None

@@ -10,8 +10,9 @@ import os
 import socket
 from dataclasses import dataclass
 
-from hummingbird.channel.connect import listen
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError
+from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.rpc.security import joined, loopback, split
 
 _ALL = ("0.0.0.0", "::")  # all addresses of the host
@@ -42,6 +43,19 @@ class Listener:
             hint = f"peer_listen={_HINT} is the port of this host that the address leads to"
             raise ConfigError(what, where="init", hint=hint)
         return cls(_address("peer_listen", peer_listen), _address("peer_address", peer_address))
+
+    def open_star(self, place: LanePosition) -> tuple[socket.socket, str]:
+        """Open the socket at which lane 0 takes connections of its party's other lanes; return it and its address.
+
+        It listens on loopback if all of them are on this host; else at the host of `listen`, or the address of the
+        interface that leads to MASTER_ADDR, at a free port. Raises EnvironmentProblem if that is a loopback address.
+        """
+        host = "127.0.0.1"
+        if place.spread:
+            named = self.listen is not None and self.listen[0] not in _ALL
+            host = self.listen[0] if named and self.listen else own_address(place.world)
+        server = listen(host)
+        return server, joined(host, server.getsockname()[1])
 
     def open(self, world: int) -> tuple[socket.socket, str]:
         """Open the socket at which this party listens; return it, and the address for other parties as text.

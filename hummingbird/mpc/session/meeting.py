@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from hummingbird import records
-from hummingbird.channel.connect import serve_store
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.records import field
@@ -47,16 +47,18 @@ _T = TypeVar("_T")
 class Card:
     """Entry by which one process presents itself to the others when the processes of a run meet.
 
-    address: HOST:PORT at which the party takes connections; "" but for lane 0.
+    address: HOST:PORT at which the party takes connections, for its lanes on this host; "" but for the first of them.
     lanes: how many lanes a party has, by this process's arguments.
-    corridor: at lane 0, the path of the Unix socket at which it takes connections of the party's other lanes; "" at
-        other lanes.
+    corridor: the path of the Unix socket at which the first lane of this host takes connections of the party's other
+        lanes here; "" at those.
+    star: at lane 0 of several, HOST:PORT at which it takes connections of the party's other lanes; "" at those.
     nonce: random, new after every restart.
     """
 
     address: str = field(_WORD)
     lanes: int = field(records.whole())
     corridor: str = field(_WORD, default="")
+    star: str = field(_WORD, default="")
     nonce: str = field(_WORD, default_factory=lambda: new_seed().hex())
 
     @property
@@ -131,6 +133,19 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
         store = _connect(host, port, rank, world, deadline)
     store.set_timeout(wait)
     return dist.PrefixStore("hummingbird", store)
+
+
+def serve_store(host: str, port: int, wait: datetime.timedelta) -> dist.TCPStore:
+    """Serve a torch TCPStore from this process, at one address of `host` only; return the store.
+
+    A TCPStore that opens its port itself would listen at all addresses. port: 0 for a free one. wait: the longest time
+    that a request to the store waits for a value. Does not wait for other processes. Raises OSError if it cannot
+    listen.
+    """
+    server = listen(host, port)
+    port = server.getsockname()[1]
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": wait, "multi_tenant": True}
+    return dist.TCPStore(host, port, master_listen_fd=server.detach(), **options)
 
 
 def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
@@ -341,8 +356,8 @@ def read_roll(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     try:
         roll = records.read(text, Roll, name="roll")
         for card in roll.cards:
-            if card.address:
-                split(card.address)
+            for address in filter(None, (card.address, card.star)):
+                split(address)
     except InputError:
         roll = None
     if roll is None or len(roll.cards) != world:

@@ -8,6 +8,7 @@ compare what they have read in the store.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import socket
 import time
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from hummingbird.channel import connect as wire
+from hummingbird.channel import meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import (
     AgreementError,
@@ -40,13 +42,22 @@ from hummingbird.mpc.dealer.kept import is_kept
 from hummingbird.mpc.dealer.kept_store import KeptStore, SetStore
 from hummingbird.mpc.dealer.sealing import read_key
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.mpc.session.lanes import Gathering, LanePosition, open_group
+from hummingbird.mpc.session.lanes import Gathering, LaneLinks, LanePosition
 from hummingbird.mpc.session.listener import Listener, several_hosts
-from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, run_store, serves_store
+from hummingbird.mpc.session.meeting import (
+    Card,
+    Late,
+    Meeting,
+    attend,
+    call_store,
+    run_store,
+    serve_store,
+    serves_store,
+)
 from hummingbird.mpc.session.session import Session, agree
 from hummingbird.mpc.session.shared_port import SharedPort
 from hummingbird.prg import derive, new_seed
-from hummingbird.rpc.security import check_own_folder, split
+from hummingbird.rpc.security import check_own_folder, loopback, split
 from hummingbird.rpc.service import Tls
 
 PAIR = "pair"  # in place of a dealer's address: the two parties make the material
@@ -57,9 +68,9 @@ _served: list[dist.Store] = []  # the run's store, if this process serves it: it
 class Sockets(NamedTuple):
     """Sockets by which this process takes connections of the run's other processes.
 
-    server: the party's listening socket at lane 0; None at other lanes.
-    links: Unix sockets between the lanes of this party, by lane, each with the lane's token. Lane 0 has one to each
-        other lane, any other lane one to lane 0.
+    server: the party's listening socket at the first of its lanes on this host; None at other lanes.
+    links: Unix sockets between the lanes of this party on this host, by lane, each with the lane's token. The first
+        lane has one to each other lane, any other lane one to the first.
     """
 
     server: socket.socket | None
@@ -78,41 +89,45 @@ class Sockets(NamedTuple):
                 end.close()
 
 
-def meet(place: LanePosition, listener: Listener, timeout: float, dealing: bool) -> tuple[Meeting, Sockets]:
+def meet(
+    place: LanePosition, listener: Listener, tls: Tls | None, timeout: float, dealing: bool
+) -> tuple[Meeting, Sockets, LaneLinks | None]:
     """Meet all processes of the run in torchrun's store (env://); return a `Meeting` and this process's sockets.
 
-    The `Meeting` is what all processes know then, such as all addresses.
+    The `Meeting` is what all processes know then, such as all addresses. The third result are the links to the other
+    lanes of this party; None if it has one lane.
     place: this process's party and lane.
     listener: where the party takes connections.
+    tls: certificates, for the links between lanes.
     timeout: seconds.
     dealing: whether rank 0 starts a dealer on this host, for all lanes.
     Raises PeerError, AgreementError, DealerError, TrustError and EnvironmentProblem.
     """
-    deadline = time.monotonic() + timeout
+    deadline, lanes = time.monotonic() + timeout, None
     with contextlib.ExitStack() as failed:
         try:
             store = _open_store(place, deadline, timeout)
-            server, address = (None, "") if place.lane else listener.open(place.world)
-            if server is not None:
-                failed.callback(server.close)
+            server, address = listener.open(place.world) if place.lane == place.first else (None, "")
+            star, center = listener.open_star(place) if place.lanes > 1 and not place.lane else (None, "")
+            for end in filter(None, (server, star)):
+                failed.callback(end.close)
             corridor = SharedPort.open(place)
             failed.callback(corridor.close)
-            card = Card(address, place.lanes, corridor.path)
+            card = Card(address, place.lanes, corridor.path, center)
             start = partial(_start_dealer, place, timeout) if dealing else str
             meeting = attend(store, place.rank, place.world, card, deadline, start)
             _agree_on_lanes(meeting, place)
             if dealing and meeting.dealer:
                 _check_own_dealer(meeting.dealer, place)
+            corridor.join(meeting.cards[place.party * place.lanes + place.first].corridor, deadline)
             if place.lanes > 1:
-                path = meeting.cards[place.party * place.lanes].corridor
-                open_group(corridor.join(path, deadline, timeout), place, timeout)
-                corridor.shut()
+                lanes = _link_lanes(meeting, star, place, tls, timeout)
         except (Late, RuntimeError, ValueError, OSError) as error:
             raise _not_met(error, place, deadline, timeout) from None
         failed.pop_all()
     tokens = [derive(meeting.token, "lane", lane) for lane in range(place.lanes)]
     links = {lane: (tokens[lane], link) for lane, link in corridor.links.items()}
-    return replace(meeting, token=tokens[place.lane]), Sockets(server, links)
+    return replace(meeting, token=tokens[place.lane]), Sockets(server, links), lanes
 
 
 def _check_own_dealer(address: str, place: LanePosition) -> None:
@@ -157,6 +172,42 @@ def _open_store(place: LanePosition, deadline: float, timeout: float) -> dist.St
     return store
 
 
+def _link_lanes(
+    meeting: Meeting, server: socket.socket | None, place: LanePosition, tls: Tls | None, timeout: float
+) -> LaneLinks:
+    """Connect lane 0 of this party with its other lanes, and open a store that they share; return both as `LaneLinks`.
+
+    Lane 0 serves the store at the address of these connections, and tells its port over them.
+    server: the listening socket for these connections at lane 0; None at other lanes. Other arguments: as for
+    `connect`. Raises PeerError, RuntimeError or OSError if another lane does not come, and TrustError for lanes on
+    several hosts without certificates: results would cross their network in clear.
+    """
+    start = place.party * place.lanes
+    host, port = split(meeting.cards[start].star)
+    if tls is None and not loopback(host):
+        what = f"the lanes of party {place.party} are on several hosts, and there are no certificates"
+        hint = "results pass between these hosts: tls=Tls(...), --tls-cert and so on (docs/certificates.md)"
+        raise TrustError(what, where=place.name, hint=hint)
+    names = [place.name_of(start + lane) for lane in range(place.lanes)]
+    token, certificate = derive(meeting.token, "star", place.party), f"party-{place.party}"
+    contexts, wait = tls.contexts() if tls else None, datetime.timedelta(seconds=timeout)
+    channel = wire.star(place.lane, names, (host, port), server, token, timeout, certificate, contexts)
+    try:
+        with meter.uncounted():
+            if server is not None:
+                store = serve_store(host, 0, wait)
+                for lane in range(1, place.lanes):
+                    channel.send(lane, torch.tensor([store.port]))
+            else:
+                port = int(channel.receive(0, [torch.zeros(1, dtype=torch.int64)])[0])
+                reach = partial(dist.TCPStore, host, port, is_master=False, timeout=wait)
+                store = call_store(time.monotonic() + timeout, reach, port=port)
+    except BaseException:
+        channel.close()
+        raise
+    return LaneLinks(channel, store)
+
+
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
     """Connect this lane to the same lane of all other parties, and return the channel.
 
@@ -167,7 +218,7 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
     Raises PeerError, AgreementError, and InputError for wrong certificates.
     """
     try:
-        mates = [card.endpoint for card in meeting.cards[:: place.lanes]]
+        mates = [_listening(meeting, party, place) for party in range(place.parties)]
         contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
     except InputError:
         ends.close()
@@ -176,6 +227,16 @@ def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | Non
         ends.close()
         raise
     return wire.connect(place.party, mates, ends.server, meeting.token, timeout, contexts, lane, ends.links)
+
+
+def _listening(meeting: Meeting, party: int, place: LanePosition) -> tuple[str, int]:
+    """Return the address at which this lane of another party is reached: that of the first lane of the same host.
+
+    Raises InputError if there is none.
+    """
+    start = party * place.lanes
+    cards = meeting.cards[start : start + place.lane + 1]
+    return next((card for card in reversed(cards) if card.address), cards[0]).endpoint
 
 
 def agree_on_roll(channel: Channel, meeting: Meeting, place: LanePosition) -> None:
@@ -245,17 +306,22 @@ def check_dealer(place: LanePosition) -> None:
 
 
 def connect_pair(
-    channel: Channel, meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float
+    channel: Channel,
+    meeting: Meeting,
+    ends: Sockets,
+    place: LanePosition,
+    tls: Tls | None,
+    timeout: float,
+    links: LaneLinks | None,
 ) -> Channel:
     """Connect this lane to the same lane of the other party a second time, for material; return that channel.
 
     channel: the first one, by which the lanes wait until each has it: 1 round.
     meeting, place, tls, timeout: as for `connect`.
-    ends: sockets from `Sockets.again(PAIR)`.
+    ends: sockets from `Sockets.again(PAIR)`. links: between the lanes of this party.
     """
     try:
-        if place.lanes > 1:
-            Gathering(place, lambda: None).arrive()
+        Gathering(place, lambda: None, links).arrive()
         channel.exchange_text(PAIR)
         again = replace(meeting, token=derive(meeting.token, PAIR))
     except BaseException:
@@ -312,7 +378,7 @@ def open_store(
     The parties compare their stores, and skip the slots that any party has used: 2 rounds. A kept store instead waits
     for its first set of slots, and an object store for the first need of one.
     """
-    party, parties, lane, lanes = place
+    party, parties, lane, lanes, _ = place
     if is_url(path) != (key is not None):
         what = "an object store without a key" if key is None else "a key for a store that is no object store"
         hint = (

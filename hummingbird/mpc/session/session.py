@@ -22,7 +22,7 @@ from hummingbird.channel import interleave, meter
 from hummingbird.channel.channel import Channel
 from hummingbird.errors import AgreementError, DealerError, EnvironmentProblem, InputError
 from hummingbird.mpc.correlations.request import Material, Request, Shares
-from hummingbird.mpc.session.lanes import Gathering, LanePosition, part
+from hummingbird.mpc.session.lanes import Gathering, LaneLinks, LanePosition, part
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.prg import SEED_BYTES, Stream
 
@@ -142,6 +142,8 @@ class Session:
     lane: int = 0
     lanes: int = 1
     listener: Listener = Listener()  # where other parties connect
+    links: LaneLinks | None = None  # to the other lanes of this party; None: it has one lane
+    near: int = 0  # lanes of this party on each of its hosts; 0: all of them
     # Returns why the first failed lane of the run failed; None if none has.
     failure: Callable[[], str | None] = field(default=lambda: None)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight
@@ -203,12 +205,12 @@ class Session:
     @property
     def place(self) -> LanePosition:
         """The position of this process in the run: its party and its lane."""
-        return LanePosition(self.rank, self.parties, self.lane, self.lanes)
+        return LanePosition(self.rank, self.parties, self.lane, self.lanes, self.near)
 
     @property
     def gathering(self) -> Gathering:
         """The object by which this lane gathers results from, and waits for, the other lanes of its party."""
-        return Gathering(self.place, self.failure)
+        return Gathering(self.place, self.failure, self.links)
 
     def part(self, count: int) -> slice:
         """Return the indices of the images that this lane computes, of `count` images, as a Python slice.

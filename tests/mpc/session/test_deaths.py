@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hummingbird.channel import connect
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import PeerError
 from tests.jobs.failures import SECRET
 from tests.support import python
@@ -223,7 +224,7 @@ def test_a_script_of_its_own(nursery: Nursery, dealer: str):
 
 def test_a_party_that_is_gone_is_not_waited_for():
     """Nobody listens at its address any more: an error at once, not after the timeout."""
-    server, gone_already = connect.listen("127.0.0.1"), connect.listen("127.0.0.1")
+    server, gone_already = listen("127.0.0.1"), listen("127.0.0.1")
     addresses = [server.getsockname(), gone_already.getsockname()]
     gone_already.close()
     with pytest.raises(PeerError, match="cannot connect to party 1 at 127.0.0.1"):

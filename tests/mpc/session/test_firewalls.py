@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hummingbird.rpc.service import Tls
+from scripts.bench.link import Link
+from scripts.bench.link import obstacle as no_link
+from scripts.bench.link import places as link_places
 from tests.channel.test_connect import Authority
 from tests.support import python
 from tests.support.parties import environment, finish
@@ -213,3 +218,51 @@ def test_a_service_whose_parties_have_one_open_port_each_behind_address_translat
         established = [command("ip", "netns", "exec", space, "cat", "/proc/net/tcp") for space in spaces]
         ports = {line.split()[1].split(":")[1] for line in established[1].splitlines() if re.search(r" 01 ", line)}
         assert f"{PEER:04X}" in ports  # what party 0 made leads here
+
+
+# Parties of several hosts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+def test_infer_with_the_lanes_of_each_party_on_two_hosts(tmp_path: Path) -> None:
+    """Four hosts, with certificates; images are divided, and lane 0 has all answers and figures."""
+    link = Link.parse("1gbit")
+    if why := no_link(link):
+        pytest.skip(why)
+    with ExitStack() as end:
+        folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
+        end.callback(shutil.rmtree, folder)
+        authority = Authority(folder, "ca")
+        dealer_tls, *tls = [authority.issue(name, "localhost") for name in ("dealer", "party-0", "party-1")]
+
+        def start(words: list[str], tls: Tls, before: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
+            files = ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--tls-ca", str(tls.ca)]
+            process = subprocess.Popen(
+                [*before, sys.executable, "-m", "hummingbird", *words, *files],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            end.callback(process.wait)
+            end.callback(process.kill)
+            return process
+
+        start(["dealer", "--listen", f"unix:{folder}/dealer"], dealer_tls)
+        until((folder / "dealer").exists, "the dealer to listen")
+        net = "--model models:get_model digits 10 --weights checkpoints/digits.pt --window 20:12 --samples 41".split()
+        words = ["infer", *net, *"--data scripts.train.data:load digits test --lanes 2 --timeout 300".split()]
+        words += ["--dealer", f"unix:{folder}/dealer", "--json", f"{tmp_path}/result.json"]
+        hosts = end.enter_context(link_places(link, 4))
+        here = {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        lanes = [
+            start(words, tls[rank // 2], host.prefix, **here, **host.environment, RANK=str(rank))
+            for rank, host in enumerate(hosts)
+        ]
+        ended = finish(lanes)
+    assert [lane.code for lane in ended] == [0] * 4, ended
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["lanes"], found["images"], len(found["seconds_by_lane"])) == (2, 41, 2)
+    assert found["agreement_percent"] == 100 and found["bits_predicted_equal_bits_sent"]

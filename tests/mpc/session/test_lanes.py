@@ -41,7 +41,7 @@ def test_parties_with_two_lanes(nursery: Nursery, size: int):
         assert one["place"] == [party, size, lane, LANES]
         assert one["names"] == [f"party {other}, lane {lane}" for other in range(size)]
         assert one["error"] < 2**-10  # 13 products of at most 2^-16 each
-        assert one["group"] == [lane, LANES, True] and not one["group after it"]
+        assert one["gathered"] == (None if lane else [5 * LANES, True])
     assert len({one["seed"] for one in told}) == size * LANES, "two lanes have a seed of the dealer in common"
 
 
@@ -49,6 +49,20 @@ def test_a_slow_lane_delays_no_other(nursery: Nursery, tmp_path: Path):
     """Two parties: lane 1 begins when lane 0 is done; the dealer, which lane 0 has started, is still there for it."""
     told = finished(nursery.start(["lanes", str(tmp_path)], 2 * LANES, **{VARIABLE: f"{LANES}"}))
     assert all(one["error"] < 2**-10 for one in told)
+
+
+@pytest.mark.parametrize(("lanes", "near"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_lanes_of_a_party_on_several_hosts(nursery: Nursery, dealer: str, lanes: int, near: int):
+    """Each host, here of `near` processes, has a port; lanes that share one get their connections from its first."""
+    port, told = free_port(), []
+    doors = [f"127.0.0.1:{free_port()}" for _ in range(2 * lanes // near)]
+    for rank in range(2 * lanes):
+        here = {"LOCAL_WORLD_SIZE": f"{near}", "LOCAL_RANK": f"{rank % near}", VARIABLE: f"{lanes}", "DEALER": dealer}
+        told.append(nursery.fork(["lanes", "", doors[rank // near]], rank, 2 * lanes, port, **here))
+    for rank, one in enumerate(finished(told)):
+        party, lane = divmod(rank, lanes)
+        assert one["place"] == [party, 2, lane, lanes] and one["error"] < 2**-10
+        assert one["gathered"] == (None if lane else [5 * lanes, True])
 
 
 # Failures -------------------------------------------------------------------------------------------------------------
@@ -60,10 +74,15 @@ def store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def under_way(nursery: Nursery, timeout: float, dealer: str, store: dist.TCPStore) -> list[Party]:
-    """Two parties with two lanes in the middle of inference."""
+def under_way(nursery: Nursery, timeout: float, dealer: str, store: dist.TCPStore, spread: bool = False) -> list[Party]:
+    """Two parties with two lanes in the middle of inference. spread: each lane is the only process of its host."""
     variables = {"DEALER": dealer, VARIABLE: f"{LANES}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    parties = nursery.start(["forever", f"{timeout:g}"], 2 * LANES, **variables, MASTER_PORT=f"{store.port}")
+    variables |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} if spread else {}
+    doors = [[f"127.0.0.1:{free_port()}"] if spread else [] for _ in range(2 * LANES)]
+    parties = [
+        nursery.fork(["forever", f"{timeout:g}", *door], rank, 2 * LANES, store.port, **variables)
+        for rank, door in enumerate(doors)
+    ]
     for party in parties:
         party.until("running")
     return parties
@@ -76,8 +95,9 @@ def stop(parties: list[Party], what: str) -> list[str]:
     return all_fail(parties, what)
 
 
-def test_a_killed_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dist.TCPStore):
-    parties = under_way(nursery, NEVER, dealer, store)
+@pytest.mark.parametrize("spread", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_killed_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dist.TCPStore, spread: bool):
+    parties = under_way(nursery, NEVER, dealer, store, spread)
     os.kill(parties[2].pid, signal.SIGKILL)
     cause = "party 1, lane 0 closed the connection: it ended or was killed (at party 0, lane 0"
     (first,) = all_fail(parties[:1], "the same lane of the other party")
@@ -154,8 +174,12 @@ def test_a_world_that_lanes_do_not_divide(torchrun: pytest.MonkeyPatch):
         environment(4)
     torchrun.setenv("LOCAL_WORLD_SIZE", "3")
     assert environment(3) == LanePosition(1, 2, 0, 3)
-    with pytest.raises(EnvironmentProblem, match="LOCAL_WORLD_SIZE=3 is no multiple of lanes=2"):
+    with pytest.raises(EnvironmentProblem, match="LOCAL_WORLD_SIZE=3 is neither a multiple of lanes=2 nor a divisor"):
         environment(2)
+    assert environment(6) == LanePosition(0, 1, 3, 6, 3) and environment(6).first == 3 and environment(6).spread
+    torchrun.setenv("LOCAL_WORLD_SIZE", "1")
+    assert environment(2) == LanePosition(1, 3, 1, 2, 1) and environment(2).first == 1
+    assert environment(1) == LanePosition(3, 6, 0, 1)
     torchrun.delenv("RANK")
     torchrun.delenv("WORLD_SIZE")
     torchrun.delenv("LOCAL_WORLD_SIZE")

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hummingbird.channel.connect import listen, serve_store
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, PeerError, TrustError
 from hummingbird.mpc.session import listener, meeting, rendezvous
 from hummingbird.mpc.session.lanes import LanePosition
 from hummingbird.mpc.session.listener import Listener
-from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, read_roll, run_store
+from hummingbird.mpc.session.meeting import Card, Late, Meeting, attend, read_roll, run_store, serve_store
 from hummingbird.mpc.session.shared_port import SharedPort
 from hummingbird.rpc.signals import Flag, ends_waits
 from tests.channel.test_channel import run
@@ -202,7 +202,7 @@ def test_a_store_that_takes_connections_and_does_not_answer_keeps_nobody_from_st
 
 SILENT = """
 import os, threading, time
-from hummingbird.channel.connect import listen
+from hummingbird.channel.handshake import listen
 from hummingbird.errors import PeerError
 from hummingbird.mpc.session.meeting import run_store
 from hummingbird.rpc.signals import Flag, ends_waits
@@ -373,19 +373,54 @@ def corridors(lanes: int, seconds: float) -> list[Any]:
     """Every lane's end, and what came of its joining."""
     ends = [SharedPort.open(LanePosition(0, 2, lane, lanes)) for lane in range(lanes)]
     deadline = time.monotonic() + seconds
-    return [(end, lambda end=end: end.join(ends[0].path, deadline, HANG)) for end in ends]
+    return [(end, lambda end=end: end.join(ends[0].path, deadline)) for end in ends]
 
 
-def test_lanes_share_a_store_that_no_other_host_reaches() -> None:
+def test_lanes_of_a_host_join_their_first() -> None:
     found = corridors(3, HANG)
-    stores = together([join for _, join in found])
-    stores[0].set("word", "told")
-    assert [store.get("word") for store in stores] == [b"told"] * 3
+    together([join for _, join in found])
     assert sorted(found[0][0].links) == [1, 2] and list(found[2][0].links) == [0]
-    assert not reached("127.0.0.2", stores[0].port)
+    assert not Path(found[0][0].path).parent.exists()
     for end, _ in found:
         end.close()
-    assert not Path(found[0][0].path).parent.exists()
+
+
+def test_lanes_of_a_host_join_the_first_one_there() -> None:
+    """Six lanes of party 1 on three hosts: lanes 2 and 3 share the second one, and lane 2 listens."""
+    places = [LanePosition(1, 2, lane, 6, 2) for lane in range(6)]
+    assert [place.first for place in places] == [0, 0, 2, 2, 4, 4] and all(place.spread for place in places)
+    assert [*places[3].here] == [2, 3] and places[3].rank == 9
+    first, second = (SharedPort.open(places[lane]) for lane in (2, 3))
+    together([lambda: first.join(first.path, time.monotonic() + HANG), lambda: second.join(first.path, HANG + 1e9)])
+    assert [*first.links] == [3] and [*second.links] == [2]
+    alone = SharedPort.open(LanePosition(1, 2, 3, 4, 1))
+    alone.join("", time.monotonic())  # no other lane is here
+    for end in (first, second, alone):
+        end.close()
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_lane_0_listens_for_its_party_s_lanes_where_they_are(spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On loopback, or at the address of `peer_listen`; without that, not on loopback if lanes are on other hosts."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2" if spread else "8")
+    place = LanePosition(0, 2, 0, 4, 2 if spread else 0)
+    server, address = Listener.of("127.0.0.2:7000", None).open_star(place)
+    server.close()
+    assert address.startswith("127.0.0.2:" if spread else "127.0.0.1:")
+    if spread:
+        with pytest.raises(EnvironmentProblem, match="loopback"):
+            Listener().open_star(place)
+    else:
+        Listener().open_star(place)[0].close()
+
+
+def test_lanes_on_several_hosts_need_certificates() -> None:
+    """Results would cross the party's own network in clear."""
+    cards = [Card("192.0.2.1:7000", 2, star="192.0.2.1:7001"), Card("192.0.2.2:7000", 2)] * 2
+    met = Meeting(dist.HashStore(), cards, bytes(16), "")
+    with pytest.raises(TrustError, match="the lanes of party 1 are on several hosts, and there are no certificates"):
+        rendezvous._link_lanes(met, None, LanePosition(1, 2, 1, 2, 1), None, NEVER)
 
 
 def test_a_lane_that_does_not_come_is_named() -> None:
@@ -399,4 +434,4 @@ def test_a_lane_that_does_not_come_is_named() -> None:
 def test_a_corridor_of_somebody_else_is_not_entered(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(TrustError, match="is not a folder of this user alone"):
-        SharedPort(LanePosition(0, 2, 1, 2)).join(f"{tmp_path}/lanes", time.monotonic() + HANG, HANG)
+        SharedPort(LanePosition(0, 2, 1, 2)).join(f"{tmp_path}/lanes", time.monotonic() + HANG)
