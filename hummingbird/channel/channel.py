@@ -188,6 +188,10 @@ class Channel:
         if self.parties > 1:
             meter.count(rounds=1)
 
+    def sockets(self, peer: int) -> tuple[socket.socket, socket.socket]:
+        """Return the sockets on which this party sends to `peer` and receives from it, for messages of another kind."""
+        return self._outgoing[peer], self._incoming[peer]
+
     def loss(self) -> str:
         """Return a sentence that names a party which has closed its connection; "" if none has.
 

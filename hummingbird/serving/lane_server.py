@@ -1,8 +1,9 @@
 """The server by which the other lanes of a party use lane 0's dispatcher, with a thread for each lane.
 
-Lane 0 makes a folder of mode 0700 with a Unix socket, and tells the lanes its path through the store of their process
-group. A lane joins after it has agreed with the same lane of all other parties. So once all lanes of a party have
-joined, all lanes of all parties are running.
+If all lanes are on one host, lane 0 makes a folder of mode 0700 with a Unix socket, and tells the lanes its path
+through their store. Lanes on several hosts get a second connection each, under the party's certificate. A lane joins
+after it has agreed with the same lane of all other parties. So once all lanes of a party have joined, all lanes of all
+parties are running.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,16 +24,18 @@ from hummingbird import records
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.mpc.session.lanes import PATIENCE
 from hummingbird.mpc.session.launch import reason_of
+from hummingbird.mpc.session.rendezvous import lanes_beside
 from hummingbird.mpc.session.session import Session
 from hummingbird.mpc.session.shared_port import listen
 from hummingbird.rpc.security import check_address, check_own_folder
+from hummingbird.rpc.service import Tls
 from hummingbird.rpc.signals import check
 from hummingbird.serving.description import ServiceDescription
 from hummingbird.serving.dispatcher import LocalDispatcher
 from hummingbird.serving.message import ID_BYTES, Request
 from hummingbird.serving.scheduler import Action, Decision
 
-# The connection between two lanes of one party: messages over a Unix socket in a folder of this user ------------------
+# The connection between two lanes of one party: messages over a Unix socket, or two TLS ones of one direction each ----
 #
 # A message has a kind, fields, and bodies of bytes. On the wire it is the length of a head, the head as JSON with the
 # bodies' sizes, and the bodies one after the other. The last message of a lane that fails holds the reason.
@@ -60,14 +63,18 @@ class Message(NamedTuple):
 class LaneLink:
     """One side of a connection between two lanes of a party, by which they exchange messages. For one thread at a time.
 
-    connection: a connected Unix socket. mine, other: names of the two sides, for errors. timeout: the longest silence
-    of the other side, seconds; None: no limit while the other side lives.
+    sockets: on which this side sends, and on which it receives; a Unix socket is both. mine, other: names of the two
+    sides, for errors. timeout: the longest silence of the other side, seconds; None: no limit while the other side
+    lives.
     """
 
-    def __init__(self, connection: socket.socket, mine: str, other: str, timeout: float | None) -> None:
-        self._connection, self._mine, self.other = connection, mine, other
+    def __init__(
+        self, sockets: tuple[socket.socket, socket.socket], mine: str, other: str, timeout: float | None
+    ) -> None:
+        self.sockets, self._mine, self.other = sockets, mine, other
         self._timeout = timeout
-        connection.settimeout(timeout)
+        for connection in sockets:
+            connection.settimeout(timeout)
 
     def send(self, kind: str, bodies: Iterable[bytes] = (), **fields: Any) -> None:
         """Send a message to the other lane. Raises PeerError if that lane has gone.
@@ -78,7 +85,7 @@ class LaneLink:
         bodies = list(bodies)
         head = json.dumps({"kind": kind, "sizes": [len(body) for body in bodies], **fields}).encode()
         try:
-            self._connection.sendall(b"".join([_LENGTH.pack(len(head)), head, *bodies]))
+            self.sockets[0].sendall(b"".join([_LENGTH.pack(len(head)), head, *bodies]))
         except OSError as error:
             raise self._lost(error) from None
 
@@ -124,13 +131,14 @@ class LaneLink:
     def fail(self, error: BaseException) -> None:
         """Tell the other lane with which error this side stops, and close the connection; never raises."""
         with contextlib.suppress(HummingbirdError, OSError):
-            self._connection.settimeout(_LAST)
+            self.sockets[0].settimeout(_LAST)
             self.send(_FAILED, reason=reason_of(error))
         self.close()
 
     def close(self) -> None:
         """Close this side's connection to the other lane; may be called twice."""
-        self._connection.close()
+        for connection in self.sockets:
+            connection.close()
 
     def _read(self, size: int) -> bytes:
         if not 0 <= size <= _MOST:
@@ -139,7 +147,7 @@ class LaneLink:
         view, done = memoryview(data), 0
         try:
             while done < size:
-                count = self._connection.recv_into(view[done:])
+                count = self.sockets[1].recv_into(view[done:])
                 if not count:
                     raise ConnectionResetError
                 done += count
@@ -173,7 +181,7 @@ def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
     except HummingbirdError:
         connection.close()
         raise
-    return LaneLink(connection, mine, other, timeout)
+    return LaneLink((connection, connection), mine, other, timeout)
 
 
 # The server, and the lanes' side of it -------------------------------------------------------------------------------
@@ -197,41 +205,60 @@ class LaneServer:
     """Lane 0's connections to the other lanes of its party, whose questions it answers by calls of its dispatcher.
 
     Making it returns once all lanes have joined. dispatcher: the party's. service: what is served, which all lanes must
-    agree on. Raises PeerError for a lane that fails or does not join, and AgreementError for a lane with another net.
+    agree on. tls: certificates, for lanes on several hosts. Raises PeerError for a lane that fails or does not join,
+    and AgreementError for a lane with another net.
     """
 
-    def __init__(self, dispatcher: LocalDispatcher, service: ServiceDescription, session: Session) -> None:
+    def __init__(
+        self, dispatcher: LocalDispatcher, service: ServiceDescription, session: Session, tls: Tls | None = None
+    ) -> None:
         self._dispatcher, self._service, self._session = dispatcher, service, session
         self._threads: list[threading.Thread] = []
+        self._links: dict[int, LaneLink] = {}  # lanes that have joined
         if session.lanes == 1:
+            return
+        if session.place.spread:
+            self._invite("")
+            channel = lanes_beside(session, tls)
+            self._begin(channel.sockets(lane) for lane in channel.others)
             return
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
         try:
             path, server = listen(folder, "dispatcher")
             with server:
-                session.gathering.told("dispatcher", json.dumps(_INVITATION.plain((path, service.session))))
-                self._gather(server)
+                self._invite(path)
+                self._begin(self._accepted(server))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _gather(self, server: socket.socket) -> None:
-        links: dict[int, LaneLink] = {}
+    def _invite(self, path: str) -> None:
+        text = json.dumps(_INVITATION.plain((path, self._service.session)))
+        self._session.gathering.told("dispatcher", text)
+
+    def _accepted(self, server: socket.socket) -> Iterator[tuple[socket.socket, socket.socket]]:
+        """Accept connections until all lanes have joined; yield the sockets of each, as `LaneLink` takes them."""
         deadline = time.monotonic() + PATIENCE
         server.settimeout(_LOOK)
+        while missing := set(range(1, self._session.lanes)) - set(self._links):
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                check()
+                why = self._session.failure()
+                if why or time.monotonic() > deadline:
+                    names = " and ".join(self._name(lane) for lane in sorted(missing))
+                    what = f"{names} did not join" + (f", after a failure: {why}" if why else "")
+                    raise PeerError(what, where=self._name(0), hint="its own output says why") from None
+            else:
+                yield connection, connection
+
+    def _begin(self, joining: Iterable[tuple[socket.socket, socket.socket]]) -> None:
+        """Greet the lanes that join, and begin to answer their questions, each in a thread."""
+        links = self._links
         try:
-            while missing := set(range(1, self._session.lanes)) - set(links):
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    check()
-                    why = self._session.failure()
-                    if why or time.monotonic() > deadline:
-                        names = " and ".join(self._name(lane) for lane in sorted(missing))
-                        what = f"{names} did not join" + (f", after a failure: {why}" if why else "")
-                        raise PeerError(what, where=self._name(0), hint="its own output says why") from None
-                else:
-                    lane, link = self._greet(connection, missing)
-                    links[lane] = link
+            for sockets in joining:
+                lane, link = self._greet(sockets)
+                links[lane] = link
             for link in links.values():
                 link.send("welcome")
         except BaseException as error:
@@ -247,8 +274,9 @@ class LaneServer:
         place = self._session.place
         return place.name_of(place.party * place.lanes + lane)
 
-    def _greet(self, connection: socket.socket, missing: set[int]) -> tuple[int, LaneLink]:
-        link = LaneLink(connection, self._name(0), "another lane of this party", self._session.channel.timeout)
+    def _greet(self, sockets: tuple[socket.socket, socket.socket]) -> tuple[int, LaneLink]:
+        link = LaneLink(sockets, self._name(0), "another lane of this party", self._session.channel.timeout)
+        missing = set(range(1, self._session.lanes)) - set(self._links)
         try:
             hello = link.receive()
             lane = hello.fields.get("lane")
@@ -265,7 +293,7 @@ class LaneServer:
         self._dispatcher.slots[lane] = link.field(hello, "slots", _AMOUNT)
         # No timeout: while a lane works between two questions, the same lane of the other parties waits for it, and
         # notices if it hangs.
-        return lane, LaneLink(connection, self._name(0), self._name(lane), None)
+        return lane, LaneLink(sockets, self._name(0), self._name(lane), None)
 
     def _attend(self, lane: int, link: LaneLink) -> None:
         """Answer the questions of one lane by calls of the dispatcher, until the lane leaves; runs in a thread.
@@ -319,7 +347,8 @@ class LaneServer:
 class Invitation:
     """A message that lane 0 of a party sends to its other lanes at the start of a session, so that they can join.
 
-    path: of the Unix socket at which lane 0's dispatcher listens. name: of the session, as clients see it.
+    path: of the Unix socket at which lane 0's dispatcher listens; "" for lanes on several hosts. name: of the session,
+    as clients see it.
     """
 
     path: str
@@ -340,16 +369,27 @@ class Invitation:
 class RemoteDispatcher:
     """The dispatcher at a lane other than 0: it passes every call on to that of lane 0, and returns its answer.
 
-    invitation: where lane 0 listens. slots: unused slots of this lane's store. Raises PeerError if lane 0 has failed or
-    refuses this lane. Any thread may call `end`.
+    invitation: where lane 0 listens. slots: unused slots of this lane's store. tls: certificates, for lanes on several
+    hosts. Raises PeerError if lane 0 has failed or refuses this lane. Any thread may call `end`.
     """
 
-    def __init__(self, invitation: Invitation, service: ServiceDescription, session: Session, slots: float) -> None:
+    def __init__(
+        self,
+        invitation: Invitation,
+        service: ServiceDescription,
+        session: Session,
+        slots: float,
+        tls: Tls | None = None,
+    ) -> None:
         place = session.place
         self._service, self._rank, self._ending = service, session.rank, False
         lane_0 = place.name_of(place.party * place.lanes)
-        check_address(f"unix:{invitation.path}", None)
-        self._link = reach(invitation.path, place.name, lane_0, session.channel.timeout)
+        if place.spread:
+            sockets = lanes_beside(session, tls).sockets(0)
+            self._link = LaneLink(sockets, place.name, lane_0, session.channel.timeout)
+        else:
+            check_address(f"unix:{invitation.path}", None)
+            self._link = reach(invitation.path, place.name, lane_0, session.channel.timeout)
         self._link.ask("hello", lane=place.lane, service=service.digest.hex(), slots=_AMOUNT.plain(slots))
 
     def next(self, lane: int, idle: float, room: float) -> tuple[list[Decision], bool]:

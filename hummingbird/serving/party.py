@@ -76,30 +76,25 @@ def join(
     Takes a few rounds. net: one that is set up in the session; a decoder, for a service that generates text; or a file
     of models (models.py). shape: shape of one image; for a net with several inputs, one for each; None for a decoder or
     a file. table: rows (rows, dim) for lookups, for a net of rows and weights (hummingbird/lookup.py). aim: of the
-    conversion of a file's models; None: the session's. group: its number. most: most images of a batch,
-    and of a request. wait: seconds for which a request may wait for others to share its batch. tls: certificates for
-    the parties' channel of reports on requests, as in `init`. limits: bounds on the queued requests and on
-    conversations. grace: seconds for waiting requests when the service is to end. figures: counts what this party does;
-    None: nothing is counted. restocked: called when it has changed whether some lane has material.
+    conversion of a file's models; None: the session's. group: its number. most: most images of a batch, and of a
+    request. wait: seconds for which a request may wait for others to share its batch. tls: certificates for further
+    channels, of reports on requests and between lanes on several hosts, as in `init`. limits: bounds on the queued
+    requests and on conversations. grace: seconds for waiting requests when the service is to end. figures: counts what
+    this party does; None: nothing is counted. restocked: called when it has changed whether some lane has material.
     told: called when a model of a file becomes ready, or is not, as `Models` calls it.
     Raises errors of `plan.describe` and of `Models.begin`, AgreementError if parties or lanes differ in these options,
-    ConfigError for a file of models with a store or several lanes, and for lanes of one party on several hosts, and
-    PeerError.
+    ConfigError for a file of models with a store or several lanes, and PeerError.
     """
     rows = None if table is None else ServedTable(table, session)
 
     def one(private: PrivateNet | PrivateDecoder, name: str) -> ServedModel:
         return ServedModel(private, describe(private, shape, most, session, name, rows, group), rows)
 
-    if session.place.spread:
-        what = f"the {session.lanes} lanes of a party are on several hosts"
-        hint = "a service has the lanes of a party on one host: start a group of parties for each host, with --group"
-        raise ConfigError(what, where="serve", hint=hint)
     if session.lane and not isinstance(net, LinesFile):
         invitation = Invitation.wait(session)
         model = one(net, invitation.name)
         worker = Worker(Models(session, invitation.name, fixed=model), session)
-        return Lane(worker, RemoteDispatcher(invitation, model.service, session, worker.slots))
+        return Lane(worker, RemoteDispatcher(invitation, model.service, session, worker.slots, tls))
     own, channel = new_seed().hex(), session.channel
     name = ({session.rank: own} | channel.exchange_text(own))[0]
     if isinstance(net, LinesFile):
@@ -120,7 +115,7 @@ def join(
     dispatcher.slots[0] = worker.slots
     models.watch(dispatcher.change, dispatcher.retire)
     try:
-        return Party(worker, dispatcher, LaneServer(dispatcher, models.offer.services[0], session))
+        return Party(worker, dispatcher, LaneServer(dispatcher, models.offer.services[0], session, tls))
     except HummingbirdError as error:
         models.close()
         dispatcher.close(unavailable(error))

@@ -116,7 +116,7 @@ def test_a_lane_that_ends_is_named_and_what_waits_is_refused(made: Callable[...,
     if words:
         far.fail(PeerError("party 1, lane 1 closed the connection", hint="look there"))
     else:
-        far._link._connection.shutdown(socket.SHUT_RDWR)
+        far._link.sockets[0].shutdown(socket.SHUT_RDWR)
     cause = "party 0, lane 1 " + ("stopped: party 1, lane 1 closed" if words else "closed the connection: it ended")
     with pytest.raises(PeerError, match=cause):
         lane_server.wait()
@@ -204,13 +204,13 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
     with mine, other:
         other.sendall(data)
         with pytest.raises(AgreementError):
-            LaneLink(mine, "party 0, lane 0", "party 0, lane 1", HANG).receive()
+            LaneLink((mine, mine), "party 0, lane 0", "party 0, lane 1", HANG).receive()
 
 
 def test_a_silent_lane_0_is_named() -> None:
     mine, other = socket.socketpair()
     with mine, other, pytest.raises(PeerError, match=r"party 0, lane 0 sent or took nothing for 0.05 s"):
-        LaneLink(mine, "party 0, lane 1", "party 0, lane 0", 0.05).receive()
+        LaneLink((mine, mine), "party 0, lane 1", "party 0, lane 0", 0.05).receive()
 
 
 def test_a_dispatcher_knows_whether_there_is_material(monkeypatch: pytest.MonkeyPatch) -> None:

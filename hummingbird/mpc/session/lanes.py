@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple
 
 import torch
@@ -140,11 +141,12 @@ class LaneLinks:
     """This lane's connections with the other lanes of its party.
 
     channel: between lane 0 and each other lane; its ranks are lanes. store: has counts, and short texts that are no
-    secrets; lane 0 serves it.
+    secrets; lane 0 serves it. numbers: of tallies, which all lanes make in the same order.
     """
 
     channel: Channel
     store: dist.Store
+    numbers: Iterator[int] = dataclass_field(default_factory=itertools.count)
 
 
 # Work of the lanes of a party -----------------------------------------------------------------------------------------
@@ -160,7 +162,6 @@ _DIMENSIONS = 8  # most dimensions of a tensor
 _DTYPES = tuple(
     getattr(torch, name) for name in "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
 )
-_numbers = itertools.count()  # numbers of tallies: the same at all lanes, which create tallies in the same order
 
 
 def part(place: LanePosition, count: int) -> slice:
@@ -186,7 +187,7 @@ class Tally:
     place: this lane.
     goals: the amount of work that each lane is to do, such as its number of images.
     failure: returns why a lane of any party has failed, the first one that did; None if none is known to have failed.
-    store: of the party's lanes; None for a party with one lane.
+    links: between the lanes of this party; None for a party with one lane.
     """
 
     def __init__(
@@ -194,10 +195,12 @@ class Tally:
         place: LanePosition,
         goals: Sequence[int],
         failure: Callable[[], str | None],
-        store: dist.Store | None = None,
+        links: LaneLinks | None = None,
     ) -> None:
         self._place, self._goals, self._failure = place, goals, failure
-        self._store = dist.PrefixStore(f"tally/{next(_numbers)}", dist.HashStore() if store is None else store)
+        self._store: dist.Store = dist.HashStore()
+        if links is not None:
+            self._store = dist.PrefixStore(f"tally/{next(links.numbers)}", links.store)
 
     def add(self, number: int) -> int:
         """Count `number` units of work of this lane, and return the sum over all lanes."""
@@ -258,7 +261,7 @@ class Gathering:
 
     def tally(self, goals: Sequence[int]) -> Tally:
         """Make a new `Tally`, which counts the work that each lane does. goals: the work of each lane, by lane."""
-        return Tally(self.place, goals, self.failure, self.links.store if self.links else None)
+        return Tally(self.place, goals, self.failure, self.links)
 
     def arrive(self) -> None:
         """Wait until all lanes of this party have called this method.

@@ -56,12 +56,13 @@ from hummingbird.mpc.session.meeting import (
 )
 from hummingbird.mpc.session.session import Session, agree
 from hummingbird.mpc.session.shared_port import SharedPort
-from hummingbird.prg import derive, new_seed
+from hummingbird.prg import SEED_BYTES, derive, new_seed
 from hummingbird.rpc.security import check_own_folder, loopback, split
 from hummingbird.rpc.service import Tls
 
 PAIR = "pair"  # in place of a dealer's address: the two parties make the material
 _DIGITS = 20  # most digits of a slot's number
+_ADDRESS = 256  # bytes of an address that lane 0 tells its party's other lanes
 _served: list[dist.Store] = []  # the run's store, if this process serves it: it must outlive a session
 
 
@@ -179,19 +180,11 @@ def _link_lanes(
 
     Lane 0 serves the store at the address of these connections, and tells its port over them.
     server: the listening socket for these connections at lane 0; None at other lanes. Other arguments: as for
-    `connect`. Raises PeerError, RuntimeError or OSError if another lane does not come, and TrustError for lanes on
-    several hosts without certificates: results would cross their network in clear.
+    `connect`. Raises PeerError, RuntimeError or OSError if another lane does not come, and TrustError as `_star`.
     """
-    start = place.party * place.lanes
-    host, port = split(meeting.cards[start].star)
-    if tls is None and not loopback(host):
-        what = f"the lanes of party {place.party} are on several hosts, and there are no certificates"
-        hint = "results pass between these hosts: tls=Tls(...), --tls-cert and so on (docs/certificates.md)"
-        raise TrustError(what, where=place.name, hint=hint)
-    names = [place.name_of(start + lane) for lane in range(place.lanes)]
-    token, certificate = derive(meeting.token, "star", place.party), f"party-{place.party}"
-    contexts, wait = tls.contexts() if tls else None, datetime.timedelta(seconds=timeout)
-    channel = wire.star(place.lane, names, (host, port), server, token, timeout, certificate, contexts)
+    token, wait = derive(meeting.token, "star", place.party), datetime.timedelta(seconds=timeout)
+    address = meeting.cards[place.party * place.lanes].star
+    channel, host = _star(place, server, address, token, tls, timeout), split(address)[0]
     try:
         with meter.uncounted():
             if server is not None:
@@ -206,6 +199,48 @@ def _link_lanes(
         channel.close()
         raise
     return LaneLinks(channel, store)
+
+
+def _star(
+    place: LanePosition, server: socket.socket | None, address: str, token: bytes, tls: Tls | None, timeout: float
+) -> Channel:
+    """Connect lane 0 of this party with each of its other lanes, and return the channel, whose ranks are lanes.
+
+    server: lane 0's listening socket; None at other lanes. address: of that socket. token: 16 secret bytes.
+    Raises PeerError, and TrustError for lanes on several hosts without certificates: results would cross their network
+    in clear.
+    """
+    host, port = split(address)
+    if tls is None and not loopback(host):
+        what = f"the lanes of party {place.party} are on several hosts, and there are no certificates"
+        hint = "results pass between these hosts: tls=Tls(...), --tls-cert and so on (docs/certificates.md)"
+        raise TrustError(what, where=place.name, hint=hint)
+    names = [place.name_of(place.party * place.lanes + lane) for lane in range(place.lanes)]
+    contexts, certificate = tls.contexts() if tls else None, f"party-{place.party}"
+    return wire.star(place.lane, names, (host, port), server, token, timeout, certificate, contexts)
+
+
+def lanes_beside(session: Session, tls: Tls | None) -> Channel:
+    """Open a second channel between lane 0 of this party and its other lanes, for other threads, and return it.
+
+    It is authenticated as the first one, over which lane 0 tells the others its address and a token. Every lane calls
+    this, and waits for the slowest one. Raises PeerError, EnvironmentProblem, and InputError for certificates.
+    """
+    place, links = session.place, session.links
+    assert links is not None, "a party with one lane"
+    session.gathering.arrive()
+    server, told = None, torch.zeros(_ADDRESS + SEED_BYTES, dtype=torch.uint8)
+    with meter.uncounted():
+        if place.lane == 0:
+            server, address = session.listener.open_star(place)
+            told = torch.frombuffer(bytearray(address.encode().ljust(_ADDRESS, b"\0") + new_seed()), dtype=torch.uint8)
+            for lane in range(1, place.lanes):
+                links.channel.send(lane, told)
+        else:
+            told = links.channel.receive(0, [told])[0]
+    word = told.numpy().tobytes()
+    address, token = word[:_ADDRESS].rstrip(b"\0").decode(), word[_ADDRESS:]
+    return _star(place, server, address, token, tls, session.channel.timeout)
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:

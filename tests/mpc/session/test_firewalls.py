@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hummingbird.rpc.service import Tls
-from scripts.bench.link import Link
+from hummingbird.serving.client import Client
+from scripts.bench.link import Link, Place
 from scripts.bench.link import obstacle as no_link
 from scripts.bench.link import places as link_places
 from tests.channel.test_connect import Authority
@@ -27,6 +30,7 @@ from tests.support.parties import environment, finish
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
 from tests.support.ports import free_port
+from tests.support.serving_nets import doubled
 
 # One session after the other in the same processes; each looks at its own connections to the others.
 SESSIONS = """
@@ -222,19 +226,23 @@ def test_a_service_whose_parties_have_one_open_port_each_behind_address_translat
 
 # Parties of several hosts ---------------------------------------------------------------------------------------------
 
+METRICS = "9109"
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
-def test_infer_with_the_lanes_of_each_party_on_two_hosts(tmp_path: Path) -> None:
-    """Four hosts, with certificates; images are divided, and lane 0 has all answers and figures."""
+
+@contextmanager
+def four_hosts() -> Iterator[tuple[Path, Tls, list[Place], Callable[[int, list[str]], subprocess.Popen[str]]]]:
+    """A folder, a client's certificate, four hosts, and what starts a program as one lane of two parties, by its rank.
+
+    Each party has two hosts, with a lane each. All have certificates; a dealer listens at FOLDER/dealer.
+    """
     link = Link.parse("1gbit")
     if why := no_link(link):
         pytest.skip(why)
     with ExitStack() as end:
         folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
         end.callback(shutil.rmtree, folder)
-        authority = Authority(folder, "ca")
-        dealer_tls, *tls = [authority.issue(name, "localhost") for name in ("dealer", "party-0", "party-1")]
+        authority, names = Authority(folder, "ca"), ("alice", "dealer", "party-0", "party-1")
+        alice, dealer, *parties = [authority.issue(name, "localhost") for name in names]
 
         def start(words: list[str], tls: Tls, before: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
             files = ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key), "--tls-ca", str(tls.ca)]
@@ -250,19 +258,66 @@ def test_infer_with_the_lanes_of_each_party_on_two_hosts(tmp_path: Path) -> None
             end.callback(process.kill)
             return process
 
-        start(["dealer", "--listen", f"unix:{folder}/dealer"], dealer_tls)
+        start(["dealer", "--listen", f"unix:{folder}/dealer"], dealer)
         until((folder / "dealer").exists, "the dealer to listen")
-        net = "--model models:get_model digits 10 --weights checkpoints/digits.pt --window 20:12 --samples 41".split()
-        words = ["infer", *net, *"--data scripts.train.data:load digits test --lanes 2 --timeout 300".split()]
-        words += ["--dealer", f"unix:{folder}/dealer", "--json", f"{tmp_path}/result.json"]
         hosts = end.enter_context(link_places(link, 4))
         here = {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        lanes = [
-            start(words, tls[rank // 2], host.prefix, **here, **host.environment, RANK=str(rank))
-            for rank, host in enumerate(hosts)
-        ]
-        ended = finish(lanes)
-    assert [lane.code for lane in ended] == [0] * 4, ended
+
+        def lane(rank: int, words: list[str]) -> subprocess.Popen[str]:
+            words = [*words, *f"--lanes 2 --timeout 300 --dealer unix:{folder}/dealer".split()]
+            variables = {**here, **hosts[rank].environment, "RANK": str(rank)}
+            return start(words, parties[rank // 2], hosts[rank].prefix, **variables)
+
+        yield folder, alice, hosts, lane
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+def test_infer_with_the_lanes_of_each_party_on_two_hosts(tmp_path: Path) -> None:
+    """Images are divided, and lane 0 has all answers and figures."""
+    with four_hosts() as (_, _, _, lane):
+        net = "--model models:get_model digits 10 --weights checkpoints/digits.pt --window 20:12 --samples 41".split()
+        data = "--data scripts.train.data:load digits test".split()
+        words = ["infer", *net, *data, "--json", f"{tmp_path}/result.json"]
+        ended = finish([lane(rank, words) for rank in range(4)])
+    assert [each.code for each in ended] == [0] * 4, ended
     found = json.loads((tmp_path / "result.json").read_text())
     assert (found["lanes"], found["images"], len(found["seconds_by_lane"])) == (2, 41, 2)
     assert found["agreement_percent"] == 100 and found["bits_predicted_equal_bits_sent"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+def test_a_service_with_the_lanes_of_each_party_on_two_hosts() -> None:
+    """Both lanes answer, and again after one of them was killed and is back."""
+    net = doubled()
+    with four_hosts() as (folder, alice, hosts, lane):
+        words = "serve --model tests.support.serving_nets:doubled --input 4 --window 30:0 --max-batch 4".split()
+        words += ["--listen", f"unix:{folder}/{{rank}}.sock", "--metrics", METRICS]
+        lanes = [lane(rank, words) for rank in range(4)]
+
+        def ask(number: int) -> bool:
+            x = torch.rand(4, 4)
+            with Client([f"unix:{folder}/{party}.sock" for party in range(2)], timeout=PROGRAM, tls=alice) as client:
+                return bool((client(x) - net(x)).abs().max() < 1e-3)
+
+        def ready() -> bool:
+            assert all(each.poll() is None for each in lanes), finish(lanes)
+            return all((folder / f"{party}.sock").exists() for party in range(2))
+
+        def batches() -> list[int]:
+            page = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{METRICS}/metrics').read().decode())"
+            figures = command(*hosts[0].prefix, sys.executable, "-c", page)
+            return [int(n) for n in re.findall(r'hummingbird_serving_batches_total\{lane="\d"\} (\d+)', figures)]
+
+        until(ready, "a service to start")
+        with ThreadPoolExecutor(4) as pool, torch.no_grad():
+            assert all(pool.map(ask, range(24)))
+            before = batches()
+            lanes[3].kill()  # lane 1 of party 1
+            lanes[3].wait(HANG)
+            lanes[3] = lane(3, words)
+            assert all(pool.map(ask, range(24)))
+        assert sum(before) == 24 and min(before) > 0, before
+        after = batches()
+        assert sum(after) >= 48 and after[1] > before[1], (before, after)
