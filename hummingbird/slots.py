@@ -189,16 +189,19 @@ class Ledger:
     def bind(self, name: str, digest: bytes) -> None:
         """Record, on the disk, that the store serves only one net, one owner or the like.
 
-        name: what the store is bound to, such as "net". digest: identifies it. Raises `error` if the store is bound to
-        another digest under this name.
+        name: what the store is bound to, such as "net", or "weights 0" for the first private weights of a net. digest:
+        identifies it. Raises `error` if the store is bound to another digest under this name.
         """
         before, now = self._bound.get(name), digest.hex()
         if before is None:
             self._append({"bound": name, "digest": now})
             self._bound[name] = now
         elif before != now:
+            kind, _, number = name.partition(" ")
+            which = f" (number {number})" if number else ""
+            other = f"other private weights{which}" if kind == "weights" else f"another {name}"
             raise self._error(
-                f"the store was used with another {name}",
+                f"the store was used with {other}",
                 where=str(self.path),
                 hint="its masks would reveal how the two differ: make another store",
             )

@@ -59,7 +59,7 @@ def test_a_line_that_is_written_in_part_is_taken_back(
     opened.close()
     assert reopened(folder) == 10
     again = Ledger(folder / LEDGER, SET)
-    with pytest.raises(DealerError, match="another weights"):
+    with pytest.raises(DealerError, match="other private weights"):
         again.bind("weights", b"other")
     again.close()
 

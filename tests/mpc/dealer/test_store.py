@@ -213,7 +213,7 @@ def test_what_the_weights_are_is_told_to_nobody(tmp_path: Path) -> None:
     for name in ("a", "b"):
         store = StoreDealer(tmp_path / name, rank=0, parties=2)
         store.bind("weights", digests[0])
-        with pytest.raises(DealerError, match="used with another weights") as caught:
+        with pytest.raises(DealerError, match="used with other private weights") as caught:
             store.bind("weights", digests[1])
         kept.append((tmp_path / name / "party-0" / "lane-0" / "ledger").read_text())
         bound = next(entry["digest"] for entry in ledger_of(tmp_path / name) if "bound" in entry)
@@ -230,7 +230,7 @@ def test_masks_of_weights_meet_one_secret_only(tmp_path: Path) -> None:
         store = StoreDealer(tmp_path, rank=0, parties=2)
         store.bind("weights", b"w" * 16)
         store.admit({**FACTS, "weights": "private to party 1"}, [])
-        with pytest.raises(DealerError, match="used with another weights") as caught:
+        with pytest.raises(DealerError, match="used with other private weights") as caught:
             store.bind("weights", b"x" * 16)
         assert "reveal" in caught.value.hint
         with pytest.raises(DealerError, match="another owner of the weights"):
