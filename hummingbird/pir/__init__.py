@@ -6,6 +6,7 @@ pair            the two servers as one client sees them: same table, same state
 table_server    connections to the servers
 messages        formats of messages
 table           tables as servers hold them
+keywords        tables by keyword, a text or bytes in place of a row's number
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
 batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.batching.plan import Plan
     from hummingbird.pir.client import Client
     from hummingbird.pir.integrity import IntegrityError, Owner
+    from hummingbird.pir.keywords import KeywordClient, KeywordTable
     from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, audit, local_servers
     from hummingbird.pir.serving.service import Service
@@ -36,6 +38,8 @@ _HOMES = {
     "BatchedEmbedding": "batching.embedding",
     "Client": "client",
     "IntegrityError": "integrity",
+    "KeywordClient": "keywords",
+    "KeywordTable": "keywords",
     "Owner": "integrity",
     "Plan": "batching.plan",
     "PrivateEmbedding": "batching.embedding",
@@ -54,6 +58,8 @@ __all__ = [
     "BatchedEmbedding",
     "Client",
     "IntegrityError",
+    "KeywordClient",
+    "KeywordTable",
     "Owner",
     "Plan",
     "PrivateEmbedding",

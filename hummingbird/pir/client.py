@@ -102,9 +102,12 @@ class Client:
 
         Returns (n, dim) of the table's type, on the device of the indices. This takes one round trip for every few
         thousand indices; for each index about 370 bytes go to each server, and a record comes back. Raises InputError
-        for an index outside of the table, before anything is sent; PeerError if a server fails, AgreementError if the
-        servers differ, and IntegrityError if a server lied.
+        for an index outside of the table, and for a table by keyword, before anything is sent; PeerError if a server
+        fails, AgreementError if the servers differ, and IntegrityError if a server lied.
         """
+        if self.facts.keywords:
+            hint = "pir.KeywordClient looks them up"
+            raise InputError("this table's rows have keywords, and no numbers", where="pir.Client", hint=hint)
         return self.read(indices)[1]
 
     def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
@@ -163,8 +166,8 @@ class Client:
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
             raise InputError("indices are int32 or int64 of one dimension", where=where)
         places = indices.detach().cpu().to(torch.int64)
-        if len(places) and not (int(places.min()) >= 0 and int(places.max()) < self.facts.rows):
-            hint = f"this table's rows are 0 to {self.facts.rows - 1}"
+        if len(places) and not (int(places.min()) >= 0 and int(places.max()) < self.facts.domain):
+            hint = f"this table's rows are 0 to {self.facts.domain - 1}"
             raise InputError("an index is outside of the table", where=where, hint=hint)
         return places
 
@@ -182,7 +185,7 @@ class Client:
         """
         settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
         while True:
-            keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
+            keys0, keys1, signs = dpf.generate(places, self.facts.domain, self._prf)
             queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
             try:
                 answers = self._pair.ask(queries)

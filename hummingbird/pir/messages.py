@@ -73,7 +73,7 @@ def keys_in_a_query(facts: Facts) -> int:
 
     facts: of the table.
     """
-    return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(lookups.key_bytes(facts.rows), facts.record_bytes))
+    return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(lookups.key_bytes(facts.domain), facts.record_bytes))
 
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
@@ -102,7 +102,7 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
     if not 0 < len(keys) <= most:
         raise InputError(f"a query holds 1 to {most} keys")
     try:
-        lookups.check(keys, "query", facts.rows, party)
+        lookups.check(keys, "query", facts.domain, party)
     except InputError:  # its text reveals more than needed
         hint = "both sides need the same release, and the table must not have been replaced meanwhile"
         raise InputError(f"a key is not for party {party} and {facts.text()}, or damaged", hint=hint) from None

@@ -29,6 +29,7 @@ from hummingbird.kernels.lookups import LEAF_ROWS, MOST_ROWS
 from hummingbird.records import field
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
+SEGMENTS = 3  # of a table by keyword, each with one of the positions where a keyword's row can be
 MAX_RECORD = 1 << 20
 _HEADER_LIMIT = 16 << 20
 _NPY = b"\x93NUMPY"
@@ -62,6 +63,8 @@ class Facts:
     "float32". table_id: 32 hexadecimal digits for a table of signed records, else "".
     parts: how many rows a record holds, each with its own signature if records are signed. This is 1, or more for a
     table of a plan (pir/batching), whose records hold a row and its companions; `dim` counts the values of them all.
+    keywords: 32 hexadecimal digits, the seed of the public hash, for a table by keyword (pir/keywords.py); its records
+    begin with a tag, which `dim` counts, too. Else "".
     """
 
     rows: int = field(records.whole(1, MOST_ROWS))
@@ -69,12 +72,14 @@ class Facts:
     dtype: str = field(records.one_of([*DTYPES]))
     table_id: str = field(records.text(32), missing=True, default="")
     parts: int = field(records.whole(1, MAX_RECORD), missing=True, default=1)
+    keywords: str = field(records.text(32), missing=True, default="")
 
     def __post_init__(self) -> None:
         numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim, self.parts))
         numbers = numbers and not self.dim % self.parts
-        signed = isinstance(self.table_id, str) and (not self.table_id or _is_hex(self.table_id))
-        if not numbers or self.dtype not in DTYPES or not signed:
+        ids = all(isinstance(text, str) and (not text or _is_hex(text)) for text in (self.table_id, self.keywords))
+        whole = not self.keywords or (numbers and self.parts == 1 and not self.rows % SEGMENTS)
+        if not numbers or self.dtype not in DTYPES or not ids or not whole:
             raise InputError(
                 f"invalid facts of a table: {self.rows!r} rows of {self.dim!r}, {self.dtype!r}",
                 where="pir.Facts",
@@ -95,6 +100,11 @@ class Facts:
         return self.row_bytes + (self.parts * PROOF_BYTES if self.table_id else 0)
 
     @property
+    def domain(self) -> int:
+        """Number of records among which one key selects: all, or those of a segment of a table by keyword."""
+        return self.rows // SEGMENTS if self.keywords else self.rows
+
+    @property
     def word_bits(self) -> int:
         """Number of bits of one value of the table.
 
@@ -106,6 +116,7 @@ class Facts:
         """Return a text about the table for errors, such as `1,000 rows of 64 float32`."""
         extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
         extra += " signed" if self.table_id else ""
+        extra += " by keyword" if self.keywords else ""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
 
 
@@ -222,7 +233,8 @@ def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
     version: that of its `Source`. digests: of all leaves of the table, which are blocks of 1024 rows, in order
     (`leaf_digests`).
     """
-    return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
+    words = {name: value for name, value in asdict(facts).items() if value or name != "keywords"}  # as before it was
+    return State(version, _hash(json.dumps(words, sort_keys=True).encode(), b"".join(digests)))
 
 
 def _hash(*parts: bytes) -> bytes:

@@ -20,7 +20,7 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.serving.updates import Updates
-from hummingbird.pir.serving.workers import Changes
+from hummingbird.pir.serving.workers import Changes, whole_only
 from hummingbird.pir.table import Source, State, leaf_digests
 
 
@@ -157,6 +157,8 @@ def plan_servers(
     [250]
     """
     source = table if isinstance(table, Source) else Source.of(table)
+    if source.facts.keywords:
+        raise whole_only("with a plan")
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")

@@ -20,7 +20,7 @@ from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
 from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.updates import Updates
-from hummingbird.pir.serving.workers import Shard, Workers, opened
+from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
 from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
@@ -237,6 +237,8 @@ def open_server(
         hint = "a GPU needs none"
         raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
     source = Source.open(path, tensor)
+    if source.facts.keywords and (workers or ray is not None):
+        raise whole_only("in several processes")
     shard: Shard
     if ray is not None:
         shard = RayParts(ray, path, tensor, parts, torch.get_num_threads())

@@ -24,7 +24,7 @@ from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError,
 from hummingbird.kernels import lookups as kernel
 from hummingbird.kernels.lookups import LEAF_ROWS, leaves_of
 from hummingbird.pir.messages import as_bytes
-from hummingbird.pir.table import Source, leaf_digests
+from hummingbird.pir.table import SEGMENTS, Source, leaf_digests
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 # Shards: ranges of leaves ---------------------------------------------------------------------------------------------
@@ -165,17 +165,72 @@ class Split:
         self._pool.shutdown()
 
 
+class Segments:
+    """The segments of a table by keyword, in this process on the CPU: a query has a key for each, in turns.
+
+    source: the table.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._size = source.facts.domain
+        self._tables = [kernel.Table(self._size, source.facts.record_bytes) for _ in range(SEGMENTS)]
+        self.digests: list[bytes] = []
+        for start, rows in source.parts(0, source.facts.rows):
+            rows = np.ascontiguousarray(rows)
+            self.digests += leaf_digests(rows)
+            self._each(torch.arange(start, start + len(rows)), torch.from_numpy(rows))
+
+    def _each(self, indices: Tensor, records: Tensor) -> None:
+        for number, table in enumerate(self._tables):
+            own = indices // self._size == number
+            if bool(own.any()):
+                table.update(indices[own] - number * self._size, records[own])
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        """Raise InputError unless there are as many keys for each segment."""
+        if len(keys) % SEGMENTS:
+            hint = "client and servers need the same release"
+            raise InputError(f"a keyword has {SEGMENTS} keys, the query {len(keys)}", hint=hint)
+
+    def answer(self, keys: Tensor, width: int) -> Tensor:
+        records = kernel.answer_each(self._tables, keys.view(-1, SEGMENTS, keys.shape[1]).transpose(0, 1), width)
+        return records.transpose(0, 1).reshape(len(keys), -1)
+
+    def write(self, indices: Tensor, records: Tensor) -> None:
+        self._each(indices, records)
+
+    def check(self) -> bool:
+        return True
+
+    def follow(self, changes: Changes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def opened(source: Source, device: str) -> Shard:
     """Load a table on one device, as with "cpu" or "cuda", or in parts on several, as with "cuda:0,cuda:1".
 
-    Returns the object that combines its records. Raises the errors of `TableShard` and `Split`.
+    Returns the object that combines its records. Raises the errors of `TableShard` and `Split`, and InputError for a
+    table by keyword on another device than "cpu".
     """
     names = device.split(",")
+    if source.facts.keywords:
+        if names != ["cpu"]:
+            raise whole_only(f"on {device}")
+        return Segments(source)
     if len(names) > 1:
         return Split(source, names)
     whole = TableShard(source, device=device)
     whole.load()
     return whole
+
+
+def whole_only(where: str) -> InputError:
+    """Return the error for a table by keyword that is to be divided, or put on a GPU. where: as the user has it."""
+    hint = "serve it in one process, on the CPU: without --workers, --ray, --plan and --device"
+    return InputError(f"a table by keyword {where}", where="pir-server", hint=hint)
 
 
 def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:

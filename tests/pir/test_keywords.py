@@ -1,0 +1,233 @@
+"""Tables by keyword: every answer, what is sent, changes while the table is served, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.pir import BatchCode, Client, KeywordClient, KeywordTable, Owner, Plan, Source, local_servers
+from hummingbird.pir import keywords as module
+from hummingbird.pir.serving.bucket_server import plan_servers
+from hummingbird.pir.serving.server import Server, open_server
+from hummingbird.pir.serving.service import Service
+from hummingbird.pir.table import SEGMENTS
+from hummingbird.pir.updating import Updater
+from tests.support.patience import HANG
+
+WORDS = [f"word {number}" for number in range(500)]
+ROWS = torch.randn(500, 6, generator=torch.Generator().manual_seed(0))
+
+
+def made(room: int | None = None) -> KeywordTable:
+    return KeywordTable(WORDS, ROWS, room=room, seed=bytes(16))
+
+
+@contextlib.contextmanager
+def asking(servers: object, **options: object) -> Iterator[KeywordClient]:
+    with contextlib.closing(KeywordClient(servers, timeout=HANG, **options)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decoder", "prf", "signed"),
+    [
+        ("float32", "xor", "aes", False),
+        ("uint8", "sum", "aes", False),
+        ("bfloat16", "xor", "chacha12", True),
+        ("int64", "sum", "chacha12", False),
+        ("float16", "sum", "aes", True),
+    ],
+)
+def test_every_keyword_has_its_row_and_no_other_has_one(dtype: str, decoder: str, prf: str, signed: bool) -> None:
+    rows = (100 * ROWS).to(getattr(torch, dtype))
+    table, owner = KeywordTable(WORDS, rows), Owner()
+    source = owner.sign(table.source) if signed else table.source
+    with asking(local_servers(source), decoder=decoder, prf=prf, owner=owner.public if signed else None) as client:
+        asked = [word for pair in zip(WORDS, [f"{word}?" for word in WORDS], strict=True) for word in pair]
+        got, found = client.rows(asked)
+        assert torch.equal(got[::2], rows) and got.dtype == rows.dtype and not got[1::2].any()
+        assert found.tolist() == [True, False] * len(WORDS)
+        assert client["none"] is None and torch.equal(client[WORDS[3].encode()], rows[3])  # type: ignore[arg-type]
+        empty, none = client.rows([])
+        assert empty.shape == (0, 6) and empty.dtype == rows.dtype and none.shape == (0,)
+
+
+def test_a_table_is_filled_to_its_load() -> None:
+    """Of 20 seeds none fails; a table beyond the threshold of cuckoo hashing is refused, and does not hang."""
+    words = [b"%d" % number for number in range(3000)]
+    for number in range(20):
+        table = KeywordTable(words, torch.zeros(3000, 1), seed=number.to_bytes(16, "big"))
+        assert len(table) == 3000 and table.source.facts.rows <= 3000 / module.LOAD + SEGMENTS
+    assert module._placed(np.arange(30).reshape(10, 3) % 9, 9, bytes(16)) is None
+
+
+def test_what_is_sent_does_not_depend_on_the_keywords() -> None:
+    """Three keys for each keyword, one for each segment, whether it is there, not there, or asked for twice."""
+    seen: list[list[tuple[int, ...]]] = [[], []]
+
+    class Noted(Server):
+        def handle(self, query: bytes, answer: object = None) -> bytes:
+            seen[self.party].append((len(query),))
+            return super().handle(query, answer)  # type: ignore[arg-type]
+
+    with asking([Noted(made().source, party) for party in (0, 1)]) as client:
+        for words in (WORDS[:4], ["a", "b", "c", "d"], [WORDS[0]] * 4, [b"", WORDS[1], "x", b"\0"]):
+            client.rows(words)
+    assert all(len(Counter(queries)) == 1 and len(queries) == 4 for queries in seen)
+
+
+def test_each_record_of_a_segment_is_chosen_by_its_keyword() -> None:
+    """Positions are those of the hash, and the row stands behind its tag."""
+    table = made()
+    records = torch.from_numpy(table.source.records).view(torch.float32)
+    places, tags = module._hashed([word.encode() for word in WORDS], bytes(16), table.source.facts.domain)
+    for number, (three, tag) in enumerate(zip(places, tags, strict=True)):
+        at = [int(place) + part * table.source.facts.domain for part, place in enumerate(three)]
+        own = [place for place in at if table.source.records[place, :8].tobytes() == tag.tobytes()]
+        assert len(own) == 1 and torch.equal(records[own[0], 2:], ROWS[number])
+
+
+# Changes --------------------------------------------------------------------------------------------------------------
+
+
+def test_keywords_come_and_go_while_the_table_is_served() -> None:
+    """300 random changes, in a table that becomes full: rows move, and every keyword is right after each."""
+    owner, random_ = Owner(), random.Random(1)
+    table = KeywordTable(WORDS[:400], ROWS[:400], room=450, seed=bytes(16))
+    servers = local_servers(owner.sign(table.source), owner=owner.public)
+    expected = dict(zip(WORDS[:400], ROWS[:400], strict=True))
+    moved = 0
+    with Updater(owner, servers) as updater, asking(servers, owner=owner.public) as client:
+        send = updater.update
+
+        def counted(indices: torch.Tensor, rows: torch.Tensor) -> object:
+            nonlocal moved
+            moved += len(indices) - 1
+            return send(indices, rows)
+
+        updater.update = counted  # type: ignore[method-assign, assignment]
+        for number in range(300):
+            word = random_.choice(WORDS)
+            if word in expected and random_.random() < 0.4:
+                table.remove(word, updater)
+                del expected[word]
+            elif word in expected or len(expected) < 450:
+                expected[word] = torch.full((6,), float(number))
+                table.put(word, expected[word], updater)
+            assert len(table) == len(expected) and (word in table) == (word in expected)
+            if number % 50 == 49:
+                rows, found = client.rows(WORDS)
+                assert found.tolist() == [each in expected for each in WORDS]
+                assert all(torch.equal(rows[at], expected[WORDS[at]]) for at in found.nonzero().flatten().tolist())
+    assert moved > 0, "no row had to move"
+    assert client.client.state.version > 200
+
+
+def test_a_change_that_the_servers_refuse_leaves_the_owners_table_as_it_was() -> None:
+    owner, table = Owner(), made(room=600)
+    servers = local_servers(table.source)  # which take no updates
+    before = table.source.records.copy()
+    with Updater(owner, servers) as updater:
+        for change in (lambda: table.put("new", ROWS[0], updater), lambda: table.remove(WORDS[0], updater)):
+            with pytest.raises(Exception, match="takes no updates"):
+                change()
+    assert "new" not in table and WORDS[0] in table and (table.source.records == before).all()
+    table.put("new", ROWS[0])
+    assert torch.equal(KeywordClient(local_servers(table.source))["new"], ROWS[0])  # type: ignore[arg-type]
+
+
+def test_a_table_is_saved_served_and_opened_again(tmp_path: Path) -> None:
+    table = made(room=600)
+    table.put("late", ROWS[1])
+    table.source.save(tmp_path / "t.safetensors")
+    sockets = Path(tempfile.mkdtemp(prefix="hb"))
+    services = [
+        Service(open_server(tmp_path / "t.safetensors", party), f"unix:{sockets}/{party}") for party in range(2)
+    ]
+    try:
+        with asking([f"unix:{sockets}/{party}" for party in range(2)]) as client:
+            rows, found = client.rows([*WORDS, "late", "later"])
+            assert torch.equal(rows[:-1], torch.cat([ROWS, ROWS[1:2]])) and found.tolist() == [True] * 501 + [False]
+    finally:
+        for service in services:
+            service.stop()
+    source = Source.open(tmp_path / "t.safetensors")
+    again = KeywordTable.open(source, ["late", *WORDS[::-1]], room=600)
+    assert len(again) == 501
+    again.put("later", ROWS[2])
+    again.remove("late")
+    with asking(local_servers(again.source)) as client:
+        assert client["late"] is None and torch.equal(client["later"], ROWS[2])  # type: ignore[arg-type]
+    with pytest.raises(AgreementError, match="keyword 501 is not in the table"):
+        KeywordTable.open(Source.open(tmp_path / "t.safetensors"), ["late", *WORDS, "nobody"])
+    with pytest.raises(AgreementError, match="the table has 1 keywords that are not among these"):
+        KeywordTable.open(Source.open(tmp_path / "t.safetensors"), WORDS)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_keywords_and_rows_that_do_not_fit() -> None:
+    for words, rows, what in (
+        (["a", "b", "a"], ROWS[:3], "keyword 0 stands again as number 2"),
+        (["a", b"a"], ROWS[:2], "keyword 0 stands again as number 1"),
+        (["a", 3], ROWS[:2], "keyword 1 is int"),
+        (["a", "\ud800"], ROWS[:2], "keyword 1 is no Unicode text"),
+        ([b"x" * (module.MOST_BYTES + 1)], ROWS[:1], "keyword 0 has 65537 bytes"),
+        (["a"], ROWS[:2], r"rows \(2, 6\) for 1 keywords"),
+        (["a"], [[1.0]], "list for 1 keywords"),
+    ):
+        with pytest.raises(InputError, match=what):
+            KeywordTable(words, rows)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="room for 2 of 500 keywords"):
+        made(room=2)
+    table = made()
+    with pytest.raises(InputError, match="the table has room for 500 keywords, which are there") as caught:
+        table.put("more", ROWS[0])
+    assert "room=1000" in caught.value.hint
+    for row in (ROWS[0, :5], ROWS[0].double(), [1.0] * 6):
+        with pytest.raises(InputError, match="a row of"):
+            table.put(WORDS[0], row)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not in the table"):
+        table.remove("nobody")
+
+
+def test_clients_and_servers_of_another_kind(tmp_path: Path) -> None:
+    table = made()
+    with pytest.raises(InputError, match="a table without keywords"):
+        KeywordClient(local_servers(ROWS))
+    with contextlib.closing(Client(local_servers(table.source))) as plain:
+        with pytest.raises(InputError, match="rows have keywords, and no numbers"):
+            plain.rows(torch.tensor([3]))
+        with pytest.raises(PeerError, match="a keyword has 3 keys, the query 1"):
+            plain.read(torch.tensor([3]))
+    table.source.save(tmp_path / "t.safetensors")
+    for options in ({"workers": 2}, {"ray": "local"}, {"device": "cuda"}):
+        with pytest.raises(InputError, match="a table by keyword"):
+            open_server(tmp_path / "t.safetensors", 0, **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a table by keyword with a plan"):
+        plan_servers(table.source, Plan(BatchCode.cuckoo(table.source.facts.rows, 4)), 0)
+    for source in (Source.of(ROWS), Owner().sign(table.source)):
+        with pytest.raises(InputError, match="the plain table|looked up by number|signed"):
+            KeywordTable.open(source, WORDS)
+
+
+@pytest.mark.slow
+def test_a_million_rows() -> None:
+    """2^20 rows of 32 bytes; half of the keywords are absent."""
+    count, asked = 1 << 20, 20_000
+    rows = torch.randint(-(2**31), 2**31, (count, 8), dtype=torch.int32)
+    table = KeywordTable([b"%d" % number for number in range(count)], rows)
+    chosen = torch.randint(0, 2 * count, (asked,))
+    with asking(local_servers(table.source)) as client:
+        got, found = client.rows([b"%d" % number for number in chosen.tolist()])
+    assert torch.equal(found, chosen < count) and torch.equal(got[found], rows[chosen[found]]) and not got[~found].any()
