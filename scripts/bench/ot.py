@@ -3,13 +3,16 @@
     python -m scripts.bench.ot --json ot.json
 
 A time is the least of several calls for --count transfers, messages included: what `ot.cot` does between two
-sides but for the network. Before it is timed, the keys of both sides are compared.
+sides but for the network. Silent transfers are drawn, 65,536 at a time, from an iteration of each size of `ot.silent`;
+the messages that begin it are not in the time. Before it is timed, the keys of both sides are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,7 +24,8 @@ from hummingbird.kernels import pack_bits
 from hummingbird.kernels.cot import choose
 from hummingbird.kernels.cpu import library
 from hummingbird.ot import cot
-from hummingbird.prg import fresh
+from hummingbird.ot.silent import SETS, Extension, SilentReceiver, SilentSender
+from hummingbird.prg import fresh, new_seed
 from scripts.program import add_json, alone, best, columns, main_of, new_parser, write_rows
 
 
@@ -57,6 +61,32 @@ def extensions(sender: cot.Sender, receiver: cot.Receiver, count: int, isa: str)
     return [*rows, {"step": "label of a bit", "instructions": isa, "ns": 1e9 * told / count, "bytes": 16}]
 
 
+_DRAWN = 1 << 16  # silent transfers in one call
+
+
+def silent_draws() -> Iterator[dict[str, Any]]:
+    """Rows of a silent transfer at either side, by size of the iteration; HummingbirdError for keys that do not fit."""
+    for size in SETS:
+        sender, receiver, _ = set_up()
+        public, extension = new_seed(), Extension(size, size.base)
+        sides = SilentSender(sender, public), SilentReceiver(receiver, public)
+        sides[1].learn(sides[0].answer(extension, sides[1].ask(extension)))
+        times: list[list[float]] = [[], []]
+        for _ in range(size.outputs // _DRAWN):
+            keys = []
+            for side, seconds in zip(sides, times, strict=True):
+                started = perf_counter()
+                keys.append(side.take(_DRAWN))
+                seconds.append(perf_counter() - started)
+            choices = pack_bits((keys[1][:, 0] & 1).to(torch.uint8))
+            if not torch.equal(keys[1], choose(keys[0], choices, sender.delta)):
+                raise HummingbirdError("the keys of the two sides do not fit", where="scripts.bench.ot")
+        octets = Extension(size).bits / 8 / (size.outputs - size.base)  # if the iteration before makes the base
+        for name, seconds in zip(("sender", "receiver"), times, strict=True):
+            step = f"silent, {size.trees} trees of 2^{size.depth}, table of 2^{size.log_table}, {name}"
+            yield {"step": step, "instructions": library.isa(), "ns": 1e9 * min(seconds) / _DRAWN, "bytes": octets}
+
+
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the rows."""
     if args.count < 1:
@@ -71,6 +101,7 @@ def run(args: argparse.Namespace) -> None:
                 rows += extensions(sender, receiver, args.count, isa)
     finally:
         library.set_isa(before)
+    rows += silent_draws()
     shown = [
         *(("step", "{step}"), ("instructions", "{instructions}"), ("time", lambda row: _time(row["ns"]))),
         ("bytes sent", "{bytes:,.3f}"),

@@ -12,6 +12,7 @@ from hummingbird import cost
 from hummingbird.kernels import devices
 from hummingbird.kernels.cpu import library
 from hummingbird.ot import cot
+from hummingbird.ot.silent import SETS, Extension
 from scripts.bench import ot
 
 
@@ -21,6 +22,7 @@ def test_a_row_for_every_step(
     if not library.available():
         pytest.skip("the native library is not built")
     monkeypatch.setattr(ot, "best", lambda run: float(run() is not None))
+    monkeypatch.setattr(ot, "SETS", SETS[:1])
     monkeypatch.setattr(devices, "keep_freed_memory", lambda: True)
     threads, before, file = torch.get_num_threads(), library.isa(), tmp_path / "rows.json"
     try:
@@ -30,11 +32,14 @@ def test_a_row_for_every_step(
     assert library.isa() == before
     rows = json.loads(file.read_text())
     isas = {row["instructions"] for row in rows} - {""}
-    assert before in isas and len(rows) == 2 + 5 * len(isas)
+    assert before in isas and len(rows) == 2 + 5 * len(isas) + 2
     octets = {row["step"]: row["bytes"] for row in rows}
     assert (octets["set-up, sender"], octets["set-up, receiver"]) == cost.COT_SET_UP
     assert octets["random choices, receiver"] * 1280 == cot.message_bytes(1280, random=True)
     assert octets["chosen choices, receiver"] * 1280 == cot.message_bytes(1280, random=False)
+    size = SETS[0]
+    left = size.outputs - size.base
+    assert octets[f"silent, {size.trees} trees of 2^10, table of 2^16, sender"] * left == Extension(size).bits / 8
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(rows)
 
 
