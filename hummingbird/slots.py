@@ -198,7 +198,7 @@ class Ledger:
             self._bound[name] = now
         elif before != now:
             kind, _, number = name.partition(" ")
-            which = f" (number {number})" if number else ""
+            which = f" (weight {number}, counted from 0)" if number else ""
             other = f"other private weights{which}" if kind == "weights" else f"another {name}"
             raise self._error(
                 f"the store was used with {other}",

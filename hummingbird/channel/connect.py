@@ -6,7 +6,7 @@ a firewall or an address translation, on one port. The sender takes the first co
 it. handshake.py defines these messages; with TLS the certificate must also be for the name `party-RANK`.
 
 The first lane of a party on each of its hosts listens on the party's port, and hands the other lanes of that host
-their connections over Unix sockets (`links`). Lane 0 of a party and its other lanes connect in the same way (`star`).
+their connections over Unix sockets (`links`). Lane 0 of a party listens, and its other lanes call it (`star`).
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ class _Joining:
 
     def _redial(self, peer: int, sends: bool) -> None:
         """Schedule a new attempt to open a lost connection to `peer`. sends: whether this party sends on it."""
-        if not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
+        if self._addresses[peer] and not any(d.call == Hello(self._rank, peer, sends) for d in self._dialing):
             self._dialing.append(_Dialing(Hello(self._rank, peer, sends), time.monotonic() + _AGAIN))
 
     def _left(self, peer: int, connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """The handshake of two parties: both prove who they are, before the first byte of the protocol.
 
     the caller   16 bytes: a keyed hash, under the run's token, of caller, called, and which of the two will send
-    TLS          if they have certificates, each for the name `party-RANK` (of two lanes of one party: the same name)
+    TLS          if they have certificates, each for the name `party-RANK`; two lanes of a party have the same
     the called   16 bytes: the hash of its answer
     the sender   one byte, on the connection that it has chosen
 

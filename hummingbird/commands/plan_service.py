@@ -186,7 +186,11 @@ def _dealer(args: argparse.Namespace) -> str:
     --dealer pair[:HOW], it is "pair-store" or "pair".
     """
     stored = args.store is not None or getattr(args, "vary", None) == "store"
-    if transfers_of(args.dealer) is not None:
+    try:
+        made = transfers_of(args.dealer) is not None
+    except ConfigError:
+        made = False
+    if made:
         return PAIR_STORE if stored else PAIR
     if args.dealer not in (None, "stream", "store"):
         hint = "stream, store, pair, pair:silent, or pair:RTT:BANDWIDTH"

@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ _SEARCH = 1 << 16  # positions that are looked at to make room for a new keyword
 _WHERE = "pir.KeywordTable"
 
 Keyword = str | bytes
-Send = Callable[[Tensor, Tensor], object]
 
 
 def _encoded(keywords: Iterable[Keyword], where: str) -> list[bytes]:
@@ -98,14 +98,17 @@ class KeywordTable:
     keywords: n of them, all different, str or bytes; a str is the same keyword as its bytes in UTF-8. rows: a tensor
     (n, dim) of a type that `Source` takes. room: how many keywords the table can hold; default: n. seed: of the public
     hash, 16 bytes; default: a random one.
-    Memory: 1.14 times `room` records of the row's bytes and 8 more. Raises InputError for keywords that are equal, too
-    long or of another type, and for rows that do not fit them.
+    Save `source` after changes, to go on later: the servers keep changes in their journals, and not in the file that
+    they loaded. Memory: 1.14 times `room` records of the row's bytes and 8 more, and the keywords. Raises InputError
+    for keywords that are equal, too long or of another type, and for rows that do not fit them.
 
     >>> names = pir.KeywordTable(["alice", "bob"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), room=100)
     >>> client = pir.KeywordClient(pir.local_servers(names.source))
     >>> client["bob"], client["carol"]
     (tensor([3., 4.]), None)
     """
+
+    _sent: tuple[list[int], bytes] | None  # the last change that was sent: it may have reached the servers
 
     def __init__(
         self, keywords: Sequence[Keyword], rows: Tensor, *, room: int | None = None, seed: bytes | None = None
@@ -123,7 +126,7 @@ class KeywordTable:
             what = f"keyword {first} stands again as number {self._number[words[first]]}"
             raise InputError(what, where=_WHERE, hint="each keyword has one row")
         self.room, self._words = room, dict(enumerate(words))
-        self._next = len(words)
+        self._next, self._sent = len(words), None
         segment = math.ceil(room / (SEGMENTS * LOAD))
         for _ in range(_SEEDS if seed is None else 1):
             own = new_seed() if seed is None else seed
@@ -156,7 +159,7 @@ class KeywordTable:
         self.source, self._words = source, dict(enumerate(words))
         self._number = {word: number for number, word in enumerate(words)}
         self.room = int(LOAD * source.facts.rows) if room is None else room
-        self._next = len(words)
+        self._next, self._sent = len(words), None
         self._held = np.full(source.facts.rows, -1)
         stored = source.records[:, :TAG_BYTES].copy().view("<u8").reshape(-1)
         for word, number in self._number.items():
@@ -183,8 +186,9 @@ class KeywordTable:
 
         To make room, rows of other keywords may move to other positions, all in one update. servers: both servers,
         which get the update first; if that fails, call `Updater.bring_up`, and this again. None: no server has the
-        table yet. Raises InputError for a row that does not fit, and for more keywords than there is room for; and the
-        errors of `Updater.update`.
+        table yet. Raises InputError for a row that does not fit, for more keywords than there is room for, or for one
+        that finds no position, as can happen in a small full table; AgreementError for servers that have had other
+        updates than this table; and the errors of `Updater.update`.
         """
         (word,), facts = _encoded([keyword], _WHERE), self.source.facts
         dim = facts.dim - _tag_words(DTYPES[facts.dtype])
@@ -250,12 +254,28 @@ class KeywordTable:
         return octets.view(DTYPES[facts.dtype]).view(len(places), facts.dim)
 
     def _send(self, places: list[int], values: Tensor, servers: Updater | None) -> None:
-        """Change records at the servers, and then in this table."""
-        indices = torch.tensor(places)
+        """Change records at the servers, and then in this table, whose version becomes that of the servers.
+
+        Raises AgreementError unless the servers have this table with the same updates; or with this one more, which
+        reached them although `Updater.update` failed.
+        """
+        source, width = self.source, self.source.facts.row_bytes
+        octets = values.contiguous().view(torch.uint8).reshape(len(places), width).numpy()
         if servers is not None:
-            servers.update(indices, values)
-        width = self.source.facts.row_bytes
-        self.source.records[places, :width] = values.contiguous().view(torch.uint8).reshape(len(places), width).numpy()
+            facts, at, change = servers.facts, servers.describe()[0].state.version, (places, octets.tobytes())
+            if (facts.keywords, facts.rows) != (source.facts.keywords, source.facts.rows):
+                raise AgreementError(
+                    "the servers have another table", where=_WHERE, hint="KeywordTable.open opens theirs"
+                )
+            if at != source.version and (at != source.version + 1 or change != self._sent):
+                what = f"the servers' table has had {at} updates, this one {source.version}"
+                hint = "open the table that was saved after the last of them; its rows would come back otherwise"
+                raise AgreementError(what, where=_WHERE, hint=hint)
+            if at == source.version:
+                self._sent = change
+                at = servers.update(torch.tensor(places), values).version
+            self.source = replace(source, version=at)
+        source.records[places, :width] = octets
 
 
 def _tag_words(dtype: torch.dtype) -> int:

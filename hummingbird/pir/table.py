@@ -233,7 +233,8 @@ def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
     version: that of its `Source`. digests: of all leaves of the table, which are blocks of 1024 rows, in order
     (`leaf_digests`).
     """
-    words = {name: value for name, value in asdict(facts).items() if value or name != "keywords"}  # as before it was
+    # Without an empty "keywords", so that other tables keep the digests that they had before there was this field.
+    words = {name: value for name, value in asdict(facts).items() if value or name != "keywords"}
     return State(version, _hash(json.dumps(words, sort_keys=True).encode(), b"".join(digests)))
 
 

@@ -3,7 +3,7 @@
 gRPC's threads put requests into the queue (request_queue.py), and party 0's scheduler assigns requests to lanes, the
 same lane at all parties (scheduler.py). A lane fetches the next list of requests (at party 0 alone), fetches the
 requests of a list, and delivers answers. Lane 0 calls the dispatcher in its own process, the others call it over a
-Unix socket (lane_server.py).
+Unix socket, or over TLS from other hosts (lane_server.py).
 """
 
 from __future__ import annotations

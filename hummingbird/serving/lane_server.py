@@ -163,6 +163,16 @@ class LaneLink:
         return PeerError(what, where=self._mine, hint=_ASK)
 
 
+def _kept_alive(sockets: tuple[socket.socket, socket.socket]) -> tuple[socket.socket, socket.socket]:
+    """Let TCP notice within two minutes that the other host has vanished; returns the sockets."""
+    for connection in sockets:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+            if hasattr(socket, name):  # not on every system
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sockets
+
+
 def reach(path: str, mine: str, other: str, timeout: float) -> LaneLink:
     """Connect to the Unix socket of another process of this user, and return the connection as a `LaneLink`.
 
@@ -220,7 +230,11 @@ class LaneServer:
         if session.place.spread:
             self._invite("")
             channel = lanes_beside(session, tls)
-            self._begin(channel.sockets(lane) for lane in channel.others)
+            try:
+                self._begin(_kept_alive(channel.sockets(lane)) for lane in channel.others)
+            except BaseException as error:
+                channel.abort(reason_of(error))
+                raise
             return
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
         try:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hummingbird.channel import connect as connecting
-from hummingbird.channel.handshake import listen
+from hummingbird.channel.handshake import Hello, listen
 from hummingbird.errors import PeerError
 from hummingbird.prg import new_seed
 from tests.channel.test_channel import run
@@ -225,3 +225,20 @@ def test_a_process_of_another_party_is_no_lane(authorities: tuple[Authority, Aut
     assert str(first).startswith("party 1, lane 1 did not connect within 2 s: lane 0 listens at 127.0.0.1:")
     assert "the last connection refused was one from 127.0.0.1" in str(first), first
     assert "party 1, lane 0 closed the connection" in str(second), second
+
+
+def test_a_lane_that_leaves_after_the_answer_may_call_again() -> None:
+    """Lane 0 cannot call it back: it waits for it, and names it at the end."""
+    names, token = ["party 0, lane 0", "party 0, lane 1"], new_seed()
+    server = listen("127.0.0.1")
+    address = server.getsockname()[:2]
+
+    def leaves() -> None:
+        call = Hello(1, 0, True)
+        with socket.create_connection(address, timeout=HANG) as connection:
+            connection.sendall(call.hello(token))
+            assert connection.recv(16) == call.answer(token)
+
+    first, second = run([lambda: connecting.star(0, names, address, server, token, 2.0, "party-0"), leaves])
+    assert second is None and isinstance(first, PeerError)
+    assert str(first).startswith("party 0, lane 1 did not connect within 2 s: lane 0 listens at 127.0.0.1:"), first

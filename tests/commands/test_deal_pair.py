@@ -93,7 +93,7 @@ def test_a_store_for_private_weights(tmp_path: Path) -> None:
     data = ["--data", "scripts.train.data:load", "digits", "test", "--samples", "20", "--store", out, "--timeout", "30"]
     words = ["-m", "hummingbird", "infer", *data, "--json", str(result)]
     for refused, why in (
-        ([*private, str(others)], "the store was used with other private weights (number 0)"),
+        ([*private, str(others)], "the store was used with other private weights (weight 0, counted from 0)"),
         ([*net, "--owner", "0", "--weights", str(weights)], "the store was used with another owner of the weights"),
         ([*net, "--weights", str(weights)], "the store was dealt for weights private, this net has public"),
     ):

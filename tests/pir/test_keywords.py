@@ -145,6 +145,50 @@ def test_a_change_that_the_servers_refuse_leaves_the_owners_table_as_it_was() ->
     assert torch.equal(KeywordClient(local_servers(table.source))["new"], ROWS[0])  # type: ignore[arg-type]
 
 
+def test_an_old_copy_does_not_bring_old_rows_back(tmp_path: Path) -> None:
+    """A table that was saved before the servers' last change is refused; one that was saved after it is not."""
+    owner, table = Owner(), made(room=600)
+    table.source.save(tmp_path / "old.safetensors")
+    servers = local_servers(table.source, owner=owner.public)
+    with Updater(owner, servers) as updater:
+        table.put(WORDS[0], ROWS[1], updater)
+        table.source.save(tmp_path / "new.safetensors")
+        old, new = (
+            KeywordTable.open(Source.open(tmp_path / f"{name}.safetensors"), WORDS, room=600) for name in ("old", "new")
+        )
+        with pytest.raises(AgreementError, match="the servers' table has had 1 updates, this one 0"):
+            old.put("more", ROWS[2], updater)
+        new.put("more", ROWS[2], updater)
+        with pytest.raises(AgreementError, match="the servers have another table"):
+            KeywordTable(WORDS, ROWS, room=600).put("more", ROWS[2], updater)
+    with asking(servers) as client:
+        assert torch.equal(client[WORDS[0]], ROWS[1]) and torch.equal(client["more"], ROWS[2])  # type: ignore[arg-type]
+
+
+def test_a_change_whose_answer_was_lost_is_made_again() -> None:
+    """Both servers have it, and the owner does not know: the same change goes on, another one does not."""
+    owner, table = Owner(), made(room=600)
+    servers = local_servers(table.source, owner=owner.public)
+    with Updater(owner, servers) as updater:
+        send = updater.update
+
+        def lost(indices: torch.Tensor, rows: torch.Tensor) -> object:
+            send(indices, rows)
+            raise PeerError("no answer")
+
+        updater.update = lost  # type: ignore[method-assign, assignment]
+        with pytest.raises(PeerError, match="no answer"):
+            table.put("new", ROWS[0], updater)
+        updater.update = send  # type: ignore[method-assign]
+        with pytest.raises(AgreementError, match="has had 1 updates, this one 0"):
+            table.put("other", ROWS[1], updater)
+        table.put("new", ROWS[0], updater)
+        table.put("other", ROWS[1], updater)
+    with asking(servers) as client:
+        assert torch.equal(client["new"], ROWS[0]) and torch.equal(client["other"], ROWS[1])  # type: ignore[arg-type]
+    assert table.source.version == 2
+
+
 def test_a_table_is_saved_served_and_opened_again(tmp_path: Path) -> None:
     table = made(room=600)
     table.put("late", ROWS[1])

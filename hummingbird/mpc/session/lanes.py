@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,10 +24,12 @@ from hummingbird.channel import meter as metering
 from hummingbird.channel.channel import Channel, named
 from hummingbird.channel.meter import Meter, MeterRow
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, PeerError
+from hummingbird.mpc.session.meeting import call_store
 from hummingbird.records import field
 from hummingbird.rpc.signals import check
 
 VARIABLE = "HUMMINGBIRD_LANES"
+_T = TypeVar("_T")
 
 
 class LanePosition(NamedTuple):
@@ -82,8 +84,7 @@ def environment(lanes: int | None = None) -> LanePosition:
 
     lanes: processes of a party; None: HUMMINGBIRD_LANES, else 1.
     Raises ConfigError if lanes is not positive or does not divide WORLD_SIZE. Raises EnvironmentProblem for variables
-    that are no numbers, for a RANK that is not below WORLD_SIZE, and if hosts have parts of parties that differ in
-    size.
+    that are no numbers, for a RANK that is not below WORLD_SIZE, and for a host with parts of several parties.
     """
     count = lanes_of(lanes)
     rank = variable("RANK", 0)
@@ -141,11 +142,12 @@ class LaneLinks:
     """This lane's connections with the other lanes of its party.
 
     channel: between lane 0 and each other lane; its ranks are lanes. store: has counts, and short texts that are no
-    secrets; lane 0 serves it. numbers: of tallies, which all lanes make in the same order.
+    secrets; lane 0 serves it at `port`. numbers: of tallies, which all lanes make in the same order.
     """
 
     channel: Channel
     store: dist.Store
+    port: int
     numbers: Iterator[int] = dataclass_field(default_factory=itertools.count)
 
 
@@ -197,7 +199,7 @@ class Tally:
         failure: Callable[[], str | None],
         links: LaneLinks | None = None,
     ) -> None:
-        self._place, self._goals, self._failure = place, goals, failure
+        self._place, self._goals, self._failure, self._links = place, goals, failure, links
         self._store: dist.Store = dist.HashStore()
         if links is not None:
             self._store = dist.PrefixStore(f"tally/{next(links.numbers)}", links.store)
@@ -206,12 +208,14 @@ class Tally:
         """Count `number` units of work of this lane, and return the sum over all lanes."""
         return sum(self._counts(number))
 
-    def wait(self, told: Callable[[int], object] = lambda done: None) -> None:
+    def wait(self, told: Callable[[int], object] = lambda done: None, patience: float | None = None) -> None:
         """Wait until every lane has done as much work as its goal.
 
-        told: called at every poll with the work done so far, summed over all lanes.
-        Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
+        told: called at every poll with the work done so far, summed over all lanes. patience: seconds without progress;
+        None: `PATIENCE`.
+        Raises PeerError if a lane of any party has failed, or after so many seconds without progress.
         """
+        patience = PATIENCE if patience is None else patience
         before, since, looked = -1, time.monotonic(), time.monotonic()
         while True:
             counts = self._counts()
@@ -224,9 +228,9 @@ class Tally:
             if done != before:
                 before, since = done, now
             waits = f"lane {' and '.join(map(str, behind))} of this party"
-            if now - since > PATIENCE:
+            if now - since > patience:
                 raise PeerError(
-                    f"{waits} did nothing for {PATIENCE:g} s",
+                    f"{waits} did nothing for {patience:g} s",
                     where=self._place.name,
                     hint="a lane may take that long for a slice of images: give smaller ones",
                 )
@@ -239,11 +243,11 @@ class Tally:
             time.sleep(_POLL)
 
     def _counts(self, number: int = 0) -> list[int]:
-        mine = self._place.lane
-        try:
+        def counted() -> list[int]:
+            mine = self._place.lane
             return [self._store.add(str(lane), number if lane == mine else 0) for lane in range(len(self._goals))]
-        except RuntimeError as error:
-            raise _lost(self._place, error) from None
+
+        return _asked(self._place, self._links, counted)
 
 
 @dataclass(frozen=True)
@@ -263,14 +267,14 @@ class Gathering:
         """Make a new `Tally`, which counts the work that each lane does. goals: the work of each lane, by lane."""
         return Tally(self.place, goals, self.failure, self.links)
 
-    def arrive(self) -> None:
-        """Wait until all lanes of this party have called this method.
+    def arrive(self, patience: float | None = None) -> None:
+        """Wait until all lanes of this party have called this method. patience: seconds; None: `PATIENCE`.
 
-        Raises PeerError if a lane of any party has failed, or after `PATIENCE` seconds without progress.
+        Raises PeerError if a lane of any party has failed, or after so many seconds without progress.
         """
         here = self.tally([1] * self.place.lanes)
         here.add(1)
-        here.wait()
+        here.wait(patience=patience)
 
     def told(self, what: str, text: str = "") -> str:
         """Return lane 0's text at every lane of this party. It goes through the lanes' store, which others may read.
@@ -280,23 +284,20 @@ class Gathering:
         Raises PeerError if a lane of any party has failed, or if lane 0 gives no text within `PATIENCE` seconds.
         """
         since = looked = time.monotonic()
-        try:
-            store = dist.PrefixStore("told", self.links.store if self.links else dist.HashStore())
-            if self.place.lane == 0:
-                store.set(what, text)
-            while not store.check([what]):
-                now = time.monotonic()
-                why = self.failure() if now - looked > _LOOK else None
-                if why or now - since > PATIENCE:
-                    ended = f"lane 0 of this party did not tell its {what}"
-                    ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
-                    raise PeerError(ended, where=self.place.name, hint="its own output says why")
-                looked = now if now - looked > _LOOK else looked
-                check()
-                time.sleep(_POLL)
-            return store.get(what).decode()
-        except RuntimeError as error:
-            raise _lost(self.place, error) from None
+        store = dist.PrefixStore("told", self.links.store if self.links else dist.HashStore())
+        if self.place.lane == 0:
+            _asked(self.place, self.links, lambda: store.set(what, text))
+        while not _asked(self.place, self.links, lambda: store.check([what])):
+            now = time.monotonic()
+            why = self.failure() if now - looked > _LOOK else None
+            if why or now - since > PATIENCE:
+                ended = f"lane 0 of this party did not tell its {what}"
+                ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
+                raise PeerError(ended, where=self.place.name, hint="its own output says why")
+            looked = now if now - looked > _LOOK else looked
+            check()
+            time.sleep(_POLL)
+        return _asked(self.place, self.links, lambda: store.get(what)).decode()
 
     def tensors(self, tensor: Tensor) -> list[Tensor]:
         """Gather the tensors of all lanes at lane 0; other lanes get an empty list. Waits for the slowest lane.
@@ -363,6 +364,20 @@ class LaneMeter:
     )
 
 
-def _lost(place: LanePosition, error: RuntimeError) -> PeerError:
+def _asked(place: LanePosition, links: LaneLinks | None, question: Callable[[], _T]) -> _T:
+    """Make calls of the lanes' store, and return their result.
+
+    With several lanes another thread makes them: torch waits without end for an answer if lane 0's host is suspended.
+    Raises PeerError if lane 0 has ended, or does not answer within the channel's timeout.
+    """
+    if links is None:
+        return question()
+    try:
+        return call_store(time.monotonic() + links.channel.timeout, question, port=links.port)
+    except (RuntimeError, TimeoutError) as error:
+        raise _lost(place, error) from None
+
+
+def _lost(place: LanePosition, error: Exception) -> PeerError:
     reason = str(error).partition("\n")[0][:200]
     return PeerError(f"another lane of this party is lost: {reason}", where=place.name, hint="see that lane's message")

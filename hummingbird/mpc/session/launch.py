@@ -33,7 +33,7 @@ from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError
 from hummingbird.kernels import devices
 from hummingbird.mpc.dealer.client import LocalDealer
 from hummingbird.mpc.pair.dealer import PairDealer, transfers_of
-from hummingbird.mpc.session.lanes import LaneLinks, LanePosition, environment, variable
+from hummingbird.mpc.session.lanes import Gathering, LaneLinks, LanePosition, environment, variable
 from hummingbird.mpc.session.listener import Listener
 from hummingbird.mpc.session.meeting import begin_call
 from hummingbird.mpc.session.rendezvous import (
@@ -66,14 +66,14 @@ class LaneNotes:
     """Notes by which the lanes of a run tell each other why they stop, and those of a party when they leave.
 
     store: the part of torchrun's store that belongs to this run.
-    group: the store of this party's lanes, which lane 0 serves as long as it has this object.
+    links: to the other lanes of this party; lane 0 serves their store as long as it has this object.
     place: this lane.
     timeout: longest wait for another lane, in seconds.
     """
 
-    def __init__(self, store: dist.Store, group: dist.Store, place: LanePosition, timeout: float) -> None:
-        self._store, self._place, self._timeout = store, place, timeout
-        self._left = dist.PrefixStore("left", group)
+    def __init__(self, store: dist.Store, links: LaneLinks, place: LanePosition, timeout: float) -> None:
+        self._store, self._place, self._timeout, self._port = store, place, timeout, links.port
+        self._left = dist.PrefixStore("left", links.store)
 
     def failed(self, reason: str) -> None:
         """Note why this lane stops, unless another lane has noted a reason before. Never raises."""
@@ -105,7 +105,7 @@ class LaneNotes:
         """
         here, deadline = self._place, time.monotonic() + self._timeout
         if here.lane or reason:
-            self._ask(lambda: self._left.set(str(here.lane), reason))
+            self._ask(lambda: self._left.set(str(here.lane), reason), self._port)
             return
         others = range(1, here.lanes)
         while ends := {lane: end for lane in others if (end := self._read(self._left, str(lane))) != ""}:
@@ -123,15 +123,17 @@ class LaneNotes:
 
     def _read(self, store: dist.Store, key: str) -> str | None:
         """Return the first line of a note; None if there is no such note, or the store is gone."""
-        text = self._ask(lambda: store.get(key) if store.check([key]) else None)
+        port = self._port if store is self._left else 0
+        text = self._ask(lambda: store.get(key) if store.check([key]) else None, port)
         return None if text is None else text.decode(errors="replace").partition("\n")[0]
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[[], Any], port: int = 0) -> Any:
         """Make a call of a store, and return its answer; None if it is gone, or does not answer in 2 s.
 
-        question: makes the call. It runs in a thread, since it might wait without limit.
+        question: makes the call. It runs in a thread, since it might wait without limit. port: the store's; 0 for
+        torchrun's.
         """
-        answer = begin_call(question)
+        answer = begin_call(question, port)
         try:
             return answer.result(_ANSWER)
         except (RuntimeError, TimeoutError, futures.TimeoutError):  # the last two are one class from Python 3.11 on
@@ -231,7 +233,7 @@ def init(
             meeting, ends, links = meet(here, listener, tls, timeout, starting)
             again = ends.again(PAIR) if transfers else None  # the first connection closes its sockets
             _run.links = links
-            _run.notes = LaneNotes(meeting.store, links.store, here, timeout) if links else None
+            _run.notes = LaneNotes(meeting.store, links, here, timeout) if links else None
             _watch()
             channel = connect(meeting, ends, here, tls, timeout)
             agree_on_roll(channel, meeting, here)
@@ -248,7 +250,9 @@ def init(
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         elif again is not None and transfers is not None:
-            client = PairDealer(connect_pair(channel, meeting, again, here, tls, timeout, links), transfers)
+            failure = partial(_run.notes.first_failure, 0) if _run.notes else lambda: None
+            gathering = Gathering(here, failure, links)
+            client = PairDealer(connect_pair(channel, meeting, again, gathering, tls, timeout), transfers)
         else:
             where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
             client = join_dealer(channel, where, meeting, security, timeout, cipher, device)

@@ -48,7 +48,8 @@ class Listener:
         """Open the socket at which lane 0 takes connections of its party's other lanes; return it and its address.
 
         It listens on loopback if all of them are on this host; else at the host of `listen`, or the address of the
-        interface that leads to MASTER_ADDR, at a free port. Raises EnvironmentProblem if that is a loopback address.
+        interface that leads to MASTER_ADDR, at a free port. Raises EnvironmentProblem if the latter is a loopback
+        address.
         """
         host = "127.0.0.1"
         if place.spread:

@@ -52,6 +52,7 @@ class Card:
     corridor: the path of the Unix socket at which the first lane of this host takes connections of the party's other
         lanes here; "" at those.
     star: at lane 0 of several, HOST:PORT at which it takes connections of the party's other lanes; "" at those.
+    near: how many lanes of a party are on each of its hosts; 0: all of them.
     nonce: random, new after every restart.
     """
 
@@ -59,6 +60,7 @@ class Card:
     lanes: int = field(records.whole())
     corridor: str = field(_WORD, default="")
     star: str = field(_WORD, default="")
+    near: int = field(records.whole(), default=0)
     nonce: str = field(_WORD, default_factory=lambda: new_seed().hex())
 
     @property

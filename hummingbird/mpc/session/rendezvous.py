@@ -109,12 +109,14 @@ def meet(
         try:
             store = _open_store(place, deadline, timeout)
             server, address = listener.open(place.world) if place.lane == place.first else (None, "")
+            if server is not None:
+                failed.callback(server.close)
             star, center = listener.open_star(place) if place.lanes > 1 and not place.lane else (None, "")
-            for end in filter(None, (server, star)):
-                failed.callback(end.close)
+            if star is not None:
+                failed.callback(star.close)
             corridor = SharedPort.open(place)
             failed.callback(corridor.close)
-            card = Card(address, place.lanes, corridor.path, center)
+            card = Card(address, place.lanes, corridor.path, center, place.near)
             start = partial(_start_dealer, place, timeout) if dealing else str
             meeting = attend(store, place.rank, place.world, card, deadline, start)
             _agree_on_lanes(meeting, place)
@@ -189,8 +191,9 @@ def _link_lanes(
         with meter.uncounted():
             if server is not None:
                 store = serve_store(host, 0, wait)
+                port = store.port
                 for lane in range(1, place.lanes):
-                    channel.send(lane, torch.tensor([store.port]))
+                    channel.send(lane, torch.tensor([port]))
             else:
                 port = int(channel.receive(0, [torch.zeros(1, dtype=torch.int64)])[0])
                 reach = partial(dist.TCPStore, host, port, is_master=False, timeout=wait)
@@ -198,7 +201,7 @@ def _link_lanes(
     except BaseException:
         channel.close()
         raise
-    return LaneLinks(channel, store)
+    return LaneLinks(channel, store, port)
 
 
 def _star(
@@ -230,17 +233,17 @@ def lanes_beside(session: Session, tls: Tls | None) -> Channel:
     assert links is not None, "a party with one lane"
     session.gathering.arrive()
     server, told = None, torch.zeros(_ADDRESS + SEED_BYTES, dtype=torch.uint8)
-    with meter.uncounted():
+    with contextlib.ExitStack() as end, meter.uncounted():
         if place.lane == 0:
             server, address = session.listener.open_star(place)
-            told = torch.frombuffer(bytearray(address.encode().ljust(_ADDRESS, b"\0") + new_seed()), dtype=torch.uint8)
+            end.callback(server.close)
+            word = address.encode().ljust(_ADDRESS, b"\0") + new_seed()
             for lane in range(1, place.lanes):
-                links.channel.send(lane, told)
+                links.channel.send(lane, torch.frombuffer(bytearray(word), dtype=torch.uint8))
         else:
-            told = links.channel.receive(0, [told])[0]
-    word = told.numpy().tobytes()
-    address, token = word[:_ADDRESS].rstrip(b"\0").decode(), word[_ADDRESS:]
-    return _star(place, server, address, token, tls, session.channel.timeout)
+            word = links.channel.receive(0, [told])[0].numpy().tobytes()
+            address = word[:_ADDRESS].rstrip(b"\0").decode()
+        return _star(place, server, address, word[_ADDRESS:], tls, session.channel.timeout)
 
 
 def connect(meeting: Meeting, ends: Sockets, place: LanePosition, tls: Tls | None, timeout: float) -> Channel:
@@ -317,6 +320,13 @@ def _agree_on_lanes(meeting: Meeting, place: LanePosition) -> None:
                 where="init",
                 hint="all processes must give the same number of lanes, by lanes= or HUMMINGBIRD_LANES",
             )
+        if rank // place.lanes == place.party and card.near != place.near:
+            raise AgreementError(
+                f"the hosts of party {place.party} differ: rank {place.rank} is one of {len(place.here)} lanes on its "
+                f"host, rank {rank} one of {card.near or card.lanes}",
+                where="init",
+                hint="each host of a party has equally many of its lanes: --nproc_per_node of torchrun",
+            )
 
 
 def _start_dealer(place: LanePosition, timeout: float) -> str:
@@ -344,25 +354,24 @@ def connect_pair(
     channel: Channel,
     meeting: Meeting,
     ends: Sockets,
-    place: LanePosition,
+    gathering: Gathering,
     tls: Tls | None,
     timeout: float,
-    links: LaneLinks | None,
 ) -> Channel:
     """Connect this lane to the same lane of the other party a second time, for material; return that channel.
 
     channel: the first one, by which the lanes wait until each has it: 1 round.
-    meeting, place, tls, timeout: as for `connect`.
-    ends: sockets from `Sockets.again(PAIR)`. links: between the lanes of this party.
+    meeting, tls, timeout: as for `connect`.
+    ends: sockets from `Sockets.again(PAIR)`. gathering: of this party's lanes, which wait for each other.
     """
     try:
-        Gathering(place, lambda: None, links).arrive()
+        gathering.arrive(timeout)
         channel.exchange_text(PAIR)
         again = replace(meeting, token=derive(meeting.token, PAIR))
     except BaseException:
         ends.close()
         raise
-    return connect(again, ends, place, tls, timeout)
+    return connect(again, ends, gathering.place, tls, timeout)
 
 
 def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:

@@ -124,7 +124,10 @@ def test_material_for_private_weights_serves_no_others(tmp_path: Path) -> None:
     assert all("the store was used with another owner of the weights" in text for text in refused(weights, 0))
     assert numbers(roots[0]) == numbers(roots[1]) == [1, 2]  # nothing was used
     ends = channels(2, HANG)
-    assert "the store was used with other private weights (number 0)" in refused([weights[0], weights[1] + 1], 1)[1]
+    assert (
+        "the store was used with other private weights (weight 0, counted from 0)"
+        in refused([weights[0], weights[1] + 1], 1)[1]
+    )
     assert numbers(roots[1]) == [1, 2]  # the other party may have used its slot of the first set: then nobody else does
     ends = channels(2, HANG)
     mine, theirs = together([partial(run, rank, weights, 1) for rank in range(2)])

@@ -423,6 +423,13 @@ def test_lanes_on_several_hosts_need_certificates() -> None:
         rendezvous._link_lanes(met, None, LanePosition(1, 2, 1, 2, 1), None, NEVER)
 
 
+def test_hosts_with_unequal_parts_of_a_party_are_named() -> None:
+    cards = [Card("192.0.2.1:7000", 6, near=3), *[Card("", 6, near=3)] * 2, *[Card("192.0.2.2:7000", 6, near=2)] * 3]
+    met = Meeting(dist.HashStore(), cards * 2, bytes(16), "")
+    with pytest.raises(AgreementError, match="rank 7 is one of 3 lanes on its host, rank 9 one of 2"):
+        rendezvous._agree_on_lanes(met, LanePosition(1, 2, 1, 6, 3))
+
+
 def test_a_lane_that_does_not_come_is_named() -> None:
     (first, join), (second, _), (third, other) = corridors(3, 1.0)
     error, _ = run([join, other])
