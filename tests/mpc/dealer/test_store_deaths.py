@@ -69,11 +69,13 @@ def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
             entries = marked(tmp_path, rank)
             assert len(set(entries)) == len(entries) and slots[rank] <= set(entries), "handed out before it was marked"
     assert len(used) > MOMENTS, "the runs were killed before they began"
-    # The rest is usable, and by both.
+    # The rest is usable, and by both. A party may have been killed after its mark and before it named the slot.
+    last = max(max(marked(tmp_path, rank)) for rank in range(2))
+    assert last in (max(used), max(used) + 1)
     final = nursery.start(["stored", str(tmp_path), str(10 * SLICE[0])], 2)
     assert [party.wait() for party in final] == [0, 0], [party.err.read_text() for party in final]
     rest = [handed_out(party) for party in final]
-    assert {min(slots) for slots in rest} == {max(used) + 1} and {len(slots) for slots in rest} == {10}
+    assert {min(slots) for slots in rest} == {last + 1} and {len(slots) for slots in rest} == {10}
     with torch.no_grad():
         expected = net()(rows(10 * SLICE[0]))
     assert float((torch.tensor(json.loads(final[0].out.read_text().splitlines()[-1])) - expected).abs().max()) < 0.02
