@@ -23,8 +23,10 @@ demo: $(NATIVE)  ## private inference between two local parties
 test: $(NATIVE)  ## run the tests, but for those marked slow: about eight minutes on two cores, which three workers keep busy
 	@PYTHONDONTWRITEBYTECODE= $(VENV) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"; status=$$?; echo $$status > build/.tested; exit $$status
 
+# All take an hour and a half, and longer on an old processor: TESTS="tests/mpc tests/he" runs a part of them.
+TESTS ?= tests
 test-slow: $(NATIVE)  ## run the tests marked slow
-	@$(VENV) -m pytest -q -n 3 --dist load -m slow
+	@$(VENV) -m pytest -q -n 3 --dist load -m slow $(TESTS)
 
 test-all: test test-slow  ## run all tests
 
