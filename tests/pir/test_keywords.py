@@ -62,7 +62,7 @@ def test_every_keyword_has_its_row_and_no_other_has_one(dtype: str, decoder: str
 
 
 def test_a_table_is_filled_to_its_load() -> None:
-    """Of 20 seeds none fails; a table beyond the threshold of cuckoo hashing is refused, and does not hang."""
+    """Twenty seeds succeed; a table beyond the threshold of cuckoo hashing is refused, and does not hang."""
     words = [b"%d" % number for number in range(3000)]
     for number in range(20):
         table = KeywordTable(words, torch.zeros(3000, 1), seed=number.to_bytes(16, "big"))
