@@ -10,7 +10,6 @@ import os
 import sys
 
 import torch
-import torch.distributed as dist
 
 import hummingbird
 from hummingbird.commands.party import run_party
@@ -36,7 +35,7 @@ def main() -> None:
     StoreDealer.mark = told  # type: ignore[method-assign]
     session = hummingbird.init(timeout=HANG, lanes=lanes, store=sys.argv[2] or None)
     if lanes > 1:
-        dist.barrier()  # so that every lane is where it can say why it is stopped
+        session.gathering.arrive()  # so that every lane is where it can say why it is stopped
     private, x = hummingbird.convert_model(net(), WINDOW, protocol="gmw"), rows(SLICE[0])
     while True:
         out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
