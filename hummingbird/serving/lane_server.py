@@ -258,7 +258,8 @@ class LaneServer:
                 connection, _ = server.accept()
             except TimeoutError:
                 check()
-                why = self._session.failure()
+                links = self._session.links
+                why = self._session.failure() or (links.channel.loss() if links else None)
                 if why or time.monotonic() > deadline:
                     names = " and ".join(self._name(lane) for lane in sorted(missing))
                     what = f"{names} did not join" + (f", after a failure: {why}" if why else "")

@@ -235,7 +235,7 @@ class Tally:
                     hint="a lane may take that long for a slice of images: give smaller ones",
                 )
             if now - looked > _LOOK:
-                if why := self._failure():
+                if why := self._failure() or _left(self._place, self._links):
                     what = f"{waits} did not come to the end, after a failure: {why}"
                     raise PeerError(what, where=self._place.name, hint="its own output says why")
                 looked = now
@@ -289,7 +289,7 @@ class Gathering:
             _asked(self.place, self.links, lambda: store.set(what, text))
         while not _asked(self.place, self.links, lambda: store.check([what])):
             now = time.monotonic()
-            why = self.failure() if now - looked > _LOOK else None
+            why = self.failure() or _left(self.place, self.links) if now - looked > _LOOK else None
             if why or now - since > PATIENCE:
                 ended = f"lane 0 of this party did not tell its {what}"
                 ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
@@ -362,6 +362,11 @@ class LaneMeter:
     rows: tuple[MeterRow, ...] = field(
         records.many(records.through(records.anything(), lambda row: MeterRow(**row), asdict), 1 << 20)
     )
+
+
+def _left(place: LanePosition, links: LaneLinks | None) -> str:
+    """Return a sentence if lane 0 has closed its connection to this lane, which it does last or after a failure."""
+    return links.channel.loss() if links is not None and place.lane else ""
 
 
 def _asked(place: LanePosition, links: LaneLinks | None, question: Callable[[], _T]) -> _T:

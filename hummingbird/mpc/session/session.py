@@ -240,6 +240,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the dealer, which takes 2 seconds at most, and close the channel to the other parties."""
+        self.links = None  # with the last reference lane 0's store ends, and other lanes stop waiting
         # In a thread: gRPC waits without limit for a call that a signal (Ctrl-C, SIGTERM) has interrupted by an
         # exception.
         leaving = threading.Thread(target=self.dealer.close, daemon=True)
