@@ -30,7 +30,7 @@ from hummingbird.pir.client import Client
 from hummingbird.pir.table import DTYPES, SEGMENTS, Facts, Source
 from hummingbird.pir.table_server import TableServer
 from hummingbird.pir.updating import Updater
-from hummingbird.prg import Stream, derive, new_seed
+from hummingbird.prg import SEED_BYTES, Stream, derive, new_seed
 
 LOAD = 0.88  # largest share of positions that hold a row
 TAG_BYTES = 8
@@ -108,25 +108,19 @@ class KeywordTable:
     (tensor([3., 4.]), None)
     """
 
-    _sent: tuple[list[int], bytes] | None  # the last change that was sent: it may have reached the servers
-
     def __init__(
         self, keywords: Sequence[Keyword], rows: Tensor, *, room: int | None = None, seed: bytes | None = None
     ) -> None:
         words = _encoded(keywords, _WHERE)
-        room = max(1, len(words)) if room is None else room
         if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(words):
             got = f"rows {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise InputError(f"{got} for {len(words)} keywords", where=_WHERE, hint="a tensor (keywords, dim)")
-        if type(room) is not int or room < len(words):
-            raise InputError(f"room for {room!r} of {len(words)} keywords", where=_WHERE, hint="as many, or more")
-        self._number = {word: number for number, word in enumerate(words)}
-        if len(self._number) != len(words):
-            first = next(number for number, word in enumerate(words) if self._number[word] != number)
-            what = f"keyword {first} stands again as number {self._number[words[first]]}"
-            raise InputError(what, where=_WHERE, hint="each keyword has one row")
-        self.room, self._words = room, dict(enumerate(words))
-        self._next, self._sent = len(words), None
+        if str(rows.dtype).removeprefix("torch.") not in DTYPES or rows.layout != torch.strided or rows.is_meta:
+            what = f"rows of {rows.dtype}, {rows.layout}, on {rows.device}"
+            raise InputError(what, where=_WHERE, hint=f"a dense tensor that has data; types: {', '.join(DTYPES)}")
+        if seed is not None and (not isinstance(seed, bytes) or len(seed) != SEED_BYTES):
+            raise InputError("a seed of another size", where=_WHERE, hint=f"{SEED_BYTES} bytes, or leave it out")
+        room = self._begin(words, max(1, len(words)) if room is None else room)
         segment = math.ceil(room / (SEGMENTS * LOAD))
         for _ in range(_SEEDS if seed is None else 1):
             own = new_seed() if seed is None else seed
@@ -154,12 +148,9 @@ class KeywordTable:
         if not source.facts.keywords or source.facts.table_id:
             what = "a signed table" if source.facts.table_id else "a table whose rows are looked up by number"
             raise InputError(what, where=_WHERE, hint="the plain table that KeywordTable made and `save` wrote")
-        words = _encoded(keywords, _WHERE)
         self = cls.__new__(cls)
-        self.source, self._words = source, dict(enumerate(words))
-        self._number = {word: number for number, word in enumerate(words)}
-        self.room = int(LOAD * source.facts.rows) if room is None else room
-        self._next, self._sent = len(words), None
+        self.source = source
+        self._begin(_encoded(keywords, _WHERE), int(LOAD * source.facts.rows) if room is None else room)
         self._held = np.full(source.facts.rows, -1)
         stored = source.records[:, :TAG_BYTES].copy().view("<u8").reshape(-1)
         for word, number in self._number.items():
@@ -174,6 +165,19 @@ class KeywordTable:
             what = f"the table has {others} keywords that are not among these"
             raise AgreementError(what, where=_WHERE, hint="give the keywords that are in it now")
         return self
+
+    def _begin(self, words: list[bytes], room: int) -> int:
+        """Number the keywords of a new table; return its room. Raises InputError for equal ones, and little room."""
+        self._number, self._words = {word: number for number, word in enumerate(words)}, dict(enumerate(words))
+        self.room, self._next = room, len(words)
+        if len(self._number) != len(words):
+            first = next(number for number, word in enumerate(words) if self._number[word] != number)
+            what = f"keyword {first} stands again as number {self._number[words[first]]}"
+            raise InputError(what, where=_WHERE, hint="each keyword has one row")
+        if type(room) is not int or room < max(1, len(words)):
+            what = f"room for {room!r} of {len(words)} keywords"
+            raise InputError(what, where=_WHERE, hint="a whole number, at least 1, and as many as there are keywords")
+        return room
 
     def __len__(self) -> int:
         return len(self._number)
@@ -256,26 +260,36 @@ class KeywordTable:
     def _send(self, places: list[int], values: Tensor, servers: Updater | None) -> None:
         """Change records at the servers, and then in this table, whose version becomes that of the servers.
 
-        Raises AgreementError unless the servers have this table with the same updates; or with this one more, which
-        reached them although `Updater.update` failed.
+        Raises AgreementError unless the servers have this table with the same updates; or with one more, this change,
+        which reached them although `Updater.update` failed.
         """
         source, width = self.source, self.source.facts.row_bytes
-        octets = values.contiguous().view(torch.uint8).reshape(len(places), width).numpy()
+        octets, indices = values.contiguous().view(torch.uint8).reshape(len(places), width), torch.tensor(places)
         if servers is not None:
-            facts, at, change = servers.facts, servers.describe()[0].state.version, (places, octets.tobytes())
+            facts, (zero, one) = servers.facts, (description.state for description in servers.describe())
             if (facts.keywords, facts.rows) != (source.facts.keywords, source.facts.rows):
-                raise AgreementError(
-                    "the servers have another table", where=_WHERE, hint="KeywordTable.open opens theirs"
-                )
-            if at != source.version and (at != source.version + 1 or change != self._sent):
-                what = f"the servers' table has had {at} updates, this one {source.version}"
+                hint = "KeywordTable.open takes the table that they serve"
+                raise AgreementError("the servers have another table", where=_WHERE, hint=hint)
+            if zero != one:
+                hint = "Updater.bring_up sends each the updates that it lacks"
+                raise AgreementError("the two servers' tables differ", where=_WHERE, hint=hint)
+            if zero.version == source.version:
+                zero = servers.update(indices, values)
+            elif zero.version != source.version + 1 or not _was_made(servers, source.version, indices, octets):
+                what = f"the servers' table has had {zero.version} updates, this one {source.version}"
                 hint = "open the table that was saved after the last of them; its rows would come back otherwise"
                 raise AgreementError(what, where=_WHERE, hint=hint)
-            if at == source.version:
-                self._sent = change
-                at = servers.update(torch.tensor(places), values).version
-            self.source = replace(source, version=at)
-        source.records[places, :width] = octets
+            self.source = replace(source, version=zero.version)
+        source.records[places, :width] = octets.numpy()
+
+
+def _was_made(servers: Updater, version: int, indices: Tensor, octets: Tensor) -> bool:
+    """Return whether the servers' update of a version was this change; False if they keep no journal."""
+    try:
+        before, records = servers.past(version)
+    except InputError:
+        return False
+    return torch.equal(before, indices) and torch.equal(records, octets)
 
 
 def _tag_words(dtype: torch.dtype) -> int:

@@ -82,20 +82,32 @@ class Updater:
         first, last = sorted((zero.version, one.version))
         ahead, behind = self.links if zero.version > one.version else self.links[::-1]
         for version in range(first, last):
-            message = ahead.begin(pack_version(version), "PastUpdate")()
-            try:
-                update = unpack_update(message, self.facts)
-                check_update(self._key, self.facts, update)
-            except InputError as error:
-                raise PeerError(f"update {version} is not the owner's: {error.what}", where=ahead.name) from None
-            if update[0].version != version:
-                raise PeerError(f"asked for update {version}, got update {update[0].version}", where=ahead.name)
-            behind.begin(message, "Update")()
+            behind.begin(self._past(ahead, version)[0], "Update")()
             progress(1)
         zero, one = (description.state for description in self.describe())
         if zero != one:
             raise disagreement(self.links, "contents", zero, one)
         return last - first
+
+    def past(self, version: int) -> tuple[Tensor, Tensor]:
+        """Return what the update of the table's version `version` changed, as party 0's server keeps it in its journal.
+
+        These are the numbers of the rows, int64 (n,), and their bytes, uint8 (n, row_bytes), without signatures. Raises
+        InputError if the journal does not have it, PeerError if it is not the owner's.
+        """
+        _, (_, indices, records, _) = self._past(self.links[0], version)
+        return indices, records[:, : self.facts.row_bytes]
+
+    def _past(self, link: TableServer, version: int) -> tuple[bytes, tuple[State, Tensor, Tensor, bytes]]:
+        message = link.begin(pack_version(version), "PastUpdate")()
+        try:
+            update = unpack_update(message, self.facts)
+            check_update(self._key, self.facts, update)
+        except InputError as error:
+            raise PeerError(f"update {version} is not the owner's: {error.what}", where=link.name) from None
+        if update[0].version != version:
+            raise PeerError(f"asked for update {version}, got update {update[0].version}", where=link.name)
+        return message, update
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
         """Raise InputError unless `rows` can replace the table's rows with the numbers `indices`.

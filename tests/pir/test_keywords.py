@@ -165,10 +165,12 @@ def test_an_old_copy_does_not_bring_old_rows_back(tmp_path: Path) -> None:
         assert torch.equal(client[WORDS[0]], ROWS[1]) and torch.equal(client["more"], ROWS[2])  # type: ignore[arg-type]
 
 
-def test_a_change_whose_answer_was_lost_is_made_again() -> None:
+def test_a_change_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
     """Both servers have it, and the owner does not know: the same change goes on, another one does not."""
     owner, table = Owner(), made(room=600)
-    servers = local_servers(table.source, owner=owner.public)
+    servers = [
+        Server(table.source, party, owner=owner.public, journal=tmp_path / f"{party}.journal") for party in range(2)
+    ]
     with Updater(owner, servers) as updater:
         send = updater.update
 
@@ -182,6 +184,8 @@ def test_a_change_whose_answer_was_lost_is_made_again() -> None:
         updater.update = send  # type: ignore[method-assign]
         with pytest.raises(AgreementError, match="has had 1 updates, this one 0"):
             table.put("other", ROWS[1], updater)
+        with pytest.raises(AgreementError, match="has had 1 updates, this one 0"):
+            table.put("new", ROWS[2], updater)  # another row
         table.put("new", ROWS[0], updater)
         table.put("other", ROWS[1], updater)
     with asking(servers) as client:
@@ -232,8 +236,18 @@ def test_keywords_and_rows_that_do_not_fit() -> None:
     ):
         with pytest.raises(InputError, match=what):
             KeywordTable(words, rows)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="room for 2 of 500 keywords"):
-        made(room=2)
+    for room in (2, 0, True, 1e3):
+        with pytest.raises(InputError, match="room for .* of 500 keywords"):
+            made(room=room)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="room for 0 of 0 keywords"):
+        KeywordTable([], torch.zeros(0, 1), room=0)
+    for rows in (ROWS.to(torch.complex64), ROWS > 0, ROWS.to_sparse(), ROWS.to("meta")):
+        with pytest.raises(InputError, match="rows of torch"):
+            KeywordTable(WORDS, rows)
+    with pytest.raises(InputError, match="a seed of another size"):
+        KeywordTable(WORDS, ROWS, seed=b"x")
+    with pytest.raises(InputError, match="keyword 0 stands again as number 500"):
+        KeywordTable.open(made().source, [*WORDS, WORDS[0]])
     table = made()
     with pytest.raises(InputError, match="the table has room for 500 keywords, which are there") as caught:
         table.put("more", ROWS[0])

@@ -265,7 +265,16 @@ class Gathering:
 
     def tally(self, goals: Sequence[int]) -> Tally:
         """Make a new `Tally`, which counts the work that each lane does. goals: the work of each lane, by lane."""
+        self._check()
         return Tally(self.place, goals, self.failure, self.links)
+
+    def _check(self) -> None:
+        """Raise PeerError if the session has ended: with the links gone, this lane would gather from itself alone."""
+        if self.place.lanes > 1 and self.links is None:
+            what = "the session has ended"
+            raise PeerError(
+                what, where=self.place.name, hint="gather before hummingbird.uninit(), or call init() again"
+            )
 
     def arrive(self, patience: float | None = None) -> None:
         """Wait until all lanes of this party have called this method. patience: seconds; None: `PATIENCE`.
@@ -283,6 +292,7 @@ class Gathering:
         text: lane 0's text; ignored at other lanes.
         Raises PeerError if a lane of any party has failed, or if lane 0 gives no text within `PATIENCE` seconds.
         """
+        self._check()
         since = looked = time.monotonic()
         store = dist.PrefixStore("told", self.links.store if self.links else dist.HashStore())
         if self.place.lane == 0:
@@ -308,6 +318,7 @@ class Gathering:
         if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
             got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, of 1 to 8 dimensions")
+        self._check()
         if self.links is None:
             return [tensor]
         self.arrive()

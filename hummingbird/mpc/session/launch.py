@@ -366,12 +366,14 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
         if is_initialized():
             current().close()
         channel.close()
-        if links is not None:
-            links.channel.close() if error is None else links.channel.abort(reason_of(error))
+        if links is not None and error is not None:
+            links.channel.abort(reason_of(error))
         if notes is not None:  # nothing after this needs the dealer
             _run.leaving = error is not None  # SIGTERM ends the wait for other lanes
             notes.left("" if error is None else reason_of(error))
     finally:
+        if links is not None:
+            links.channel.close()  # at last: other lanes take its end for that of lane 0
         begin(None)
         _run.leaving = error is not None
         crypten_run.stop()

@@ -20,11 +20,11 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.serving.updates import Updates
-from hummingbird.pir.serving.workers import Changes, whole_only
+from hummingbird.pir.serving.workers import InProcess, whole_only
 from hummingbird.pir.table import Source, State, leaf_digests
 
 
-class Buckets:
+class Buckets(InProcess):
     """The buckets of a batch code in memory, ready to answer keys; a `BucketServer` uses them as its `workers.Shard`.
 
     code: the batch code. records: the records in each bucket, uint8 (buckets, bucket_rows, record_bytes).
@@ -64,16 +64,6 @@ class Buckets:
         for bucket in buckets.unique().tolist():
             here = buckets == bucket
             self._tables[bucket].update(inside[here], records[here])
-
-    def check(self) -> bool:
-        """Return True, because buckets have no processes."""
-        return True
-
-    def follow(self, changes: Changes) -> None:
-        """Do nothing, because buckets lose no records."""
-
-    def close(self) -> None:
-        """Do nothing, because buckets only hold memory."""
 
 
 class BucketServer(Server):

@@ -84,7 +84,21 @@ class Shard(Protocol):
         """Free the memory, and end the threads and processes that hold records; may be called twice."""
 
 
-class TableShard:
+class InProcess:
+    """The parts of a `Shard` that need no work where all records are in this process, which loses none."""
+
+    def check(self) -> bool:
+        """Return True, because there are no processes to lose."""
+        return True
+
+    def follow(self, changes: Changes) -> None:
+        """Do nothing, because no records are lost."""
+
+    def close(self) -> None:
+        """Do nothing, because only memory is held."""
+
+
+class TableShard(InProcess):
     """Records `first` to `last` - 1 of a table, in this process; they are zeros before `load`.
 
     source: the table. first: a multiple of 1024. last: None for the end of the table. device: "cpu", "cuda" or
@@ -118,17 +132,8 @@ class TableShard:
         if bool(own.any()):
             self._table.update(indices[own] - self._first, records[own])
 
-    def check(self) -> bool:
-        return True
 
-    def follow(self, changes: Changes) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Split:
+class Split(InProcess):
     """A table that is divided into parts of about equal size, one on each of several devices, which answer in parallel.
 
     source: the table. devices: their names, such as "cuda:0". Raises InputError if there are more devices than leaves
@@ -155,17 +160,11 @@ class Split:
         for part in self._parts:
             part.write(indices, records)
 
-    def check(self) -> bool:
-        return True
-
-    def follow(self, changes: Changes) -> None:
-        pass
-
     def close(self) -> None:
         self._pool.shutdown()
 
 
-class Segments:
+class Segments(InProcess):
     """The segments of a table by keyword, in this process on the CPU: a query has a key for each, in turns.
 
     source: the table.
@@ -198,15 +197,6 @@ class Segments:
 
     def write(self, indices: Tensor, records: Tensor) -> None:
         self._each(indices, records)
-
-    def check(self) -> bool:
-        return True
-
-    def follow(self, changes: Changes) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def opened(source: Source, device: str) -> Shard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -38,6 +39,18 @@ def test_one_lane_gathers_its_own(single: Session) -> None:
     with meter() as m:
         pass
     assert single.gather_meter(m) is m
+
+
+def test_nothing_is_gathered_after_the_end(single: Session) -> None:
+    """A lane of several would take its own rows for those of all."""
+    ended = dataclasses.replace(single, lanes=2)
+    for gather in (
+        lambda: ended.gather(torch.ones(1, 1)),
+        lambda: ended.gathering.tally([1, 1]),
+        lambda: ended.gathering.told("x"),
+    ):
+        with pytest.raises(PeerError, match="the session has ended"):
+            gather()
 
 
 WRONG = [None, [1.0], torch.zeros(2, dtype=torch.complex64), torch.zeros([1] * 9), torch.tensor(1)]
