@@ -153,8 +153,18 @@ def header(rows: int, prf: int) -> bytes:
 # `gf2p8affineqb` (GFNI) or `pshufb` on x86; sums, and XOR on other processors, select among the 16 sums of every four
 # rows (V. Arlazarov et al., On economical construction of the transitive closure of a directed graph, 1970). Keys are
 # expanded a few leaves at a time, so that bits and rows stay in the cache.
+#
+# The bit-sliced layout, which files of tables have too: bit i of byte b of a group's vector v is bit b % 8 of byte
+# 8 v + b // 8 of the group's row i. A group is eight rows, a vector 64 bytes; a tile is up to four vectors, side by
+# side for each group; a block is the tiles of up to 128 groups, one after the other. The number of groups is even, and
+# rows have a multiple of eight bytes: the rest is zeros.
 
 WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def sliced_bytes(rows: int, row_bytes: int) -> int:
+    """Return the size in bytes of a table in the bit-sliced layout."""
+    return -(-rows // 16) * 16 * -(-row_bytes // 8) * 8
 
 
 class RowStore(ABC):
@@ -166,7 +176,7 @@ class RowStore(ABC):
     nbytes: int
 
     @abstractmethod
-    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None: ...
+    def __init__(self, rows: int, row_bytes: int, device: torch.device, sliced: Tensor | None = None) -> None: ...
 
     @abstractmethod
     def write(self, start: int, data: Tensor) -> None:
@@ -194,6 +204,18 @@ class RowStore(ABC):
         bits: uint8 (B, ceil(rows / 8)), packed. width: bits of the words that are summed; 0: XOR.
         """
 
+    def read(self, index: Tensor) -> Tensor:
+        """Return single rows by their numbers, int64 (n,): uint8 (n, row_bytes). Only a store on the CPU has this."""
+        raise NotImplementedError
+
+    def read_range(self, start: int, count: int) -> Tensor:
+        """Return `count` consecutive rows from row `start` on: uint8 (count, row_bytes). Only on the CPU."""
+        raise NotImplementedError
+
+    def sliced(self) -> Tensor:
+        """Return the rows in the bit-sliced layout, uint8 (sliced_bytes,). Only on the CPU."""
+        raise NotImplementedError
+
     def accept(self, keys: Tensor, width: int) -> None:  # noqa: B027 - most take all
         """Raise InputError if this implementation cannot answer these keys, or not with this width.
 
@@ -215,22 +237,26 @@ class Table:
     rows: how many, 1 to 2^40. row_bytes: bytes of a row, at least 1. device: "cpu", where a row takes ceil(row_bytes /
     8) * 8 bytes, and there is memory for a multiple of 16 rows; or "cuda", "cuda:1", where a row takes row_bytes bytes,
     and only sums by ChaCha12 keys are supported. Keys, rows and answers are on the CPU. All instruction sets use the
-    same layout. Several threads may read at the same time while none writes. All methods raise InputError for wrong
-    shapes, types and ranges; the constructor also for a device that is not there, and EnvironmentProblem if memory is
-    short.
+    same layout. sliced: the rows in this layout, uint8 (sliced_bytes,), for a table on the CPU: the C++ kernels use
+    this memory itself, so it may be a mapped file. Several threads may read at the same time while none writes. All
+    methods raise InputError for wrong shapes, types and ranges; the constructor also for a device that is not there,
+    and EnvironmentProblem if memory is short.
 
         table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
         select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
     """
 
-    def __init__(self, rows: int, row_bytes: int, device: str = "cpu") -> None:
+    def __init__(self, rows: int, row_bytes: int, device: str = "cpu", *, sliced: Tensor | None = None) -> None:
         where = "kernels.rows.Table"
         if not isinstance(rows, int) or not 1 <= rows <= MOST_ROWS:
             raise InputError(f"expected 1 to 2^40 rows, got {rows}", where=f"{where}(rows)")
         if not isinstance(row_bytes, int) or row_bytes < 1:
             raise InputError(f"expected rows of at least one byte, got {row_bytes}", where=f"{where}(row_bytes)")
         self.rows, self.row_bytes = rows, row_bytes
-        self._store = _store_on(device, rows, row_bytes)
+        if sliced is not None and (sliced.dtype != torch.uint8 or sliced.shape != (sliced_bytes(rows, row_bytes),)):
+            message = f"expected uint8 ({sliced_bytes(rows, row_bytes)},), got {sliced.dtype} {tuple(sliced.shape)}"
+            raise InputError(message, where=f"{where}(sliced)")
+        self._store = _store_on(device, rows, row_bytes, sliced)
 
     @classmethod
     def prepare(cls, data: Tensor) -> Table:
@@ -258,6 +284,24 @@ class Table:
             raise InputError(message, where=f"{where}(start)")
         self._store.write(start, data.contiguous())
 
+    def read(self, index: Tensor) -> Tensor:
+        """Return single rows of a table on the CPU by their numbers, int64 (n,): uint8 (n, row_bytes)."""
+        self._check_index(index, "kernels.rows.Table.read(index)")
+        return self._store.read(index.contiguous())
+
+    def read_range(self, start: int, count: int) -> Tensor:
+        """Return consecutive rows of a table on the CPU, `start` to `start + count - 1`: uint8 (count, row_bytes)."""
+        if not 0 <= start <= start + count <= self.rows:
+            message = f"rows {start} to {start + count} of a table of {self.rows}"
+            raise InputError(message, where="kernels.rows.Table.read_range")
+        return self._store.read_range(start, count)
+
+    def sliced(self) -> Tensor:
+        """Return the rows of a table on the CPU in the bit-sliced layout, uint8 (sliced_bytes,), which may share its
+        memory.
+        """
+        return self._store.sliced()
+
     def update(self, index: Tensor, rows: Tensor) -> None:
         """Replace single rows: row index[i] becomes rows[i].
 
@@ -266,11 +310,7 @@ class Table:
         """
         where = "kernels.rows.Table.update"
         self._check_rows(rows, f"{where}(rows)")
-        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(rows),) or index.is_cuda:
-            raise InputError(f"expected indices int64 ({len(rows)},) on the CPU", where=f"{where}(index)")
-        if len(rows) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
-            hint = f"they go from 0 to {self.rows - 1}"
-            raise InputError("an index is outside the table", where=f"{where}(index)", hint=hint)
+        self._check_index(index, f"{where}(index)", len(rows))
         self._store.replace(index.contiguous(), rows.contiguous())
 
     def accept(self, keys: Tensor, width: int) -> None:
@@ -316,16 +356,24 @@ class Table:
             hint = "rows of other types: x.view(torch.uint8)"
             raise InputError(f"expected uint8 (n, {self.row_bytes}) on the CPU, got {got}", where=where, hint=hint)
 
+    def _check_index(self, index: Tensor, where: str, count: int | None = None) -> None:
+        flat = isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1 and not index.is_cuda
+        if not flat or (count is not None and len(index) != count):
+            raise InputError(f"expected indices int64 ({'n' if count is None else count},) on the CPU", where=where)
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
+            hint = f"they go from 0 to {self.rows - 1}"
+            raise InputError("an index is outside the table", where=where, hint=hint)
+
     def _check_width(self, width: int, where: str) -> None:
         if width not in WIDTHS or 8 * self.row_bytes % width:
             hint = "8, 16, 32 or 64, and rows of whole words"
             raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
 
 
-def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
-    """Make the memory for a table on a device, all zeros; InputError if the device is not there.
+def _store_on(device: str, rows: int, row_bytes: int, sliced: Tensor | None) -> RowStore:
+    """Make the memory for a table on a device; InputError if the device is not there.
 
-    rows: how many rows. row_bytes: bytes of a row.
+    rows: how many rows. row_bytes: bytes of a row. sliced: the rows in the bit-sliced layout; None: zeros.
     """
     where = "kernels.rows.Table(device)"
     there = find_device(device, where)
@@ -334,7 +382,7 @@ def _store_on(device: str, rows: int, row_bytes: int) -> RowStore:
     except ImportError as error:
         what = f"Triton cannot be imported: {error}"
         raise InputError(what, where=where, hint="cpu serves every decoder and PRF") from None
-    return store(rows, row_bytes, there)
+    return store(rows, row_bytes, there, sliced)
 
 
 def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 19  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 20  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -63,7 +63,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
+    "hb_rows_read": (None, [_pointer, *[_long] * 4, _pointer]),
+    "hb_rows_gather": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
     "hb_rows_answer": (None, [_pointer, *[_long] * 3, _int, _pointer, *[_long] * 3, _int, _pointer]),
+    "hb_keywords_hash": (None, [_pointer, _pointer, _long, _pointer, _int, _pointer]),
+    "hb_keywords_place": (_long, [_pointer, _long, _long, _long, _pointer]),
+    "hb_keywords_find": (None, [_pointer, _long, _long, _pointer, _int, _pointer]),
     "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
     "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
     "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),

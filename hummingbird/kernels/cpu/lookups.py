@@ -60,9 +60,9 @@ class SlicedRows(RowStore):
     Eight rows are a group, which takes 64 bytes for every 8 bytes of a row; the number of groups is even.
     """
 
-    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
+    def __init__(self, rows: int, row_bytes: int, device: torch.device, sliced: Tensor | None = None) -> None:
         self._shape = rows, row_bytes
-        self._data = zeros(-(-rows // 16) * 16 * -(-row_bytes // 8) * 8)
+        self._data = zeros(lookups.sliced_bytes(rows, row_bytes)) if sliced is None else sliced
         self.nbytes = self._data.numel()
 
     def write(self, start: int, data: Tensor) -> None:
@@ -70,6 +70,19 @@ class SlicedRows(RowStore):
 
     def replace(self, index: Tensor, rows: Tensor) -> None:
         handle().hb_rows_update(self._data.data_ptr(), *self._shape, index.data_ptr(), len(rows), rows.data_ptr())
+
+    def read(self, index: Tensor) -> Tensor:
+        out = torch.empty((len(index), self._shape[1]), dtype=torch.uint8)
+        handle().hb_rows_gather(self._data.data_ptr(), *self._shape, index.data_ptr(), len(index), out.data_ptr())
+        return out
+
+    def read_range(self, start: int, count: int) -> Tensor:
+        out = torch.empty((count, self._shape[1]), dtype=torch.uint8)
+        handle().hb_rows_read(self._data.data_ptr(), *self._shape, start, count, out.data_ptr())
+        return out
+
+    def sliced(self) -> Tensor:
+        return self._data
 
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
         return _answer([self], keys[None], width, leaf)[0]

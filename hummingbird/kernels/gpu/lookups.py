@@ -246,7 +246,8 @@ class SignedRows(RowStore):
     Keys, rows to write and answers are on the CPU.
     """
 
-    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
+    def __init__(self, rows: int, row_bytes: int, device: torch.device, sliced: Tensor | None = None) -> None:
+        assert sliced is None, "the layout of CPUs"
         _check_room(rows * row_bytes + _ROOM, device)
         # `prepare` of zeros.
         self._data = torch.full((rows, row_bytes), -128, dtype=torch.int8, device=device)

@@ -235,8 +235,10 @@ _PIECE = 4096  # rows at a time: sums of 4096 < 2^24 bits are exact in float32
 class PlainRows(RowStore):
     """The rows of a lookup table as plain bytes, one row after the other."""
 
-    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
-        self._data = zeros(rows * row_bytes).view(rows, row_bytes)
+    def __init__(self, rows: int, row_bytes: int, device: torch.device, sliced: Tensor | None = None) -> None:
+        self._data = (
+            zeros(rows * row_bytes).view(rows, row_bytes) if sliced is None else joined(sliced, rows, row_bytes)
+        )
         self.nbytes = self._data.numel()
 
     def write(self, start: int, data: Tensor) -> None:
@@ -246,11 +248,55 @@ class PlainRows(RowStore):
         for at, row in zip(index.tolist(), rows, strict=True):
             self._data[at] = row
 
+    def read(self, index: Tensor) -> Tensor:
+        return self._data[index]
+
+    def read_range(self, start: int, count: int) -> Tensor:
+        return self._data[start : start + count]
+
+    def sliced(self) -> Tensor:
+        return sliced(self._data)
+
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
         return self.select(expand(keys, leaf, leaves_of(len(self._data))), width)
 
     def select(self, bits: Tensor, width: int) -> Tensor:
         return select(bits, self._data, width)
+
+
+_GROUPS, _TILE = LEAF_BYTES, 4  # most groups of a block, most vectors of a tile
+
+
+def _blocks(rows: int) -> list[tuple[int, int]]:
+    """Return the first group of each block of a sliced table, and the number of its groups."""
+    groups = -(-rows // 16) * 2
+    return [(first, min(_GROUPS, groups - first)) for first in range(0, groups, _GROUPS)]
+
+
+def sliced(data: Tensor) -> Tensor:
+    """Put rows, uint8 (rows, row_bytes), into the bit-sliced layout (kernels/lookups.py): uint8 (sliced_bytes,)."""
+    rows, row_bytes = data.shape
+    padded = torch.zeros((-(-rows // 16) * 16, -(-row_bytes // 8) * 8), dtype=torch.uint8)
+    padded[:rows, :row_bytes] = data
+    out = []
+    for first, groups in _blocks(rows):
+        bits = _unpack(padded[8 * first : 8 * (first + groups)]).view(groups, 8, -1, 64)
+        vectors = (bits << torch.arange(8, dtype=torch.uint8)[:, None, None]).sum(1, dtype=torch.uint8)
+        out += [tile.flatten() for tile in vectors.split(_TILE, 1)]
+    return torch.cat(out)
+
+
+def joined(sliced: Tensor, rows: int, row_bytes: int) -> Tensor:
+    """Return the rows, uint8 (rows, row_bytes), of a table in the bit-sliced layout."""
+    out, width, at = [], -(-row_bytes // 8), 0
+    for _, groups in _blocks(rows):
+        sizes = [64 * groups * min(_TILE, width - tile) for tile in range(0, width, _TILE)]
+        tiles = [part.view(groups, -1, 64) for part in sliced[at : at + sum(sizes)].split(sizes)]
+        bits = (torch.cat(tiles, 1)[:, None] >> torch.arange(8, dtype=torch.uint8)[:, None, None]) & 1
+        octets = (bits.view(8 * groups, 8 * width, 8) << torch.arange(8, dtype=torch.uint8)).sum(2, dtype=torch.uint8)
+        out.append(octets)
+        at += sum(sizes)
+    return torch.cat(out)[:rows, :row_bytes].contiguous()
 
 
 def select(bits: Tensor, data: Tensor, width: int) -> Tensor:

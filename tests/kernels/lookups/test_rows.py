@@ -12,6 +12,7 @@ from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels import lookups
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.lookups import PRFS, WIDTHS, Table, select_sum, select_xor
+from hummingbird.kernels.reference.lookups import joined, sliced
 from hummingbird.kernels.reference.lookups import select as select_rows
 from hummingbird.pir.dpf import generate
 from tests.support.covering import every
@@ -299,3 +300,50 @@ def test_a_table_beyond_all_memory_is_an_error() -> None:
         Table(1 << 40, 1 << 20)
     with pytest.raises(EnvironmentProblem, match="no memory"):
         Table(1 << 40, 1 << 40)
+
+
+# Rows that are read back, and the layout ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 17, 1000, 1024, 1025, 2064])
+def test_rows_come_back_and_the_layout_is_the_definition(path: str, count: int) -> None:
+    for row_bytes in (1, 8, 40, 63, 64, 65, 200):
+        data = randoms(count, row_bytes)
+        table, index = Table.prepare(data), torch.randint(0, count, (50,))
+        assert torch.equal(table.read(index), data[index])
+        for start, size in ((0, count), (count // 3, count - count // 3), (count // 2, min(5, count - count // 2))):
+            assert torch.equal(table.read_range(start, size), data[start : start + size])
+        layout = table.sliced()
+        assert torch.equal(layout, sliced(data)) and torch.equal(joined(layout, count, row_bytes), data)
+        again = Table(count, row_bytes, sliced=layout.clone())
+        bits = randoms(5, (count + 7) // 8)
+        assert torch.equal(select_xor(bits, again), select_xor(bits, table))
+
+
+def test_the_definition_of_the_layout_by_pythons_integers() -> None:
+    """Byte by byte, as the page before `WIDTHS` has it."""
+    rows, row_bytes = 1100, 44
+    data, out = randoms(rows, row_bytes), []
+    values = data.tolist() + [[0] * 48] * 4
+    vectors, groups = 6, 138
+    for block in range(0, groups, 128):
+        for tile in range(0, vectors, 4):
+            for group in range(block, min(groups, block + 128)):
+                for vector in range(tile, min(vectors, tile + 4)):
+                    for place in range(64):
+                        at = 8 * vector + place // 8
+                        octets = [row[at] if at < len(row) else 0 for row in values[8 * group : 8 * group + 8]]
+                        out.append(sum((octet >> place % 8 & 1) << i for i, octet in enumerate(octets)))
+    assert sliced(data).tolist() == out
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    table = Table.prepare(randoms(10, 4))
+    with pytest.raises(InputError, match="outside the table"):
+        table.read(torch.tensor([10]))
+    with pytest.raises(InputError, match=r"expected indices int64 \(n,\)"):
+        table.read(torch.tensor([1.0]))
+    with pytest.raises(InputError, match="rows 5 to 11 of a table of 10"):
+        table.read_range(5, 6)
+    with pytest.raises(InputError, match=r"expected uint8 \(128,\), got torch.uint8 \(64,\)"):
+        Table(10, 4, sliced=randoms(64))

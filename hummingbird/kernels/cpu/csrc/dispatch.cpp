@@ -47,7 +47,7 @@ const bool has_aes = has_bit(1, 25), has_vaes = has_aes && has_bit(7, 9);
 const bool has_ifma = has_bit(7, 21, true);
 
 // Increased whenever a signature of the library changes; Python refuses a library with another number.
-API int hb_abi() { return 19; }
+API int hb_abi() { return 20; }
 
 API int hb_isa() { return current_isa; }
 

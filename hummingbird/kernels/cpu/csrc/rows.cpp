@@ -32,6 +32,22 @@ BODY void write(Portable, uint64_t* table, Shape s, int64_t first, int64_t last,
         }
 }
 
+// The same rows back from groups first to last; `rows` are wanted.
+BODY void read(Portable, const uint64_t* table, Shape s, int64_t first, int64_t last, int64_t rows, uint8_t* data) {
+    for (int64_t group = first; group < last; group++, data += 8 * s.row_bytes, rows -= 8)
+        for (int64_t at = 0; at < s.row_bytes; at += 64) {
+            const size_t size = size_t(least(64, s.row_bytes - at));
+            Eight row[8] = {};
+            for (int64_t v = at / 8; v < least(at / 8 + 8, s.vectors()); v++) {
+                const uint64_t* const in = table + 8 * (s.line(group / kGroups, v / kWide, group % kGroups) + v % kWide);
+                for (int j = 0; j < 8; j++) row[j][v % 8] = in[j];
+            }
+            for (int j = 0; j < 8; j++) turn(row[j]);
+            exchange(row);
+            for (int64_t i = 0; i < least(8, rows); i++) memcpy(data + i * s.row_bytes + at, &row[i], size);
+        }
+}
+
 // One row: one bit of each of 8 row_bytes bytes.
 void put(uint64_t* table, const Shape& s, int64_t index, const uint8_t* data) {
     const int64_t group = index / 8, shift = index % 8;
@@ -41,6 +57,17 @@ void put(uint64_t* table, const Shape& s, int64_t index, const uint8_t* data) {
         uint64_t bits = data[at];
         turn(bits);  // bit c to byte c
         word = (word & ~(uint64_t(0x0101010101010101) << shift)) | bits << shift;
+    }
+}
+
+void take(const uint64_t* table, const Shape& s, int64_t index, uint8_t* data) {
+    const int64_t group = index / 8, shift = index % 8;
+    for (int64_t at = 0; at < s.row_bytes; at++) {
+        const int64_t v = at / 8;
+        uint64_t bits = table[8 * (s.line(group / kGroups, v / kWide, group % kGroups) + v % kWide) + at % 8] >> shift;
+        bits &= 0x0101010101010101;
+        turn(bits);  // bit 0 of byte c to bit c
+        data[at] = uint8_t(bits);
     }
 }
 
@@ -98,6 +125,23 @@ API void hb_rows_write(uint64_t* table, int64_t rows, int64_t row_bytes, int64_t
         if (first < last && i == 8 * first) i = least(end, 8 * last);
         if (i < end) put(table, s, i, data + (i - start) * row_bytes);
     }
+}
+
+// The rows start to start + count of the table, into data.
+API void hb_rows_read(const uint64_t* table, int64_t rows, int64_t row_bytes, int64_t start, int64_t count,
+                      uint8_t* data) {
+    const Shape s = {rows, row_bytes};
+    const int64_t end = start + count, first = (start + 7) / 8;
+    for (int64_t i = start; i < least(end, 8 * first); i++) take(table, s, i, data + (i - start) * row_bytes);
+    if (8 * first < end)
+        dispatch(OVERLOADS(read), table, s, first, (end + 7) / 8, end - 8 * first,
+                 data + (8 * first - start) * row_bytes);
+}
+
+API void hb_rows_gather(const uint64_t* table, int64_t rows, int64_t row_bytes, const int64_t* index, int64_t count,
+                        uint8_t* data) {
+    const Shape s = {rows, row_bytes};
+    for (int64_t i = 0; i < count; i++) take(table, s, index[i], data + i * row_bytes);
 }
 
 API void hb_rows_update(uint64_t* table, int64_t rows, int64_t row_bytes, const int64_t* index, int64_t count,
