@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hummingbird import disk, records
 from hummingbird.commands.output import check_writable
 from hummingbird.errors import AgreementError, InputError
+from hummingbird.pir import building
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Owner, read_key
+from hummingbird.pir.keywords import KeywordTable
 from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
 from hummingbird.pir.table_server import ask, connected, disconnect
@@ -39,7 +42,16 @@ _UPDATE = """Change rows at both servers, in order and durably: an acknowledged 
 
 A server that has missed updates first gets them from the other server's journal; so after a failure run the same
 command again. Without --indices and --rows nothing else happens. With a plan, name the servers of the full table: its
-updates reach the hot table and every bucket."""
+updates reach the hot table and every bucket.
+
+Of a table by keyword, give the table's file (--table), and --keywords with --rows, or --remove. Rows are inserted or
+replaced. The file stays as it is: changes since it was written come from the servers' journals."""
+_BUILD = """Make the file of a table that pir-server opens at once, whatever its size.
+
+The rows come from a .parquet, .npy or .safetensors file, which is read a piece at a time.
+
+With --keywords, rows are looked up by a text in place of a number (pir.KeywordClient). Memory: 2 GiB, and 33 bytes for
+each keyword. Parquet needs the extra: pip install 'hummingbird-mpc[parquet]'"""
 _METRICS = "Print the figures of both servers: version, lookups, passes over the table, latency."
 _EXAMPLE = """example:
   python -m hummingbird pir-owner """
@@ -47,6 +59,7 @@ _SERVERS = "--servers pir0.example:7000 pir1.example:7000 \\\n      --tls-cert m
 _EXAMPLES = {
     "keygen": "keygen --key owner.key",
     "sign": "sign --key owner.key --table table.npy --out signed.safetensors",
+    "build": "build --table words.parquet --column vector --keywords word --out words.safetensors",
     "update": f"update --key owner.key --indices indices.npy --rows rows.npy \\\n      {_SERVERS}",
     "metrics": f"metrics {_SERVERS}",
 }
@@ -64,11 +77,27 @@ def add_parser(commands: Any) -> None:
     sign.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
     sign.add_argument("--tensor", metavar="NAME", help="name of the rows in a .safetensors file with several tensors")
     sign.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors", help="the signed table")
+    build = _action(actions, "build", "Make the file of a large table, or of one by keyword.", _BUILD, _build)
+    build.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .parquet, .npy or .safetensors")
+    build.add_argument("--tensor", metavar="NAME", help="name of the rows in a .safetensors file with several tensors")
+    build.add_argument("--column", metavar="NAME", help="name of the column with the rows in a .parquet file")
+    build.add_argument(
+        "--keywords",
+        metavar="NAME",
+        help="a .parquet file's column of keywords; else a text file with one on each line",
+    )
+    build.add_argument(
+        "--room", type=options.count, metavar="N", help="how many keywords there may be later (default: as now)"
+    )
+    build.add_argument("--out", required=True, type=Path, metavar="FILE.safetensors", help="the table")
     update = _action(actions, "update", "Change rows at both servers.", _UPDATE, _update)
     _add_key(update, "the owner's secret key")
     _add_servers(update)
     update.add_argument("--indices", type=Path, metavar="FILE.npy", help="row numbers (n,), each once")
     update.add_argument("--rows", type=Path, metavar="FILE", help="new rows (n, dim): .npy or .safetensors")
+    update.add_argument("--table", type=Path, metavar="FILE.safetensors", help="the table by keyword that they serve")
+    update.add_argument("--keywords", type=Path, metavar="FILE", help="keywords of the new rows, one on each line")
+    update.add_argument("--remove", type=Path, metavar="FILE", help="keywords to remove, one on each line")
     update.add_argument("--plan", type=Path, metavar="FILE", help="the plan that the servers serve")
     metrics = _action(actions, "metrics", "Print the servers' figures.", _METRICS, _metrics)
     _add_servers(metrics)
@@ -145,7 +174,62 @@ def _sign(args: argparse.Namespace) -> int:
     return 0
 
 
+def _build(args: argparse.Namespace) -> int:
+    check_writable(args.out, "--out")
+    if args.out.suffix != ".safetensors":
+        raise InputError(f"{args.out} is no .safetensors file", where="--out", hint="name it so, for pir-server")
+    rows: building.Rows
+    if args.table.suffix == ".parquet":
+        if args.column is None or args.tensor is not None:
+            raise InputError("a .parquet file has columns", where="--column", hint="name the column with the rows")
+        rows = building.ParquetRows(args.table, args.column, args.keywords)
+    else:
+        if args.column is not None:
+            raise InputError(f"{args.table} has no columns", where="--column", hint="only a .parquet file has")
+        rows = building.FileRows(args.table, args.tensor, args.keywords)
+    if args.room is not None and args.keywords is None:
+        raise InputError("a table by number has the rows it has", where="--room", hint="it belongs to --keywords")
+    with _bar(building.reads(rows, args.room), "rows read") as bar:
+        facts = building.build(args.out, rows, room=args.room, progress=bar.update)
+    print(f"{args.out}: {facts.text()}, {args.out.stat().st_size / 1e6:,.1f} MB; {rows.count:,} rows read")
+    return 0
+
+
+def _update_keywords(args: argparse.Namespace) -> int:
+    """Insert, replace and remove rows of a table by keyword."""
+    for name in ("indices", "plan"):
+        if getattr(args, name) is not None:
+            raise InputError("a table by keyword has none", where=f"--{name}", hint="give --keywords and --rows")
+    if (args.keywords is None) != (args.rows is None) or args.table is None:
+        hint = "--table, and --keywords with --rows, or --remove"
+        raise InputError("an option is missing", where="pir-owner update", hint=hint)
+    owner, table = Owner(read_key(args.key)), KeywordTable.open(Source.open(args.table))
+    new, gone = (None if path is None else _words(path) for path in (args.keywords, args.remove))
+    rows = None if args.rows is None else _tensor_of(args.rows)
+    before = len(table)
+    with Updater(owner, args.servers, **_caller(args), timeout=args.timeout) as updater:
+        updater.bring_up()
+        if gone:
+            table.remove(gone, updater)
+        if new is not None and rows is not None:
+            table.put(new, rows, updater)
+        _print_versions(updater, "now")
+    print(f"{len(table):,} keywords, of at most {table.room:,}; the file has {before:,}")
+    return 0
+
+
+def _words(path: Path) -> list[bytes]:
+    """Return the lines of a text file: as `building.FileRows` takes them."""
+    try:
+        with open(path, "rb") as file:
+            return [line.rstrip(b"\r\n") for line in file]
+    except OSError as error:
+        raise InputError(f"cannot read the keywords: {error.strerror}", where=str(path)) from None
+
+
 def _update(args: argparse.Namespace) -> int:
+    if args.table is not None or args.keywords is not None or args.remove is not None:
+        return _update_keywords(args)
     if (args.indices is None) != (args.rows is None):
         raise InputError("--indices and --rows belong together", where="pir-owner update", hint="give both or none")
     owner, new = Owner(read_key(args.key)), None if args.rows is None else _new_rows(args)
@@ -195,13 +279,19 @@ def _metrics(args: argparse.Namespace) -> int:
 
 def _new_rows(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices, int64 (n,), of the rows to change, and the new rows (n, dim), from their files."""
-    indices, source = array_of(args.indices, "--indices"), Source.open(args.rows)
+    indices = array_of(args.indices, "--indices")
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise InputError(f"indices of {indices.dtype}", where="--indices", hint="whole numbers (n,)")
+    return indices.long(), _tensor_of(args.rows)
+
+
+def _tensor_of(path: Path) -> torch.Tensor:
+    """Return the plain rows in a file, (n, dim)."""
+    source = Source.open(path)
     if source.facts.table_id:
         raise InputError("the rows are signed", where="--rows", hint="give plain rows: update signs them")
-    rows = torch.from_numpy(source.records).view(DTYPES[source.facts.dtype])
-    return indices.long(), rows.view(source.facts.rows, source.facts.dim)
+    rows = torch.from_numpy(np.asarray(source.records)).view(DTYPES[source.facts.dtype])
+    return rows.view(source.facts.rows, source.facts.dim)
 
 
 def _whole(facts: Facts, plan: Plan | None) -> Facts:

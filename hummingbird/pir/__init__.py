@@ -7,6 +7,7 @@ table_server    connections to the servers
 messages        formats of messages
 table           tables as servers hold them
 keywords        tables by keyword, a text or bytes in place of a row's number
+building        prepared files of large tables, from Parquet and other files
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
 batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers

@@ -3,19 +3,23 @@
 A record is a row's bytes as torch stores them; in a signed table the proof follows (`integrity`). Files are
 two-dimensional .npy, and .safetensors. Both are mapped into memory, so a table may be larger than the free memory. The
 safetensors header is read here: eight bytes of length, then JSON with names, types, shapes and offsets.
+
+`Source.save` writes a prepared file: the records in the layout that the kernels read (kernels/lookups.py), and the
+digests of all leaves. A server maps it and can answer at once, whatever the size; servers on one host share its pages.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 import os
+import shutil
 import struct
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +29,24 @@ from torch import Tensor, nn
 
 from hummingbird import disk, records
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.lookups import LEAF_ROWS, MOST_ROWS
+from hummingbird.kernels import lookups as kernel
+from hummingbird.kernels.keywords import SEGMENTS
+from hummingbird.kernels.lookups import LEAF_ROWS, MOST_ROWS, leaves_of, sliced_bytes
 from hummingbird.records import field
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
-SEGMENTS = 3  # of a table by keyword, each with one of the positions where a keyword's row can be
 MAX_RECORD = 1 << 20
 _HEADER_LIMIT = 16 << 20
 _NPY = b"\x93NUMPY"
 _DIGEST = 16
+_PIECE = 64 << 20  # bytes of rows at a time, about
 # Errors that parsers raise for damaged bytes, including numpy's, which runs Python's tokenizer.
 _DAMAGED = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, RecursionError),
     *(SyntaxError, tokenize.TokenError),
 )
-_OWN = "hummingbird.pir"  # in a safetensors file's metadata: facts and version of a table written by `save`
+_OWN = "hummingbird.pir"  # in a safetensors file's metadata: facts, version and keywords of a table written by `save`
+_ALIGNED = 64  # bytes, of the records in a prepared file: a line of a processor's cache
 _SAFE = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -142,11 +149,82 @@ class State:
         return State(self.version + 1, _hash(self.digest, digest))
 
 
+class SlicedRecords:
+    """The records of a prepared file, in the bit-sliced layout: rows are read and written like those of an array.
+
+    path, offset: the file, and where the records begin in it. facts: of the table. The file is mapped into memory, and
+    never changed: changed pages are copied.
+    """
+
+    def __init__(self, path: Path, offset: int, facts: Facts) -> None:
+        self.path, self._offset, self._facts = path, offset, facts
+        self._file = open(path, "rb")  # noqa: SIM115 - another file may take its name while this one is in use
+        self.shape = facts.rows, facts.record_bytes
+        self.size = facts.rows * facts.record_bytes
+        self._pieces = [self.table(first, first + facts.domain) for first in self._starts()]
+
+    def again(self) -> SlicedRecords:
+        """Return the records as they are in the file, without changes."""
+        other = copy.copy(self)
+        other._pieces = [self.table(first, first + self._facts.domain) for first in self._starts()]
+        return other
+
+    def _starts(self) -> range:
+        return range(0, self._facts.rows, self._facts.domain)
+
+    def table(self, first: int, last: int) -> kernel.Table:
+        """Map records `first` to `last` - 1 anew, as they are in the file; return them as the kernels use them.
+
+        They lie in one segment of a table by keyword; `first` is a multiple of 1024 from the segment's start on.
+        """
+        size, width, domain = last - first, self._facts.record_bytes, self._facts.domain
+        at = first // domain * sliced_bytes(domain, width) + sliced_bytes(first % domain, width)
+        shape = (sliced_bytes(size, width),)
+        mapped = np.memmap(self._file, np.uint8, "c", offset=self._offset + at, shape=shape)
+        return kernel.Table(size, width, sliced=torch.from_numpy(mapped))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray | list[int]) -> np.ndarray:
+        domain = self._facts.domain
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(self.shape[0])
+            if step == 1:
+                parts = [
+                    piece.read_range(low - number * domain, max(low, min(stop, (number + 1) * domain)) - low).numpy()
+                    for number, piece in enumerate(self._pieces)
+                    if (low := max(start, number * domain)) < (number + 1) * domain
+                ]
+                return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else self[[]]
+            rows = np.arange(start, stop, step)
+        index = np.asarray(rows, np.int64)
+        out = np.empty((len(index), self.shape[1]), np.uint8)
+        for own, piece, within in self._each(index):
+            out[own] = piece.read(within).numpy()
+        return out
+
+    def __setitem__(self, rows: np.ndarray | list[int], records: np.ndarray) -> None:
+        for own, piece, within in self._each(np.asarray(rows, np.int64)):
+            piece.update(within, torch.from_numpy(np.ascontiguousarray(records[own])))
+
+    def _each(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, kernel.Table, Tensor]]:
+        for number, piece in enumerate(self._pieces):
+            own = index // self._facts.domain == number
+            if own.any():
+                yield own, piece, torch.from_numpy(index[own] - number * self._facts.domain)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[:].astype(dtype or np.uint8, copy=False)
+
+
 @dataclass(frozen=True)
 class Source:
     """A table to serve, in memory or as a mapped file.
 
-    facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes).
+    facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes), an array, or the
+    records of a prepared file. digests: of the leaves, as a prepared file has them, while its records are unchanged;
+    None: to be computed. used: number of keywords of a table by keyword.
 
     >>> source = pir.Source.of(table)
     >>> source.save("table.safetensors")
@@ -156,7 +234,9 @@ class Source:
 
     facts: Facts
     version: int
-    records: np.ndarray
+    records: np.ndarray | SlicedRecords
+    digests: tuple[bytes, ...] | None = None
+    used: int = 0
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
@@ -196,18 +276,42 @@ class Source:
         raise InputError("unknown kind of file", where=str(path), hint="tables are .npy or .safetensors files")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a .safetensors file that `open` reads, with records, facts and version, completely or not at all.
+        """Write a prepared file, .safetensors, with records, digests, facts and version, completely or not at all.
 
-        An existing file is replaced at the end, so a table can be saved to the file that it is mapped from.
+        An existing file is replaced at the end, so a table can be saved to the file that it is mapped from. A record
+        takes a multiple of 8 bytes. Raises InputError if the disk is full, or the file cannot be written.
         """
-        entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
-        own = json.dumps({"version": self.version, **records.plain(self.facts)})
-        header = json.dumps({"__metadata__": {_OWN: own}, "records": entry}).encode()
-        header += b" " * (-len(header) % 8)
-        rows = (part.tobytes() for _, part in self.parts(0, self.facts.rows))
-        disk.save(Path(path), chain([struct.pack("<Q", len(header)), header], rows))
+        domain, facts = self.facts.domain, self.facts
+        tables = (
+            kernel.Table.prepare(torch.from_numpy(np.ascontiguousarray(rows)))
+            for first in range(0, facts.rows, domain)
+            for _, rows in self.parts(first, first + domain)
+        )
+        save_prepared(Path(path), facts, self.version, self.used, tables)
 
-    def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
+    def mapped(self, first: int, last: int) -> kernel.Table | None:
+        """Return records `first` to `last` - 1 of an unchanged prepared file as `SlicedRecords.table`, else None."""
+        if self.digests is None or not isinstance(self.records, SlicedRecords):
+            return None
+        return self.records.table(first, last)
+
+    def verify(self, ended: Callable[[], bool] = lambda: False) -> None:
+        """Compare the records of a prepared file with its digests. ended: returns True to stop early.
+
+        Raises InputError, naming the first rows that differ: the file is damaged. Nothing to do for other tables.
+        """
+        if self.digests is None or not isinstance(self.records, SlicedRecords):
+            return
+        own = self.records.again()
+        for start, rows in Source(self.facts, 0, own).parts(0, self.facts.rows):
+            if ended():
+                return
+            for leaf, digest in enumerate(leaf_digests(np.ascontiguousarray(rows)), start // LEAF_ROWS):
+                if digest != self.digests[leaf]:
+                    what = f"rows {leaf * LEAF_ROWS} to {(leaf + 1) * LEAF_ROWS - 1} differ from their digest"
+                    raise InputError(what, where=str(own.path), hint="the file is damaged: copy it again")
+
+    def parts(self, first: int, last: int, size: int = _PIECE) -> Iterator[tuple[int, np.ndarray]]:
         """Yield rows `first` to `last` - 1 in pieces, as pairs: the number of a piece's first row, and the records of
         its rows.
 
@@ -225,6 +329,52 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
     records: uint8 (n, record_bytes), from the beginning of a leaf on.
     """
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
+
+
+def save_prepared(path: Path, facts: Facts, version: int, used: int, tables: Iterable[kernel.Table]) -> None:
+    """Write a prepared file, completely or not at all, in the order of `tables`; an existing file is replaced.
+
+    facts, version, used: as in `Source`. tables: the records, segment after segment, each a part that begins at a
+    multiple of 1024 records of its segment. Raises InputError if the file cannot be written, or the disk has too little
+    room, before it begins.
+    """
+    size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
+    leaves = leaves_of(facts.rows)
+    entries = {"sliced": (0, size, [size]), "digests": (size, size + _DIGEST * leaves, [leaves, _DIGEST])}
+    header = json.dumps(
+        {
+            "__metadata__": {_OWN: json.dumps({"version": version, "used": used, **records.plain(facts)})},
+            **{
+                name: {"dtype": "U8", "shape": shape, "data_offsets": [begin, end]}
+                for name, (begin, end, shape) in entries.items()
+            },
+        }
+    ).encode()
+    header += b" " * (-(8 + len(header)) % _ALIGNED)
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if size + _DIGEST * leaves > free:
+            what = f"{(size + _DIGEST * leaves) / 1e6:,.0f} MB for the table, {free / 1e6:,.0f} MB are free"
+            raise InputError(what, where=str(path), hint="another disk, or fewer rows")
+        disk.save(path, _pieces(header, tables))
+    except OSError as error:
+        raise InputError(f"cannot write the table: {error.strerror or error}", where=str(path)) from None
+
+
+def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
+    """Yield the bytes of a prepared file. header: JSON."""
+    yield struct.pack("<Q", len(header)) + header
+    digests, rest = list[bytes](), np.empty((0, 0), np.uint8)
+    for table in tables:
+        yield table.sliced().numpy().data  # type: ignore[misc]
+        step = max(1, _PIECE // table.row_bytes // LEAF_ROWS) * LEAF_ROWS
+        for start in range(0, table.rows, step):
+            rows = table.read_range(start, min(step, table.rows - start)).numpy()
+            rows = np.concatenate([rest, rows]) if len(rest) else rows
+            whole = len(rows) // LEAF_ROWS * LEAF_ROWS
+            digests += leaf_digests(rows[:whole])
+            rest = rows[whole:]
+    yield b"".join(digests + leaf_digests(rest))
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
@@ -274,7 +424,7 @@ class TensorEntry:
 
 _ENTRIES = records.mapping(records.anything(), 1 << 20, 1 << 16)
 _TEXTS = records.mapping(records.text(_HEADER_LIMIT), 1 << 16, 1 << 16)
-_VERSION = records.whole(0, (1 << 62) - 1)
+_COUNT = records.whole(0, (1 << 62) - 1)
 
 
 def _open_safetensors(path: Path, tensor: str | None) -> Source:
@@ -286,6 +436,8 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
             raise ValueError("its header is cut off")
         header = records.read(file.read(length), _ENTRIES, name="header", most=_HEADER_LIMIT, **how)
     metadata = records.of(header.pop("__metadata__", {}), _TEXTS, name="metadata", **how)
+    if _OWN in metadata and "sliced" in header and tensor is None:
+        return _open_prepared(path, records.read(metadata[_OWN], _ENTRIES, name="metadata", **how), header, 8 + length)
     if tensor is None and len(header) != 1:
         hint = f"name one of: {', '.join(sorted(header))[:300]}"
         raise InputError(f"the file holds {len(header)} tensors", where=str(path), hint=hint)
@@ -305,7 +457,7 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     version = 0
     if _OWN in metadata and name == "records":
         fields = records.read(metadata[_OWN], _ENTRIES, name="metadata", **how)
-        version = records.of(fields.pop("version", None), _VERSION, name="version", **how)
+        version = records.of(fields.pop("version", None), _COUNT, name="version", **how)
         facts = records.of(fields, Facts, name="facts", **how)
         if shape != (facts.rows, facts.record_bytes):
             raise ValueError("its metadata does not fit its records")
@@ -313,3 +465,20 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
         facts = Facts(shape[0], shape[1], str(_SAFE[dtype]).removeprefix("torch."))
     mapped = np.memmap(path, np.uint8, "c", offset=8 + length + begin, shape=(facts.rows, facts.record_bytes))
     return Source(facts, version, mapped)
+
+
+def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], start: int) -> Source:
+    """Open a prepared file. fields: its metadata. header: entries of its tensors. start: where their bytes begin."""
+    how = dict[str, Any](where=str(path), hint="was it copied completely, and written by this release?")
+    version, used = (records.of(fields.pop(name, None), _COUNT, name=name, **how) for name in ("version", "used"))
+    facts = records.of(fields, Facts, name="facts", **how)
+    sliced, stored = (records.of(header.get(name), TensorEntry, name=name, **how) for name in ("sliced", "digests"))
+    size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
+    leaves = leaves_of(facts.rows)
+    shapes = (sliced.shape, stored.shape) == ((size,), (leaves, _DIGEST))
+    fit = sliced.data_offsets == (0, size) and stored.data_offsets == (size, size + leaves * _DIGEST)
+    if not shapes or not fit or start + size + leaves * _DIGEST != path.stat().st_size or start % _ALIGNED:
+        raise ValueError("it is cut off, or its metadata does not fit its records")
+    octets = np.fromfile(path, np.uint8, leaves * _DIGEST, offset=start + size).tobytes()
+    digests = tuple(octets[at : at + _DIGEST] for at in range(0, len(octets), _DIGEST))
+    return Source(facts, version, SlicedRecords(path, start, facts), digests, used)

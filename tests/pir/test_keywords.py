@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.kernels.keywords import SEGMENTS, positions
 from hummingbird.pir import BatchCode, Client, KeywordClient, KeywordTable, Owner, Plan, Source, local_servers
 from hummingbird.pir import keywords as module
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import Service
-from hummingbird.pir.table import SEGMENTS
 from hummingbird.pir.updating import Updater
 from tests.support.patience import HANG
 
@@ -67,7 +67,9 @@ def test_a_table_is_filled_to_its_load() -> None:
     for number in range(20):
         table = KeywordTable(words, torch.zeros(3000, 1), seed=number.to_bytes(16, "big"))
         assert len(table) == 3000 and table.source.facts.rows <= 3000 / module.LOAD + SEGMENTS
-    assert module._placed(np.arange(30).reshape(10, 3) % 9, 9, bytes(16)) is None
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InputError, match="found no position"):
+        patch.setattr(module, "LOAD", 0.99)
+        KeywordTable(words, torch.zeros(3000, 1))
 
 
 def test_what_is_sent_does_not_depend_on_the_keywords() -> None:
@@ -89,9 +91,8 @@ def test_each_record_of_a_segment_is_chosen_by_its_keyword() -> None:
     """Positions are those of the hash, and the row stands behind its tag."""
     table = made()
     records = torch.from_numpy(table.source.records).view(torch.float32)
-    places, tags = module._hashed([word.encode() for word in WORDS], bytes(16), table.source.facts.domain)
-    for number, (three, tag) in enumerate(zip(places, tags, strict=True)):
-        at = [int(place) + part * table.source.facts.domain for part, place in enumerate(three)]
+    for number, (first, tag) in enumerate(table._digests([word.encode() for word in WORDS])):
+        at = positions(np.array([first]), np.array([tag]), table.source.facts.domain)[0].tolist()
         own = [place for place in at if table.source.records[place, :8].tobytes() == tag.tobytes()]
         assert len(own) == 1 and torch.equal(records[own[0], 2:], ROWS[number])
 
@@ -103,6 +104,7 @@ def test_keywords_come_and_go_while_the_table_is_served() -> None:
     """300 random changes, in a table that becomes full: rows move, and every keyword is right after each."""
     owner, random_ = Owner(), random.Random(1)
     table = KeywordTable(WORDS[:400], ROWS[:400], room=450, seed=bytes(16))
+    room = table.room
     servers = local_servers(owner.sign(table.source), owner=owner.public)
     expected = dict(zip(WORDS[:400], ROWS[:400], strict=True))
     moved = 0
@@ -120,7 +122,7 @@ def test_keywords_come_and_go_while_the_table_is_served() -> None:
             if word in expected and random_.random() < 0.4:
                 table.remove(word, updater)
                 del expected[word]
-            elif word in expected or len(expected) < 450:
+            elif word in expected or len(expected) < room:
                 expected[word] = torch.full((6,), float(number))
                 table.put(word, expected[word], updater)
             assert len(table) == len(expected) and (word in table) == (word in expected)
@@ -145,28 +147,54 @@ def test_a_change_that_the_servers_refuse_leaves_the_owners_table_as_it_was() ->
     assert torch.equal(KeywordClient(local_servers(table.source))["new"], ROWS[0])  # type: ignore[arg-type]
 
 
-def test_an_old_copy_does_not_bring_old_rows_back(tmp_path: Path) -> None:
-    """A table that was saved before the servers' last change is refused; one that was saved after it is not."""
+def test_an_old_copy_catches_up_from_the_journals(tmp_path: Path) -> None:
+    """A table that was saved before the servers' last changes gets them; without journals it is refused."""
     owner, table = Owner(), made(room=600)
     table.source.save(tmp_path / "old.safetensors")
-    servers = local_servers(table.source, owner=owner.public)
-    with Updater(owner, servers) as updater:
-        table.put(WORDS[0], ROWS[1], updater)
-        table.source.save(tmp_path / "new.safetensors")
-        old, new = (
-            KeywordTable.open(Source.open(tmp_path / f"{name}.safetensors"), WORDS, room=600) for name in ("old", "new")
-        )
-        with pytest.raises(AgreementError, match="the servers' table has had 1 updates, this one 0"):
-            old.put("more", ROWS[2], updater)
-        new.put("more", ROWS[2], updater)
-        with pytest.raises(AgreementError, match="the servers have another table"):
-            KeywordTable(WORDS, ROWS, room=600).put("more", ROWS[2], updater)
-    with asking(servers) as client:
-        assert torch.equal(client[WORDS[0]], ROWS[1]) and torch.equal(client["more"], ROWS[2])  # type: ignore[arg-type]
+    for kept in (True, False):
+        servers = [
+            Server(
+                Source.open(tmp_path / "old.safetensors"),
+                party,
+                owner=owner.public,
+                journal=tmp_path / f"{party}.journal" if kept else None,
+            )
+            for party in range(2)
+        ]
+        table, old = (KeywordTable.open(Source.open(tmp_path / "old.safetensors")) for _ in range(2))
+        with Updater(owner, servers) as updater:
+            table.put(WORDS[0], ROWS[1], updater)
+            table.put([f"new {number}" for number in range(40)], ROWS[:40], updater)
+            table.remove([WORDS[1], WORDS[2]], updater)
+            assert len(table) == 538
+            if kept:
+                old.put("more", ROWS[2], updater)
+                assert len(old) == 539 and old.source.version == 4
+                table.remove("more", updater)
+                assert len(table) == 538 and np.array_equal(table.source.records, again(servers[0], table))
+            else:
+                with pytest.raises(AgreementError, match="the servers' table has had 3 updates, this one 0"):
+                    old.put("more", ROWS[2], updater)
+            with pytest.raises(AgreementError, match="the servers have another table"):
+                KeywordTable(WORDS, ROWS, room=600).put("more", ROWS[2], updater)
+        with asking(servers) as client:
+            rows, found = client.rows(["more", WORDS[0], WORDS[1], "new 7", *WORDS[3:]])
+            assert found.tolist() == [False, True, False] + [True] * 498
+            assert torch.equal(rows[3:], torch.cat([ROWS[7:8], ROWS[3:]])) and torch.equal(rows[1], ROWS[1])
+        for server in servers:
+            server.close()
+
+
+def again(server: Server, table: KeywordTable) -> np.ndarray:
+    """Return the records that a server has, read through selection bits of one row each."""
+    records = np.empty_like(table.source.records)
+    for number, part in enumerate(server._shard._tables):  # type: ignore[attr-defined]
+        records[number * part.rows : (number + 1) * part.rows] = part.read_range(0, part.rows).numpy()
+    return records
 
 
 def test_a_change_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
-    """Both servers have it, and the owner does not know: the same change goes on, another one does not."""
+    """Both servers have it, and the owner does not know: the same change goes on, and so does another one."""
     owner, table = Owner(), made(room=600)
     servers = [
         Server(table.source, party, owner=owner.public, journal=tmp_path / f"{party}.journal") for party in range(2)
@@ -178,19 +206,40 @@ def test_a_change_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
             send(indices, rows)
             raise PeerError("no answer")
 
-        updater.update = lost  # type: ignore[method-assign, assignment]
-        with pytest.raises(PeerError, match="no answer"):
-            table.put("new", ROWS[0], updater)
-        updater.update = send  # type: ignore[method-assign]
-        with pytest.raises(AgreementError, match="has had 1 updates, this one 0"):
-            table.put("other", ROWS[1], updater)
-        with pytest.raises(AgreementError, match="has had 1 updates, this one 0"):
-            table.put("new", ROWS[2], updater)  # another row
-        table.put("new", ROWS[0], updater)
+        for word in ("new", "newer"):
+            updater.update = lost  # type: ignore[method-assign, assignment]
+            with pytest.raises(PeerError, match="no answer"):
+                table.put(word, ROWS[0], updater)
+            updater.update = send  # type: ignore[method-assign]
+            if word == "new":
+                table.put("new", ROWS[0], updater)  # it is there: nothing is sent
         table.put("other", ROWS[1], updater)
     with asking(servers) as client:
-        assert torch.equal(client["new"], ROWS[0]) and torch.equal(client["other"], ROWS[1])  # type: ignore[arg-type]
-    assert table.source.version == 2
+        rows, found = client.rows(["new", "newer", "other"])
+        assert found.all() and torch.equal(rows, ROWS[[0, 0, 1]])
+    assert table.source.version == 3 and len(table) == 503
+
+
+def test_many_changes_take_few_updates_and_a_row_is_never_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of few rows, in a table so full that rows move: between any two of them, each keyword has its row."""
+    owner, table = Owner(), KeywordTable(WORDS[:200], ROWS[:200], room=450, seed=bytes(16))
+    servers = local_servers(table.source, owner=owner.public)
+    monkeypatch.setattr(module, "rows_in_an_update", lambda facts: 30)
+    with Updater(owner, servers) as updater, asking(servers) as client:
+        send, sizes = updater.update, list[int]()
+
+        def seen(indices: torch.Tensor, rows: torch.Tensor) -> object:
+            done = send(indices, rows)
+            sizes.append(len(indices))
+            got, found = client.rows(WORDS[:200])
+            assert found.all() and torch.equal(got, ROWS[:200])
+            return done
+
+        updater.update = seen  # type: ignore[method-assign, assignment]
+        table.put(WORDS[200:450], ROWS[200:450], updater)
+        rows, found = client.rows(WORDS)
+    assert max(sizes) <= 30 and len(sizes) < 20 and sum(sizes) > 250
+    assert torch.equal(rows[:450], ROWS[:450]) and found.tolist() == [True] * 450 + [False] * 50
 
 
 def test_a_table_is_saved_served_and_opened_again(tmp_path: Path) -> None:
@@ -209,16 +258,16 @@ def test_a_table_is_saved_served_and_opened_again(tmp_path: Path) -> None:
         for service in services:
             service.stop()
     source = Source.open(tmp_path / "t.safetensors")
-    again = KeywordTable.open(source, ["late", *WORDS[::-1]], room=600)
-    assert len(again) == 501
+    again = KeywordTable.open(source)
+    assert len(again) == 501 and again.room == table.room and "late" in again and "later" not in again
     again.put("later", ROWS[2])
     again.remove("late")
-    with asking(local_servers(again.source)) as client:
-        assert client["late"] is None and torch.equal(client["later"], ROWS[2])  # type: ignore[arg-type]
-    with pytest.raises(AgreementError, match="keyword 501 is not in the table"):
-        KeywordTable.open(Source.open(tmp_path / "t.safetensors"), ["late", *WORDS, "nobody"])
-    with pytest.raises(AgreementError, match="the table has 1 keywords that are not among these"):
-        KeywordTable.open(Source.open(tmp_path / "t.safetensors"), WORDS)
+    again.source.save(tmp_path / "t.safetensors")  # over the file that it is mapped from
+    for now in (again.source, Source.open(tmp_path / "t.safetensors")):
+        assert now.used == 501
+        with asking(local_servers(now)) as client:
+            assert client["late"] is None and torch.equal(client["later"], ROWS[2])  # type: ignore[arg-type]
+            assert client.rows(WORDS)[1].all()
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
@@ -246,12 +295,17 @@ def test_keywords_and_rows_that_do_not_fit() -> None:
             KeywordTable(WORDS, rows)
     with pytest.raises(InputError, match="a seed of another size"):
         KeywordTable(WORDS, ROWS, seed=b"x")
-    with pytest.raises(InputError, match="keyword 0 stands again as number 500"):
-        KeywordTable.open(made().source, [*WORDS, WORDS[0]])
     table = made()
-    with pytest.raises(InputError, match="the table has room for 500 keywords, which are there") as caught:
+    assert 500 <= table.room < 503
+    table.put([f"more {number}" for number in range(table.room - 500)], ROWS[: table.room - 500])
+    with pytest.raises(InputError, match=f"the table has room for {table.room} keywords, which are there") as caught:
         table.put("more", ROWS[0])
-    assert "room=1000" in caught.value.hint
+    assert f"room={2 * table.room}" in caught.value.hint
+    with pytest.raises(InputError, match=r"rows of torch.float32 \(2, 6\) for 3 keywords"):
+        table.put(WORDS[:3], ROWS[:2])
+    with pytest.raises(InputError, match="keyword 1 is not in the table"):
+        table.remove([WORDS[0], "nobody"])
+    assert WORDS[0] in table
     for row in (ROWS[0, :5], ROWS[0].double(), [1.0] * 6):
         with pytest.raises(InputError, match="a row of"):
             table.put(WORDS[0], row)  # type: ignore[arg-type]
@@ -276,7 +330,7 @@ def test_clients_and_servers_of_another_kind(tmp_path: Path) -> None:
         plan_servers(table.source, Plan(BatchCode.cuckoo(table.source.facts.rows, 4)), 0)
     for source in (Source.of(ROWS), Owner().sign(table.source)):
         with pytest.raises(InputError, match="the plain table|looked up by number|signed"):
-            KeywordTable.open(source, WORDS)
+            KeywordTable.open(source)
 
 
 @pytest.mark.slow

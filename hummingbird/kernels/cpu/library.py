@@ -62,7 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_gfni": (_int, []),
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
-    "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
+    "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _int]),
     "hb_rows_read": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_rows_gather": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
     "hb_rows_answer": (None, [_pointer, *[_long] * 3, _int, _pointer, *[_long] * 3, _int, _pointer]),

@@ -69,7 +69,8 @@ class SlicedRows(RowStore):
         handle().hb_rows_write(self._data.data_ptr(), *self._shape, start, len(data), data.data_ptr())
 
     def replace(self, index: Tensor, rows: Tensor) -> None:
-        handle().hb_rows_update(self._data.data_ptr(), *self._shape, index.data_ptr(), len(rows), rows.data_ptr())
+        new = index.data_ptr(), len(rows), rows.data_ptr(), torch.get_num_threads()
+        handle().hb_rows_update(self._data.data_ptr(), *self._shape, *new)
 
     def read(self, index: Tensor) -> Tensor:
         out = torch.empty((len(index), self._shape[1]), dtype=torch.uint8)

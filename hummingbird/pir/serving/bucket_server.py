@@ -152,7 +152,9 @@ def plan_servers(
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")
-    rows = BucketRows(plan, torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])])))
+    rows = BucketRows(
+        plan, torch.from_numpy(np.concatenate([np.asarray(source.records), np.zeros_like(source.records[:1])]))
+    )
     servers: list[Server] = []
     for code, records in zip(plan.codes, rows.laid_out(), strict=True):
         facts = plan.facts(code, source.facts)

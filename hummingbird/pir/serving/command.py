@@ -91,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file of this server's updates, which it makes again at its start (default: with --owner, beside the "
         "table, TABLE.party0.journal or TABLE.party1.journal)",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare a prepared file with its digests before serving it (default: while serving it)",
+    )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
     listen = "HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's"
     options.add_service(parser, addresses="+", listen=listen)
@@ -186,7 +191,7 @@ def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
     journal = _journal(args)
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "ray": args.ray, "device": args.device, **keys}
-        where |= {} if args.parts is None else {"parts": args.parts}
+        where |= {"verify": args.verify} | ({} if args.parts is None else {"parts": args.parts})
         return [open_server(args.table, args.party, tensor=args.tensor, journal=journal, **where)]
     if args.workers or args.device != "cpu":
         hint = "a plan's tables are in this process, on the CPU"

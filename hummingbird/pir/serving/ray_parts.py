@@ -27,6 +27,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class RayPart:
         """
         torch.set_num_threads(self._threads)
         self._shard, self._version = None, None
-        source = Source.open(self._path, self._tensor)
+        source = replace(Source.open(self._path, self._tensor), digests=None)  # this node's copy of the file is read
         sample = sampled(source)
         if self._rows[1] > source.facts.rows:
             raise InputError(f"the file has {source.facts.text()}", where=self._path)

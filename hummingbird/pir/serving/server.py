@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
@@ -36,9 +36,10 @@ class Server:
     holds a part of the table.
     shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device. journal:
     file in which updates are kept, created if missing; at its start the server applies the updates in it again. Without
-    a journal, updates are lost when the server ends.
-    Methods may be called from any thread. Raises InputError for a missing device, EnvironmentProblem if its memory is
-    too small, and the errors of `updates.Updates.recover`.
+    a journal, updates are lost when the server ends. verify: compare a prepared file with its digests first; default:
+    in a thread while the server answers; from then on that a row is found to differ, it refuses all queries.
+    Methods may be called from any thread. Raises InputError for a missing device and a damaged file, EnvironmentProblem
+    if memory is too small, and the errors of `updates.Updates.recover`.
 
     >>> server = pir.Server(table, 0)
     >>> server
@@ -57,6 +58,7 @@ class Server:
         device: str = "cpu",
         shard: Shard | None = None,
         journal: Path | None = None,
+        verify: bool = False,
     ) -> None:
         if party not in (0, 1):
             raise InputError(f"party {party!r}", where="pir.Server(party)", hint="the servers are parties 0 and 1")
@@ -65,7 +67,8 @@ class Server:
         self._identity = None if identity is None else integrity.Identity(identity)
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
-        self._failed = False
+        self._failed = ""  # the reason for refusing all queries
+        self._ended = False
         self.lock = threading.Lock()  # held while answering or changing the table
         self.updates: Updates | None = None
         if owner is not None or journal is not None:
@@ -73,6 +76,10 @@ class Server:
         if self.updates is not None and journal is not None:
             self.updates.recover(journal)
         self._shard.follow(self._changes)
+        if verify:
+            source.verify()
+        elif source.digests is not None:
+            threading.Thread(target=self._verified, args=(source,), name="pir-verify", daemon=True).start()
 
     def __repr__(self) -> str:
         return f"Server(party {self.party}, {self.facts.rows} rows of {self.facts.dim} {self.facts.dtype})"
@@ -191,24 +198,32 @@ class Server:
         """Set the state of this server's table to `state`, after an update. The caller holds the server's `lock`."""
         self._state = state
 
-    def fail(self) -> None:
-        """Refuse all queries from now on, because an update has changed a part of the table only."""
-        self._failed = True
+    def fail(self, reason: str = "an update was made in part") -> None:
+        """Refuse all queries from now on. reason: for the error that each of them gets."""
+        self._failed = reason
 
     def check(self) -> bool:
         """Return whether queries can be answered now: not while a part of the table is being loaded again.
 
-        Raises PeerError if a worker process has ended, or an update has changed a part of the table only.
+        Raises PeerError if a worker process has ended, an update has changed a part of the table only, or the table's
+        file is damaged.
         """
         if self._failed:
-            raise PeerError("an update was made in part", where=self.name, hint="start this server again")
+            raise PeerError(self._failed, where=self.name, hint="start this server again")
         return self._shard.check()
+
+    def _verified(self, source: Source) -> None:
+        try:
+            source.verify(lambda: self._ended)
+        except (HummingbirdError, OSError) as error:
+            self.fail(f"the table's file: {getattr(error, 'what', error)}")
 
     def _changes(self) -> AbstractContextManager[Iterable[tuple[Tensor, Tensor]]]:
         return nullcontext(()) if self.updates is None else self.updates.unchanging()
 
     def close(self) -> None:
         """End the worker processes, and close the journal; may be called twice."""
+        self._ended = True
         self._shard.close()
         if self.updates is not None:
             self.updates.close()
@@ -226,6 +241,7 @@ def open_server(
     identity: bytes | None = None,
     device: str = "cpu",
     journal: Path | None = None,
+    verify: bool = False,
 ) -> Server:
     """Make the server of a party for the table in a file, .npy or .safetensors.
 
@@ -245,7 +261,7 @@ def open_server(
     else:
         shard = Workers(path, tensor, workers) if workers else opened(source, device)
     try:
-        return Server(source, party, owner=owner, identity=identity, shard=shard, journal=journal)
+        return Server(source, party, owner=owner, identity=identity, shard=shard, journal=journal, verify=verify)
     except BaseException:
         shard.close()
         raise

@@ -22,9 +22,10 @@ from torch import Tensor
 from hummingbird import records
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.kernels import lookups as kernel
+from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.kernels.lookups import LEAF_ROWS, leaves_of
 from hummingbird.pir.messages import as_bytes
-from hummingbird.pir.table import SEGMENTS, Source, leaf_digests
+from hummingbird.pir.table import Source, leaf_digests
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 # Shards: ranges of leaves ---------------------------------------------------------------------------------------------
@@ -110,10 +111,18 @@ class TableShard(InProcess):
         self._source, self._first, self._last = source, first, last
         self._leaf = first // LEAF_ROWS
         self.digests: list[bytes] = []
-        self._table = kernel.Table(last - first, source.facts.record_bytes, device)
+        mapped = source.mapped(first, last) if device == "cpu" else None
+        self._loaded = mapped is not None
+        self._table = mapped or kernel.Table(last - first, source.facts.record_bytes, device)
 
     def load(self) -> None:
-        """Read the records from the source, and compute the digests of their leaves (blocks of 1024 rows)."""
+        """Read the records from the source, and compute the digests of their leaves (blocks of 1024 rows).
+
+        A prepared file is mapped already, and has the digests.
+        """
+        if self._loaded and self._source.digests is not None:
+            self.digests = [*self._source.digests[self._first // LEAF_ROWS : leaves_of(self._last)]]
+            return
         for start, rows in self._source.parts(self._first, self._last):
             rows = np.ascontiguousarray(rows)
             self.digests += leaf_digests(rows)
@@ -171,9 +180,14 @@ class Segments(InProcess):
     """
 
     def __init__(self, source: Source) -> None:
-        self._size = source.facts.domain
-        self._tables = [kernel.Table(self._size, source.facts.record_bytes) for _ in range(SEGMENTS)]
-        self.digests: list[bytes] = []
+        size = self._size = source.facts.domain
+        runs = [(number * size, (number + 1) * size) for number in range(SEGMENTS)]
+        mapped = [table for run in runs if (table := source.mapped(*run)) is not None]
+        self._tables = mapped or [kernel.Table(size, source.facts.record_bytes) for _ in runs]
+        self.digests = [*(source.digests or ())]
+        if mapped:
+            return
+        self.digests = []
         for start, rows in source.parts(0, source.facts.rows):
             rows = np.ascontiguousarray(rows)
             self.digests += leaf_digests(rows)

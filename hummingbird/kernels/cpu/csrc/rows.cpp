@@ -16,6 +16,8 @@ namespace {
 
 // ---- the table
 
+constexpr double kPut = 8;  // nanoseconds: a byte of a row that is written alone
+
 // Groups first to last from rows that lie one after the other; fewer than eight `rows` are left for the last group.
 BODY void write(Portable, uint64_t* table, Shape s, int64_t first, int64_t last, const uint8_t* data, int64_t rows) {
     for (int64_t group = first; group < last; group++, data += 8 * s.row_bytes, rows -= 8)
@@ -144,10 +146,14 @@ API void hb_rows_gather(const uint64_t* table, int64_t rows, int64_t row_bytes, 
     for (int64_t i = 0; i < count; i++) take(table, s, index[i], data + i * row_bytes);
 }
 
+// Of several rows with one number, the last remains. Each thread has groups of its own, as eight rows share bytes.
 API void hb_rows_update(uint64_t* table, int64_t rows, int64_t row_bytes, const int64_t* index, int64_t count,
-                        const uint8_t* data) {
+                        const uint8_t* data, int threads) {
     const Shape s = {rows, row_bytes};
-    for (int64_t i = 0; i < count; i++) put(table, s, index[i], data + i * row_bytes);
+    share(s.groups(), threads, kPut * double(count * row_bytes), [&](int64_t first, int64_t last) {
+        for (int64_t i = 0; i < count; i++)
+            if (index[i] / 8 >= first && index[i] / 8 < last) put(table, s, index[i], data + i * row_bytes);
+    });
 }
 
 // out: for each of the `tables`, all of one shape, and each of its `count` queries, row_bytes bytes: the XOR (width 0),
