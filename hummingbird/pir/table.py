@@ -161,6 +161,7 @@ class SlicedRecords:
         self._file = open(path, "rb")  # noqa: SIM115 - another file may take its name while this one is in use
         self.shape = facts.rows, facts.record_bytes
         self.size = facts.rows * facts.record_bytes
+        self._seen = self._stamp()
         self._pieces = [self.table(first, first + facts.domain) for first in self._starts()]
 
     def again(self) -> SlicedRecords:
@@ -168,6 +169,14 @@ class SlicedRecords:
         other = copy.copy(self)
         other._pieces = [self.table(first, first + self._facts.domain) for first in self._starts()]
         return other
+
+    def unchanged(self) -> bool:
+        """Return whether nobody has written to the file since it was opened, which would change mapped records."""
+        return self._stamp() == self._seen
+
+    def _stamp(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
 
     def _starts(self) -> range:
         return range(0, self._facts.rows, self._facts.domain)

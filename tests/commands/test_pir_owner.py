@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import stat
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from hummingbird.__main__ import main
-from hummingbird.pir import BatchCode, BatchedEmbedding, Client, Owner, Plan, Source
+from hummingbird.pir import BatchCode, BatchedEmbedding, Client, KeywordClient, Owner, Plan, Source
 from hummingbird.pir.integrity import read_key
 from hummingbird.rpc.service import Tls
 from tests.jobs.pir_servers import Pair
@@ -176,3 +177,53 @@ def test_updates_of_a_plan(place: Path, sockets: Path, capsys: pytest.CaptureFix
     finally:
         pair.close()
     assert [path.name for path in place.glob("*.journal")]
+
+
+def test_a_table_by_keyword(place: Path, sockets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Built with room, served, changed twice; the file of the owner stays as it is, and catches up."""
+    words = [f"wörd {number}" for number in range(200)]
+    (place / "words").write_text("\n".join(words))
+    build = ["build", "--table", place / "t.npy", "--keywords", place / "words"]
+    assert owner(*build, "--room", "300", "--out", place / "k.safetensors") == 0
+    assert "by keyword" in (out := capsys.readouterr().out) and "200 rows read" in out
+    pair = Pair(sockets, *map(str, ["--table", place / "k.safetensors", "--owner", place / "key.pub", "--verify"]))
+    update = ["update", "--key", place / "key", "--table", place / "k.safetensors", "--servers", *pair.last]
+    (place / "new").write_text(f"fig\n{words[3]}\n")
+    (place / "gone").write_text(f"{words[7]}\r\n")
+    try:
+        pair.wait()
+        assert owner(*update, "--keywords", place / "new", "--rows", place / "rows.npy") == 0
+        assert "201 keywords, of at most 30" in capsys.readouterr().out
+        assert owner(*update, "--remove", place / "gone") == 0
+        assert "200 keywords" in (out := capsys.readouterr().out) and "the file has 200" in out
+        with contextlib.closing(KeywordClient(pair.last, timeout=HANG)) as client:
+            rows, found = client.rows([*words, "fig"])
+            now = torch.cat([TABLE, torch.full((1, 3), 7.0)])
+            now[3], now[7] = 7, 0
+            assert torch.equal(rows, now) and found.tolist() == [number != 7 for number in range(201)]
+        for options, what in (
+            (["--remove", place / "gone"], "keyword 0 is not in the table"),
+            (["--remove", place / "none"], "cannot read the keywords"),
+            (["--keywords", place / "new"], "an option is missing"),
+            (["--remove", place / "gone", "--indices", place / "indices.npy"], "a table by keyword has none"),
+            (["--keywords", place / "words", "--rows", place / "rows.npy"], "for 200 keywords"),
+        ):
+            assert owner(*update, *options) == 1
+            assert what in capsys.readouterr().err
+    finally:
+        pair.close()
+
+
+def test_what_is_not_built(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for table, options, what in (
+        ("t.npy", ["--out", place / "k.npy"], "no .safetensors file"),
+        ("t.npy", ["--out", place / "k.safetensors", "--room", "500"], "a table by number"),
+        ("t.npy", ["--out", place / "k.safetensors", "--column", "x"], "has no columns"),
+        ("t.parquet", ["--out", place / "k.safetensors"], "name the column with the rows"),
+        ("none.npy", ["--out", place / "k.safetensors"], "cannot read the table"),
+    ):
+        assert owner("build", "--table", place / table, *options) == 1
+        captured = capsys.readouterr()
+        assert what in captured.err, captured.err
+    assert owner("build", "--table", place / "t.npy", "--out", place / "k.safetensors") == 0
+    assert np.array_equal(Source.open(place / "k.safetensors").records, Source.of(TABLE).records)

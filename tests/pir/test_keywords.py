@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.kernels.keywords import SEGMENTS, positions
 from hummingbird.pir import BatchCode, Client, KeywordClient, KeywordTable, Owner, Plan, Source, local_servers
 from hummingbird.pir import keywords as module
@@ -21,6 +22,7 @@ from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import Service
 from hummingbird.pir.updating import Updater
+from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG
 
 WORDS = [f"word {number}" for number in range(500)]
@@ -343,3 +345,108 @@ def test_a_million_rows() -> None:
     with asking(local_servers(table.source)) as client:
         got, found = client.rows([b"%d" % number for number in chosen.tolist()])
     assert torch.equal(found, chosen < count) and torch.equal(got[found], rows[chosen[found]]) and not got[~found].any()
+
+
+def killed(tmp_path: Path, kills: int) -> None:
+    """Insert, replace and remove keywords under load, while either server, both, or the owner is killed at random
+    moments. Every acknowledged change is there, no other keyword is touched, and both servers agree.
+
+    The owner's death: it opens the file that it saved some time ago, which lacks the changes since.
+    """
+    random_, owner, sockets = random.Random(kills), Owner(), Path(tempfile.mkdtemp(prefix="hb"))
+    words, path = [f"word {number}" for number in range(400)], tmp_path / "t.safetensors"
+    KeywordTable(words[:200], ROWS[:200], room=300, seed=bytes(16)).source.save(path)
+    (tmp_path / "owner.pub").write_text(owner.public.hex())
+    options = ["--table", str(path), "--owner", str(tmp_path / "owner.pub")]
+    pair = Pair(sockets, *options, "--journal", f"{tmp_path}/PARTY.journal", grown=400_000)
+    own = tmp_path / "own.safetensors"
+    own.write_bytes(path.read_bytes())
+    expected = dict(zip(words[:200], ROWS[:200], strict=True))
+    unsure: dict[str, list[torch.Tensor | None]] = {}  # a change that failed, and may be there: before and after
+    stop, asked = threading.Event(), [0]
+
+    def ask() -> None:
+        """Look keywords up that never change, until the test ends."""
+        while not stop.is_set():
+            with contextlib.suppress(HummingbirdError), asking(pair.last) as client:
+                while not stop.is_set():
+                    chosen = random_.sample(range(200), 5)
+                    with contextlib.suppress(PeerError):
+                        rows, found = client.rows([words[number] for number in chosen])
+                        assert found.all() and torch.equal(rows, ROWS[chosen])
+                        asked[0] += 1
+
+    load = threading.Thread(target=ask)
+    table, done, changes = KeywordTable.open(Source.open(own)), 0, 0
+    try:
+        pair.wait()
+        load.start()
+        while done < kills:
+            victims = random_.choice([[0], [1], [0, 1]])
+            timer = threading.Timer(random_.random() * 0.4, lambda victims=victims: [pair.kill(n) for n in victims])
+            timer.start()
+            try:
+                with Updater(owner, pair.last, timeout=2.0) as updater:
+                    updater.bring_up()
+                    while timer.is_alive():
+                        group = random_.sample(words[200:], random_.choice([1, 1, 5]))
+                        group = [word for word in group if len(expected) + len(group) <= 290 or word in expected]
+                        remove = bool(group) and all(word in expected for word in group) and random_.random() < 0.5
+                        rows = torch.randn(len(group), 6)
+                        for word, row in zip(group, rows, strict=True):
+                            unsure.setdefault(word, [expected.get(word)]).append(None if remove else row)
+                        if remove:
+                            table.remove(group, updater)
+                        elif group:
+                            table.put(group, rows, updater)
+                        for word, row in zip(group, rows, strict=True):
+                            unsure.pop(word)
+                            if remove:
+                                expected.pop(word)
+                            else:
+                                expected[word] = row
+                        changes += 1
+            except HummingbirdError:
+                pass
+            timer.join()
+            done += 1
+            for party in victims:
+                pair.start(party)
+            pair.wait()
+            with Updater(owner, pair.last, timeout=HANG) as updater:
+                updater.bring_up()
+                if random_.random() < 0.5:
+                    table = KeywordTable.open(Source.open(own))
+                table._catch_up(updater)
+            if random_.random() < 0.3:
+                table.source.save(own)
+            with asking(pair.last) as client:
+                rows, found = client.rows(words)
+                for number, word in enumerate(words):
+                    got = rows[number] if found[number] else None
+                    if word in unsure:
+                        assert any(same(got, each) for each in unsure[word]), word
+                        expected.pop(word, None)
+                        if got is not None:
+                            expected[word] = got
+                    assert same(got, expected.get(word)), word
+                unsure.clear()
+    finally:
+        stop.set()
+        load.join(HANG)
+        pair.close()
+    assert asked[0] > kills and changes > kills / 2
+    print(f"MEASURED {kills} kills, {changes} changes, {asked[0]} questions")
+
+
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def test_changes_survive_a_few_kills(tmp_path: Path) -> None:
+    killed(tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_changes_survive_a_hundred_kills(tmp_path: Path) -> None:
+    killed(tmp_path, 100)

@@ -21,7 +21,7 @@ from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answe
 from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
-from hummingbird.pir.table import Source, State, first_state
+from hummingbird.pir.table import SlicedRecords, Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 
@@ -67,6 +67,7 @@ class Server:
         self._identity = None if identity is None else integrity.Identity(identity)
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
+        self._mapped = source.records if source.digests and isinstance(source.records, SlicedRecords) else None
         self._failed = ""  # the reason for refusing all queries
         self._ended = False
         self.lock = threading.Lock()  # held while answering or changing the table
@@ -109,7 +110,11 @@ class Server:
         with self.lock:
             if self._failed:
                 self.check()
-            return self._state, self._shard.answer(keys, self._width(decoder))
+            answer = self._shard.answer(keys, self._width(decoder))
+            if self._mapped is not None and not self._mapped.unchanged():
+                self.fail("the table's file was changed while it was served")
+                self.check()
+            return self._state, answer
 
     def _width(self, decoder: str) -> int:
         return 0 if decoder == "xor" else self.facts.word_bits

@@ -16,7 +16,8 @@ namespace {
 
 // ---- the table
 
-constexpr double kPut = 8;  // nanoseconds: a byte of a row that is written alone
+constexpr double kLarge = 1e6;  // nanoseconds: a table whose blocks are worth sharing
+constexpr double kPut = 8;      // nanoseconds: a byte of a row that is written alone
 
 // Groups first to last from rows that lie one after the other; fewer than eight `rows` are left for the last group.
 BODY void write(Portable, uint64_t* table, Shape s, int64_t first, int64_t last, const uint8_t* data, int64_t rows) {
@@ -158,13 +159,14 @@ API void hb_rows_update(uint64_t* table, int64_t rows, int64_t row_bytes, const 
 
 // out: for each of the `tables`, all of one shape, and each of its `count` queries, row_bytes bytes: the XOR (width 0),
 // or the sum in words of `width` bits, of the rows selected. data: `size` bytes for each query, table after table: keys
-// of a DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits. Threads share one table, or else the
-// tables.
+// of a DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits. Threads share small tables, or else
+// the blocks of one table after another.
 API void hb_rows_answer(const uint8_t* const* table, int64_t tables, int64_t rows, int64_t row_bytes, int width,
                         const uint8_t* data, int64_t count, int64_t size, int64_t leaf, int threads, uint8_t* out) {
     const Shape s = {rows, row_bytes};
-    const int inside = tables == 1 ? threads : 1;
-    share(tables, threads, work(s, count * tables), [&](int64_t first, int64_t last) {
+    const bool apart = tables > 1 && work(s, count) < kLarge;
+    const int inside = apart ? 1 : threads;
+    share(tables, apart ? threads : 1, work(s, count * tables), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
             const Queries queries = {data + i * count * size, count, size, leaf};
             uint8_t* const to = out + i * count * row_bytes;
