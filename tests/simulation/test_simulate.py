@@ -82,8 +82,9 @@ def test_fast_and_exact_agree_on_narrow_windows_on_average(protocol: str, names:
             reach += 2.0**-8  # pieces of a table with 22 - 15 bits of fraction, of which "fast" takes the nearest
         gap = (runs["fast"].mean(0) - runs["exact"].mean(0)).abs()
         assert bool((gap <= reach).all()), f"{name}: {float((gap - reach).max())}"
-        # A softmax by tables divides by the sum of what it has: a maximum that is missed moves no result by much.
-        least = 0.0 if (name, protocol) == ("softmax", "masked") else case.bound
+        # A softmax divides by the sum of what it has: a maximum that is missed moves no result by much. Its functions
+        # by splines (gmw) decide on fine bits, whatever the window.
+        least = 0.0 if name == "softmax" else case.bound
         assert float(spread.max()) > least, f"{name}: nothing random has been compared"
 
 
