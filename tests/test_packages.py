@@ -66,7 +66,7 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
 def test_every_import_is_of_the_base_or_of_an_extra_that_code_uses() -> None:
     """Triton comes with torch where there are GPUs, Google's protobuf with CrypTen's onnx."""
     assert {"torch", "crypten", "grpc"} <= BASE
-    assert {"serve", "launch", "bucket", "ray", "plot", "hub", "trace"} == set(EXTRAS)
+    assert {"serve", "launch", "bucket", "parquet", "ray", "plot", "hub", "trace"} == set(EXTRAS)
     found = {pair for path in FILES for pair in imports(path)}
     brought = {name: extra for extra, names in EXTRAS.items() for name in names}
     assert {name for name, _ in found} <= BASE | set(brought)

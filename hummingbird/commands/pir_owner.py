@@ -178,7 +178,7 @@ def _build(args: argparse.Namespace) -> int:
     check_writable(args.out, "--out")
     if args.out.suffix != ".safetensors":
         raise InputError(f"{args.out} is no .safetensors file", where="--out", hint="name it so, for pir-server")
-    rows: building.Rows
+    rows: building.RowSource
     if args.table.suffix == ".parquet":
         if args.column is None or args.tensor is not None:
             raise InputError("a .parquet file has columns", where="--column", hint="name the column with the rows")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.batching.batch_code import BatchCode
     from hummingbird.pir.batching.embedding import BatchedEmbedding, PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.batching.plan import Plan
+    from hummingbird.pir.building import FileRows, ParquetRows, build
     from hummingbird.pir.client import Client
     from hummingbird.pir.integrity import IntegrityError, Owner
     from hummingbird.pir.keywords import KeywordClient, KeywordTable
@@ -38,10 +39,12 @@ _HOMES = {
     "BatchCode": "batching.batch_code",
     "BatchedEmbedding": "batching.embedding",
     "Client": "client",
+    "FileRows": "building",
     "IntegrityError": "integrity",
     "KeywordClient": "keywords",
     "KeywordTable": "keywords",
     "Owner": "integrity",
+    "ParquetRows": "building",
     "Plan": "batching.plan",
     "PrivateEmbedding": "batching.embedding",
     "PrivateEmbeddingBag": "batching.embedding",
@@ -50,6 +53,7 @@ _HOMES = {
     "Source": "table",
     "Updater": "updating",
     "audit": "serving.server",
+    "build": "building",
     "local_servers": "serving.server",
     "plan_servers": "serving.bucket_server",
 }
@@ -58,10 +62,12 @@ __all__ = [
     "BatchCode",
     "BatchedEmbedding",
     "Client",
+    "FileRows",
     "IntegrityError",
     "KeywordClient",
     "KeywordTable",
     "Owner",
+    "ParquetRows",
     "Plan",
     "PrivateEmbedding",
     "PrivateEmbeddingBag",
@@ -70,6 +76,7 @@ __all__ = [
     "Source",
     "Updater",
     "audit",
+    "build",
     "local_servers",
     "plan_servers",
 ]

@@ -39,7 +39,7 @@ _WHERE = "pir.build"
 Progress = Callable[[int], object]
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Interface of the source of a table's rows, and of their keywords if it has any; each can be read repeatedly.
 
     count: number of rows. dim, dtype: of a row; torch's name, such as "float32".
@@ -65,6 +65,12 @@ class ParquetRows:
     path: of the file. column: name of the rows' column, whose values are lists of numbers of one length, or bytes of
     one length (uint8). keywords: name of the keywords' column, of strings or bytes; None: there are none. Raises
     InputError for a file that cannot be read, other columns, and null values; EnvironmentProblem without pyarrow.
+
+    >>> import pyarrow, pyarrow.parquet
+    >>> pyarrow.parquet.write_table(pyarrow.table({"word": ["red", "green"], "vector": [[1.0], [2.0]]}), "t.parquet")
+    >>> rows = pir.ParquetRows("t.parquet", "vector", keywords="word")
+    >>> rows.count, rows.dim, rows.dtype
+    (2, 1, 'float64')
     """
 
     def __init__(self, path: str | os.PathLike[str], column: str, keywords: str | None = None) -> None:
@@ -160,6 +166,12 @@ class FileRows:
 
     path, tensor: as for `Source.open`. keywords: the text file; None: there are none. Raises InputError for a file that
     cannot be read, for a signed table, and for another number of lines than rows.
+
+    >>> import numpy as np
+    >>> np.save("vectors.npy", np.eye(3, dtype=np.float32))
+    >>> rows = pir.FileRows("vectors.npy")
+    >>> rows.count, rows.keywords()
+    (3, None)
     """
 
     def __init__(
@@ -223,7 +235,7 @@ def _check_lengths(offsets: np.ndarray, start: int, where: str) -> None:
 
 def build(
     path: str | os.PathLike[str],
-    rows: Rows,
+    rows: RowSource,
     *,
     room: int | None = None,
     seed: bytes | None = None,
@@ -236,10 +248,14 @@ def build(
     Memory: 2 GiB, and for a table by keyword 33 bytes a row in addition. Raises InputError for equal keywords, naming
     the rows, for a disk without room, and the errors of `rows`.
 
-    >>> rows = building.ParquetRows("words.parquet", "embedding", keywords="word")
-    >>> building.build("words.safetensors", rows).keywords != ""
+    >>> import numpy as np
+    >>> np.save("vectors.npy", np.eye(3, dtype=np.float32))
+    >>> _ = open("words.txt", "w").write("red\\ngreen\\nblue")
+    >>> facts = pir.build("colours.safetensors", pir.FileRows("vectors.npy", keywords="words.txt"), room=100)
+    >>> facts.text()
+    '114 rows of 5 float32 by keyword'
+    >>> "green" in pir.KeywordTable.open(pir.Source.open("colours.safetensors"))
     True
-    >>> pir.KeywordTable.open(pir.Source.open("words.safetensors"))["word 7"]
     """
     target = Path(path)
     if rows.count < 1:
@@ -269,7 +285,7 @@ def build(
     return facts
 
 
-def reads(rows: Rows, room: int | None = None) -> int:
+def reads(rows: RowSource, room: int | None = None) -> int:
     """Return how many rows `build` reads in all, each time that it reads one, if the first seed is a good one."""
     if rows.keywords() is None:
         return rows.count
@@ -278,7 +294,7 @@ def reads(rows: Rows, room: int | None = None) -> int:
     return rows.count * (1 + len(_parts(facts)))
 
 
-def _hashed(rows: Rows, seed: bytes, progress: Progress) -> Tensor:
+def _hashed(rows: RowSource, seed: bytes, progress: Progress) -> Tensor:
     digests, at = torch.empty((rows.count, 2), dtype=torch.int64), 0
     for data, offsets in rows.keywords() or ():
         some = kernel.hash_keywords(data, offsets, seed)
@@ -298,7 +314,7 @@ def _parts(facts: Facts) -> list[tuple[int, int]]:
     ]
 
 
-def _by_number(facts: Facts, rows: Rows, progress: Progress) -> Iterator[Table]:
+def _by_number(facts: Facts, rows: RowSource, progress: Progress) -> Iterator[Table]:
     found, rest = rows.rows(), torch.empty((0, facts.record_bytes), dtype=torch.uint8)
     for first, last in _parts(facts):
         table, at = Table(last - first, facts.record_bytes), 0
@@ -313,7 +329,7 @@ def _by_number(facts: Facts, rows: Rows, progress: Progress) -> Iterator[Table]:
         yield table
 
 
-def _by_keyword(facts: Facts, rows: Rows, places: Tensor, tags: Tensor, progress: Progress) -> Iterator[Table]:
+def _by_keyword(facts: Facts, rows: RowSource, places: Tensor, tags: Tensor, progress: Progress) -> Iterator[Table]:
     """Yield the parts of a table, filled. places: the number of each row's record. tags: of all records."""
     for first, last in _parts(facts):
         table, at = Table(last - first, facts.record_bytes), 0

@@ -338,7 +338,7 @@ def test_clients_and_servers_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_million_rows() -> None:
     """2^20 rows of 32 bytes; half of the keywords are absent."""
-    count, asked = 1 << 20, 20_000
+    count, asked = 1 << 20, 100_000
     rows = torch.randint(-(2**31), 2**31, (count, 8), dtype=torch.int32)
     table = KeywordTable([b"%d" % number for number in range(count)], rows)
     chosen = torch.randint(0, 2 * count, (asked,))
