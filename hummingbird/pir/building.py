@@ -79,7 +79,7 @@ class ParquetRows:
             from pyarrow import parquet
         self._arrow, self._path, self._column, self._keywords = pyarrow, Path(path), column, keywords
         with self._reading():
-            self._file = parquet.ParquetFile(self._path, memory_map=True)
+            self._file = parquet.ParquetFile(self._path)
         schema, self.count = self._file.schema_arrow, self._file.metadata.num_rows
         for name in (column, *([] if keywords is None else [keywords])):
             if name not in schema.names:
@@ -327,6 +327,7 @@ def _by_number(facts: Facts, rows: RowSource, progress: Progress) -> Iterator[Ta
             table.fill(at, new)
             at += len(new)
         yield table
+        del table  # before the next one is made
 
 
 def _by_keyword(facts: Facts, rows: RowSource, places: Tensor, tags: Tensor, progress: Progress) -> Iterator[Table]:
@@ -342,3 +343,4 @@ def _by_keyword(facts: Facts, rows: RowSource, places: Tensor, tags: Tensor, pro
             at += len(some)
             progress(len(some))
         yield table
+        del table

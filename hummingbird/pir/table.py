@@ -40,6 +40,7 @@ _HEADER_LIMIT = 16 << 20
 _NPY = b"\x93NUMPY"
 _DIGEST = 16
 _PIECE = 64 << 20  # bytes of rows at a time, about
+_CHECKED = 4 << 20  # while a server answers beside it
 # Errors that parsers raise for damaged bytes, including numpy's, which runs Python's tokenizer.
 _DAMAGED = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, RecursionError),
@@ -312,7 +313,7 @@ class Source:
         if self.digests is None or not isinstance(self.records, SlicedRecords):
             return
         own = self.records.again()
-        for start, rows in Source(self.facts, 0, own).parts(0, self.facts.rows):
+        for start, rows in Source(self.facts, 0, own).parts(0, self.facts.rows, _CHECKED):
             if ended():
                 return
             for leaf, digest in enumerate(leaf_digests(np.ascontiguousarray(rows)), start // LEAF_ROWS):
@@ -374,7 +375,8 @@ def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
     """Yield the bytes of a prepared file. header: JSON."""
     yield struct.pack("<Q", len(header)) + header
     digests, rest = list[bytes](), np.empty((0, 0), np.uint8)
-    for table in tables:
+    parts = iter(tables)
+    while (table := next(parts, None)) is not None:
         yield table.sliced().numpy().data  # type: ignore[misc]
         step = max(1, _PIECE // table.row_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(0, table.rows, step):
@@ -382,7 +384,8 @@ def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
             rows = np.concatenate([rest, rows]) if len(rest) else rows
             whole = len(rows) // LEAF_ROWS * LEAF_ROWS
             digests += leaf_digests(rows[:whole])
-            rest = rows[whole:]
+            rest = rows[whole:].copy()
+        del table  # before the next one is made
     yield b"".join(digests + leaf_digests(rest))
 
 

@@ -95,7 +95,7 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "hummingbird pir-owner": lambda: "".join(
-        help_of(command.main, "pir-owner", action) for action in ("keygen", "sign", "update", "metrics")
+        help_of(command.main, "pir-owner", action) for action in ("keygen", "sign", "build", "update", "metrics")
     ),
     "hummingbird plan": lambda: "".join(help_of(command.main, "plan", action) for action in plan.ACTIONS),
     "scripts.train.images": lambda: scripts.train.images.parser().format_help(),

@@ -6,6 +6,8 @@ key's bits, and every record is read for any key: neither the time nor the size 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -218,6 +220,9 @@ class Server:
         return self._shard.check()
 
     def _verified(self, source: Source) -> None:
+        """Compare the table's file with its digests, with what queries leave of the processor."""
+        with contextlib.suppress(OSError, AttributeError):  # on Linux a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             source.verify(lambda: self._ended)
         except (HummingbirdError, OSError) as error:

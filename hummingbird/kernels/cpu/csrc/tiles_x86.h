@@ -44,6 +44,7 @@ AVX2 void operands(Avx2Gfni, const uint8_t* bits, uint64_t* out) { gather(bits +
 
 // For each group two tables of 16 bytes: bit k of byte i is the XOR of query k's bits for those of the group's lower,
 // or upper, four rows that the bits of i name.
+typedef uint64_t Four __attribute__((vector_size(32)));
 constexpr int64_t operand_words(Avx2) { return 4 * kGroups; }
 AVX2 void operands(Avx2, const uint8_t* bits, uint64_t* out) {
     alignas(32) uint64_t words[kGroups];
@@ -56,8 +57,13 @@ AVX2 void operands(Avx2, const uint8_t* bits, uint64_t* out) {
         named[r] = _mm256_cmpeq_epi8(_mm256_and_si256(all, bit), bit);
         row[r] = _mm256_setr_m128i(_mm_set1_epi8(char(r)), _mm_set1_epi8(char(4 + r)));
     }
+    for (int64_t g = 0; g < kGroups; g += 4) {
+        Four four;
+        memcpy(&four, words + g, sizeof four);
+        turn(four);
+        memcpy(words + g, &four, sizeof four);
+    }
     for (int64_t g = 0; g < kGroups; g++) {
-        turn(words[g]);
         const __m256i word = _mm256_set1_epi64x(int64_t(words[g]));  // byte r: the queries' bits for row r
         __m256i sums = _mm256_setzero_si256();
         for (int r = 0; r < 4; r++)
