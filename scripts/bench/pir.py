@@ -1,14 +1,17 @@
-"""Speed of private lookups at a server, on one core: expansion of keys, and answers to batches of queries.
+"""Speed of private lookups at a server: expansion of keys, answers to batches of queries; and of making keys.
 
     python -m scripts.bench.pir --json pir.json
+    python -m scripts.bench.pir --rows 16384 1048576 4194304 --row-bytes 64 256 1024 --batch 1 32 192 --threads 1 2
     python -m scripts.bench.pir --rows 16384 --row-bytes 256 --batch 1 192 --prf chacha12 --paths avx2
     python -m scripts.bench.pir --batch 512 --prf chacha12 --decoders sum32 --paths cuda
 
 An answer is timed as a whole: its keys expanded over all rows, and the product with the table. Without --rows,
---row-bytes, --batch, --prf, --decoders and --paths the settings are those with a mark, and some beside them. Times are
-CPU time of the one thread that works, the least of the repeats, so other work on the machine counts little; on a GPU
-(`--paths cuda`) wall time, from keys in the host's memory to answers there. The time of reading a table's bytes once,
-by libc's `memchr`, or by a copy on the GPU, is taken in the same run. All answers are checked.
+--row-bytes, --batch, --prf, --decoders, --paths and --threads the settings are those with a mark, and some beside them;
+then making keys is timed, too, and the pseudo-random functions beside those of the package `cryptography`. Times are
+CPU time of the one thread that works, the least of the repeats, so other work on the machine counts little; with
+several threads, and on a GPU (`--paths cuda`), wall time, from keys in the host's memory to answers there. The time of
+reading a table's bytes once, by libc's `memchr`, or by a copy on the GPU, is taken in the same run. All answers are
+checked.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hummingbird.commands.output import check_outputs
@@ -54,7 +59,10 @@ PAPER = (
 
 
 class Setting(NamedTuple):
-    """One row: a table, a batch of queries, and what answers them. path: "" for the fastest here."""
+    """One row: a table, a batch of queries, and what answers them.
+
+    path: "" for the fastest here. threads: of the CPU, that share the table.
+    """
 
     rows: int
     row_bytes: int
@@ -62,6 +70,7 @@ class Setting(NamedTuple):
     prf: str = "aes"
     decoder: str = "xor"
     path: str = ""
+    threads: int = 1
 
     @property
     def on_gpu(self) -> bool:
@@ -161,7 +170,9 @@ def check(setting: Setting, table: Table, piece: Tensor, keys: tuple[Tensor, Ten
 def measure(setting: Setting, table: Table, piece: Tensor, read: float, repeats: int) -> dict[str, Any]:
     """One row of the result."""
     alphas = torch.randint(0, setting.rows, (setting.batch,))
-    keys, clock = generate(alphas, setting.rows, setting.prf), time.perf_counter if setting.on_gpu else time.thread_time
+    keys, wall = generate(alphas, setting.rows, setting.prf), setting.on_gpu or setting.threads > 1
+    clock = time.perf_counter if wall else time.thread_time
+    torch.set_num_threads(setting.threads)
     with on_path(setting.path) as path:
         check(setting, table, piece, keys, alphas)
         if setting.width:
@@ -206,12 +217,59 @@ def expansion(prf: str, path: str, repeats: int, count: int = MILLION) -> dict[s
     }
 
 
+def key_generation(prf: str, count: int, repeats: int) -> dict[str, Any]:
+    """Time of making a pair of keys, at a client."""
+    alphas = torch.randint(0, count, (192,))
+    took = seconds(lambda: generate(alphas, count, prf), repeats) / len(alphas)
+    return {
+        "kind": "keys",
+        "rows": count,
+        "prf": prf,
+        "microseconds": 1e6 * took,
+        "key_bytes": lookups.key_bytes(count),
+    }
+
+
+def other_functions(repeats: int) -> list[dict[str, Any]]:
+    """Time of a block of 16 bytes by functions of `cryptography`, and of a key's expansion if it took these blocks.
+
+    A tree over n leaves takes 8 n blocks for its leaves and 2 (n - 1) for its nodes.
+    """
+    data, leaves = bytes(1 << 20), lookups.leaves_of(MILLION)
+
+    def sha256() -> None:
+        digest = hashes.Hash(hashes.SHA256())
+        digest.update(data)
+        digest.finalize()
+
+    aes = Cipher(algorithms.AES(bytes(16)), modes.ECB()).encryptor()
+    chacha = Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), None).encryptor()
+    # A block of SHA-256 takes 64 bytes and gives 32: as many blocks of 16 bytes as the data have 32.
+    functions = {
+        "AES-128": (lambda: aes.update(data), 16),
+        "ChaCha20": (lambda: chacha.update(data), 16),
+        "SHA-256": (sha256, 32),
+    }
+    rows = list[dict[str, Any]]()
+    for name, (run, size) in functions.items():
+        block = seconds(run, repeats) / (len(data) / size)
+        rows.append(
+            {
+                "kind": "function",
+                "prf": name,
+                "nanoseconds_per_block": 1e9 * block,
+                "microseconds": 1e6 * block * (8 * leaves + 2 * (leaves - 1)),
+            }
+        )
+    return rows
+
+
 def settings_of(args: argparse.Namespace) -> list[Setting]:
     """Settings to run: the plan's, or all combinations of the given options."""
-    given = (args.rows, args.row_bytes, args.batch, args.prf, args.decoders, args.paths)
+    given = (args.rows, args.row_bytes, args.batch, args.prf, args.decoders, args.paths, args.threads)
     if not any(given):
         return PLAN
-    defaults = ([MILLION], [256], [1, 32, 192], ["aes"], ["xor"], [""])
+    defaults = ([MILLION], [256], [1, 32, 192], ["aes"], ["xor"], [""], [1])
     chosen = [values or default for values, default in zip(given, defaults, strict=True)]
     return sorted(itertools.starmap(Setting, itertools.product(*chosen)), key=table_of)
 
@@ -223,7 +281,7 @@ def table_of(setting: Setting) -> tuple[int, int, bool]:
 
 def run(args: argparse.Namespace) -> None:
     """Measure all settings, print the tables, write the rows."""
-    for option in ("rows", "row_bytes", "batch"):
+    for option in ("rows", "row_bytes", "batch", "threads"):
         if any(number < 1 for number in getattr(args, option) or ()):
             raise InputError("at least one", where=f"--{option.replace('_', '-')}")
     if args.repeats < 1:
@@ -242,6 +300,9 @@ def run(args: argparse.Namespace) -> None:
             pass
     torch.set_num_threads(1)
     result: list[dict[str, Any]] = []
+    if settings is PLAN:
+        result += [key_generation(prf, count, args.repeats) for prf in PRFS for count in (1 << 14, MILLION, 1 << 22)]
+        result += other_functions(5 * args.repeats)
     expansions = list(itertools.product(PRFS, ("", "avx2", "portable"))) if settings is PLAN else []
     with progress_line(total=len(settings) + len(expansions), unit="setting") as bar:
         for prf, path in expansions:
@@ -281,13 +342,14 @@ def _left_out(bar: Any) -> Iterator[None]:
 def show(result: list[dict[str, Any]]) -> None:
     """Print the rows as tables."""
     said = {True: "yes", False: "NO", None: ""}
-    print("one core, or one GPU; DPF expansion included; the least of the repeats\n")
+    print("DPF expansion included; the least of the repeats\n")
     cells = [
         (
             f"{r['rows']:,} x {r['row_bytes']} B",
             r["prf"],
             r["decoder"],
             r["path"],
+            f"{r['threads']}",
             f"{r['batch']}",
             f"{r['milliseconds']:.2f}",
             f"{r['times_of_reading']:.2f}",
@@ -298,12 +360,18 @@ def show(result: list[dict[str, Any]]) -> None:
         for r in result
         if r["kind"] == "answer"
     ]
-    head = ("table", "PRF", "decoder", "runs on", "batch", "ms", "reads", "queries/s", "mark", "met")
+    head = ("table", "PRF", "decoder", "runs on", "threads", "batch", "ms", "reads", "queries/s", "mark", "met")
     print(text_table(head, cells, left=4))
     for r in (r for r in result if r["kind"] == "expansion"):
         text = f"{r['rows']:,} bits by {r['prf']} on {r['path']}: {r['microseconds']:.1f} us"
         mark = f" (mark {r['mark']}: {said[r['met']]})" if r["mark"] else ""
         print(f"\nexpansion of a key to {text}{mark}", end="")
+    for r in (r for r in result if r["kind"] == "function"):
+        print(f"\n{r['prf']} of cryptography: {r['nanoseconds_per_block']:.2f} ns for 16 bytes, ", end="")
+        print(f"which makes {r['microseconds']:.1f} us for such a key", end="")
+    for r in (r for r in result if r["kind"] == "keys"):
+        text = f"{r['rows']:,} rows by {r['prf']}: {r['microseconds']:.1f} us, {r['key_bytes']} bytes each"
+        print(f"\nmaking two keys for {text}", end="")
     for r in (r for r in result if r["kind"] == "table"):
         speeds = [r[f"{what}_gigabytes_per_second"] for what in ("read", "prepare")]
         shape = f"{r['rows']:,} x {r['row_bytes']} B"
@@ -321,6 +389,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--prf", nargs="+", choices=tuple(PRFS), help="of the keys (default aes)")
     p.add_argument("--decoders", nargs="+", choices=DECODERS, help="XOR, or sums of words (default xor)")
     p.add_argument("--paths", nargs="+", choices=PATHS, help="instruction sets (default: the fastest)")
+    p.add_argument("--threads", nargs="+", type=int, metavar="N", help="threads that share a table (default 1)")
     p.add_argument("--repeats", type=int, default=5, help="of which the least time is shown (default: %(default)s)")
     add_json(p)
     return p

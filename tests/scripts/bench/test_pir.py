@@ -10,6 +10,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
 from hummingbird.kernels.cpu import library
+from hummingbird.kernels.lookups import key_bytes
 from hummingbird.pir.dpf import generate
 from scripts.bench import pir
 from scripts.bench.pir import EXPANSION_MARKS, LONE_QUERY, MARKS, MILLION, PLAN, Setting, build, check, main, on_path
@@ -36,6 +37,23 @@ def test_a_row_for_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert r["times_of_reading"] == pytest.approx(r["milliseconds"] / r["read_milliseconds"])
     said = capsys.readouterr().out
     assert said.count("3,000 x 8 B") == 9 and "965 to 1,358" in said
+
+
+def test_threads_keys_and_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads, file = torch.get_num_threads(), tmp_path / "rows.json"
+    try:
+        assert main([*SMALL, "--batch", "3", "--threads", "1", "2", "--json", str(file)]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert [r["threads"] for r in json.loads(file.read_text())[1:]] == [1, 2]
+    made, functions = pir.key_generation("aes", 3000, 1), pir.other_functions(1)
+    assert made["microseconds"] > 0 and made["key_bytes"] == key_bytes(3000)
+    assert [r["prf"] for r in functions] == ["AES-128", "ChaCha20", "SHA-256"]
+    for r in functions:  # 8 blocks for each of 1024 leaves, 2 for each of 1023 nodes
+        assert r["microseconds"] == pytest.approx(r["nanoseconds_per_block"] * 10_238 / 1e3)
+    pir.show([*json.loads(file.read_text()), made, *functions])
+    said = capsys.readouterr().out
+    assert "SHA-256 of cryptography" in said and "making two keys for 3,000 rows by aes" in said
 
 
 def test_the_plan_has_every_mark(monkeypatch: pytest.MonkeyPatch) -> None:
