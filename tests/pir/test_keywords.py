@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.kernels.keywords import SEGMENTS, positions
+from hummingbird.kernels.lookups import key_bytes
 from hummingbird.pir import BatchCode, Client, KeywordClient, KeywordTable, Owner, Plan, Source, local_servers
 from hummingbird.pir import keywords as module
 from hummingbird.pir.serving.bucket_server import plan_servers
@@ -87,6 +89,36 @@ def test_what_is_sent_does_not_depend_on_the_keywords() -> None:
         for words in (WORDS[:4], ["a", "b", "c", "d"], [WORDS[0]] * 4, [b"", WORDS[1], "x", b"\0"]):
             client.rows(words)
     assert all(len(Counter(queries)) == 1 and len(queries) == 4 for queries in seen)
+
+
+def test_keys_of_present_absent_hot_and_cold_keywords_look_the_same() -> None:
+    """10^4 lookups of each kind: no byte of a key has another distribution of bits, at either server."""
+    kept: list[list[torch.Tensor]] = [[], []]
+
+    class Noted(Server):
+        def answer(self, keys: torch.Tensor, decoder: str) -> tuple[Any, torch.Tensor]:
+            kept[self.party].append(keys.clone())
+            return super().answer(keys, decoder)
+
+    count, bits = 10_000, {}
+    random_ = random.Random(2)
+    kinds = {
+        "hot": [WORDS[7]] * count,
+        "cold": [WORDS[random_.randrange(500)] for _ in range(count)],
+        "absent": [f"no {number}" for number in range(count)],
+    }
+    with asking([Noted(made().source, party) for party in (0, 1)]) as client:
+        for kind, words in kinds.items():
+            client.rows(words)
+            for party, queries in enumerate(kept):
+                keys = torch.cat(queries).view(count, SEGMENTS, -1)
+                assert keys.shape == (count, SEGMENTS, key_bytes(client.client.facts.domain))
+                ones = (keys[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
+                bits[kind, party] = ones.sum(0, dtype=torch.int64).double() / count
+                queries.clear()
+    for party in (0, 1):
+        for kind in ("cold", "absent"):
+            assert float((bits[kind, party] - bits["hot", party]).abs().max()) < 6 * (0.5 / count) ** 0.5
 
 
 def test_each_record_of_a_segment_is_chosen_by_its_keyword() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -222,7 +223,11 @@ class BatchedEmbedding(nn.Module):
     Calls take int32 or int64 (N,) for one inference, or (B, N) for B, and return (N, dim) or (B, N, dim). A wanted row
     that no key brings is dropped: its embedding is zeros. The embedding of padding_idx is zeros too, and takes no key.
     `dropped` counts the positions of dropped rows in all calls; it is not sent. All rows of a call are of one version
-    of the table. Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
+    of the table. cache: number of rows that are kept from call to call, those used last; a row that is kept takes no
+    key, so the others find one more often. The servers see the same number of keys. After an update of the table the
+    kept rows are forgotten, and the call sends its keys once more, whichever rows it wants. `cached` counts the
+    positions that kept rows served.
+    Raises the errors of `Client.rows`, and AgreementError for servers of another plan.
 
     >>> plan = pir.Plan(pir.BatchCode.cuckoo(rows=1000, wanted=8))
     >>> zero, one = (pir.plan_servers(table, plan, party) for party in (0, 1))
@@ -232,8 +237,14 @@ class BatchedEmbedding(nn.Module):
     (True, 0)
     """
 
-    def __init__(self, plan: Plan, clients: Sequence[Client], *, padding_idx: int | None = None) -> None:
+    def __init__(
+        self, plan: Plan, clients: Sequence[Client], *, padding_idx: int | None = None, cache: int = 0
+    ) -> None:
         super().__init__()
+        if type(cache) is not int or cache < 0:
+            raise ConfigError(f"a cache of {cache!r} rows", where="BatchedEmbedding", hint="a whole number from 0")
+        self.cache, self.cached = cache, 0
+        self._kept, self._kept_of = OrderedDict[int, Tensor](), list[State]()  # rows, of these states of the tables
         if len(clients) != len(plan.codes):
             what, hint = f"{len(clients)} clients, {len(plan.codes)} tables", "the hot table's, then the full table's"
             raise ConfigError(what, where="BatchedEmbedding", hint=hint)
@@ -257,16 +268,18 @@ class BatchedEmbedding(nn.Module):
         plan: Plan,
         zero: Sequence[str | TableServer],
         one: Sequence[str | TableServer],
+        *,
+        cache: int = 0,
         **options: Any,
     ) -> BatchedEmbedding:
         """Make the layer that replaces `embedding`: it has the same padding_idx; the weights are those of the servers.
 
         plan: public; the servers must have the same. zero, one: the servers of party 0 and of party 1, one for each
-        code of the plan, as `Client` takes them. options: further arguments of `Client`. Raises AgreementError if the
-        servers' table is of another size or type.
+        code of the plan, as `Client` takes them. cache: number of rows that are kept from call to call. options:
+        further arguments of `Client`. Raises AgreementError if the servers' table is of another size or type.
         """
         clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
-        private = cls(plan, clients, padding_idx=embedding.padding_idx)
+        private = cls(plan, clients, padding_idx=embedding.padding_idx, cache=cache)
         own, theirs = (*embedding.weight.shape, embedding.weight.dtype), (plan.full.rows, private.dim, private.dtype)
         if own != theirs:
             what, hint = f"the layer is {own}, the servers' table {theirs}", "lay this layer's weight out at both"
@@ -284,31 +297,60 @@ class BatchedEmbedding(nn.Module):
             raise InputError(f"indices {input.dtype} {tuple(input.shape)}", where="BatchedEmbedding", hint=hint)
         lines = torch.atleast_2d(input.detach().cpu().to(torch.int64))
         wanted = torch.ones_like(lines, dtype=torch.bool) if self.padding_idx is None else lines != self.padding_idx
-        lookups = [self.plan.look_up(line[mask]) for line, mask in zip(lines, wanted, strict=True)]
+        for _ in range(_TRIES):
+            kept = torch.tensor([[row in self._kept for row in line] for line in lines.tolist()], dtype=torch.bool)
+            kept = kept.view(lines.shape)
+            asked = wanted & ~kept
+            lookups = [self.plan.look_up(line[mask]) for line, mask in zip(lines, asked, strict=True)]
+            states, records = self._records([lookup.inside for lookup in lookups])
+            if not self._kept or states == self._kept_of:
+                break
+            self._kept.clear()
+        else:
+            raise _updated(_TRIES)
         out = torch.zeros(*lines.shape, self.dim, dtype=self.dtype)
-        for number, records in enumerate(self._records([lookup.inside for lookup in lookups])):
-            found = lookups[number].key >= 0
-            places = wanted[number].nonzero().flatten()[found]
-            out[number, places] = records[lookups[number].key[found], lookups[number].part[found]]
+        hits = wanted & kept
+        self.cached += int(hits.sum())
+        for number, place in hits.nonzero().tolist():
+            out[number, place] = self._kept[int(lines[number, place])]
+        for number, lookup in enumerate(lookups):
+            found = lookup.key >= 0
+            places = asked[number].nonzero().flatten()[found]
+            out[number, places] = records[number][lookup.key[found], lookup.part[found]]
             self.dropped += int((~found).sum())
+            if self.cache:
+                self._keep(lines[number], hits[number].nonzero().flatten(), out[number])
+                self._keep(lines[number], places, out[number])
+        self._kept_of = states
         return out.view(*input.shape, self.dim).to(input.device)
 
-    def _records(self, inside: Sequence[Tensor]) -> Tensor:
-        """Look up the records that the keys of B inferences select: (B, keys, parts, dim).
+    def _keep(self, line: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Keep rows for later calls, and forget those that were used longest ago.
 
-        A record holds `parts` rows. inside: for each inference the position that every key selects in its bucket, int64
-        (keys,).
+        line: the wanted rows' numbers. places: where in it are those that were found. rows: (N, dim), the rows.
+        """
+        for place in places.tolist():
+            row = int(line[place])
+            self._kept.pop(row, None)
+            self._kept[row] = rows[place].clone()
+            if len(self._kept) > self.cache:
+                self._kept.popitem(last=False)
+
+    def _records(self, inside: Sequence[Tensor]) -> tuple[list[State], Tensor]:
+        """Look up the records that the keys of B inferences select.
+
+        inside: for each inference the position that every key selects in its bucket, int64 (keys,).
+        Returns the states of the plan's tables, and the records (B, keys, parts, dim); a record holds `parts` rows.
         Raises AgreementError if the table is updated during every attempt.
         """
         if not inside:
-            return torch.empty(0)
+            return [client.state for client in self.clients], torch.empty(0)
         parts = torch.stack(list(inside)).split([code.keys for code in self.plan.codes], 1)
         for _ in range(_TRIES):
             read = [self._read(number, asked) for number, asked in enumerate(parts)]
             if len({state.version for state, _ in read}) == 1:
-                return torch.cat([rows for _, rows in read], 1)
-        what = f"the tables of the plan were updated during each of {_TRIES} lookups"
-        raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
+                return [state for state, _ in read], torch.cat([rows for _, rows in read], 1)
+        raise _updated(_TRIES)
 
     def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
         """Look up records in the buckets of one of the plan's tables, for B inferences.
@@ -322,3 +364,8 @@ class BatchedEmbedding(nn.Module):
         numbers = None if signed is None else signed[of_key, asked].flatten(0, 1)
         state, rows = client.read(asked.flatten(), numbers, together=code.keys)
         return state, rows.view(*asked.shape, self.plan.parts, self.dim)
+
+
+def _updated(tries: int) -> AgreementError:
+    what = f"the tables of the plan were updated during each of {tries} lookups"
+    return AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,12 @@ from hummingbird.pir.batching.cost_model import price
 from hummingbird.pir.batching.embedding import BatchedEmbedding
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
+from hummingbird.pir.integrity import Owner
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.serving.service import Service
+from hummingbird.pir.updating import Updater
 from models.recommender import Recommender
 from tests.support import python
 from tests.support.patience import HANG
@@ -54,7 +57,7 @@ def embedding_of(dtype: torch.dtype, dim: int = 5, **options: int) -> nn.Embeddi
     return nn.Embedding.from_pretrained(values.to(dtype), **options)
 
 
-def private(embedding: nn.Embedding, plan: Plan, **options: str) -> BatchedEmbedding:
+def private(embedding: nn.Embedding, plan: Plan, **options: Any) -> BatchedEmbedding:
     servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
     return BatchedEmbedding.from_torch(embedding, plan, *servers, **options)
 
@@ -141,6 +144,65 @@ def test_traffic_is_the_same_whatever_is_wanted(kind: str) -> None:
     sent, received = (sum(entry[place] for entry in traces[0]) for place in (1, 2))
     headers = 256 * len(traces[0])  # more than those of a frame and a state
     assert cost.up < sent < cost.up + headers and cost.down < received < cost.down + headers
+
+
+# Rows that are kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bins", "hot and companions"])
+def test_kept_rows_take_no_key_and_show_in_no_message(kind: str) -> None:
+    """A text that goes on: fewer rows are dropped, all others are right, and every request has the same sizes."""
+    embedding, plan = embedding_of(torch.float32, padding_idx=0), plan_of(kind)
+    trace: list[tuple[str, int, int]] = []
+    servers = [[Recording(server, trace) for server in plan_servers(embedding, plan, party)] for party in (0, 1)]
+    text, dropped, traces = inputs(120, 20), {}, {}
+    for cache in (0, 100, 10_000):
+        layer, seen = BatchedEmbedding.from_torch(embedding, plan, *servers, cache=cache), []
+        for line in text:
+            trace.clear()
+            got, exact = layer(line), embedding(line)
+            seen.append(list(trace))
+            same = (got == exact).all(-1)
+            assert (got[~same] == 0).all()
+        assert all(one == seen[0] for one in seen) and len(layer._kept) <= cache
+        dropped[cache], traces[cache] = layer.dropped, seen[0]
+        assert (layer.cached > 0) == (cache > 0)
+    assert traces[0] == traces[100] == traces[10_000]
+    if kind == "bins":
+        assert dropped[10_000] < dropped[100] < dropped[0] and dropped[10_000] < 0.6 * dropped[0], dropped
+
+
+def test_rows_that_were_used_longest_ago_are_forgotten() -> None:
+    embedding = embedding_of(torch.float32)
+    layer = private(embedding, plan_of("cuckoo"), cache=3)
+    for wanted, kept in (([1, 2, 3], [1, 2, 3]), ([2], [1, 3, 2]), ([9, 2], [3, 2, 9]), ([4, 4], [2, 9, 4])):
+        assert torch.equal(layer(torch.tensor(wanted)), embedding(torch.tensor(wanted)))
+        assert sorted(layer._kept) == sorted(kept)
+    assert layer.cached == 2
+    for cache in (-1, True, 1.5):
+        with pytest.raises(ConfigError, match="a cache of"):
+            private(embedding, plan_of("cuckoo"), cache=cache)  # type: ignore[arg-type]
+
+
+def test_kept_rows_are_of_the_version_of_the_others() -> None:
+    """After an update no old row comes back, and the call is made twice, whichever rows it wants."""
+    embedding, plan, owner = embedding_of(torch.float32), plan_of("hot and companions"), Owner()
+    trace: list[tuple[str, int, int]] = []
+    plain = [plan_servers(embedding, plan, party, owner=owner.public) for party in (0, 1)]
+    servers = [[Recording(server, trace) for server in one] for one in plain]
+    wanted, now = inputs(1, 12)[0], embedding.weight.clone()
+    layer = BatchedEmbedding.from_torch(embedding, plan, *servers, cache=500)
+    layer(wanted)
+    for number, asked in enumerate((wanted, wanted.flip(0), torch.arange(ROWS - 12, ROWS))):
+        with Updater(owner, [one[-1] for one in plain], table=plan.table) as updater:
+            rows = torch.full((2, 5), float(number))
+            updater.update(wanted[:1].repeat(2) + torch.tensor([0, 1]), rows)
+        now[wanted[0]], now[wanted[0] + 1] = rows
+        trace.clear()
+        assert torch.equal(layer(asked), now[asked])
+        assert len([sent for _, sent, _ in trace if sent]) == 4 * len(plan.codes)  # the others ask for the version
+        trace.clear()
+        assert torch.equal(layer(asked), now[asked]) and len(trace) == 2 * len(plan.codes)
 
 
 def test_servers_of_another_plan_or_table_are_found_out() -> None:
