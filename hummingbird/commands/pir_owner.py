@@ -50,8 +50,8 @@ _BUILD = """Make the file of a table that pir-server opens at once, whatever its
 
 The rows come from a .parquet, .npy or .safetensors file, which is read a piece at a time.
 
-With --keywords, rows are looked up by a text in place of a number (pir.KeywordClient). Memory: 2 GiB, and 33 bytes for
-each keyword. Parquet needs the extra: pip install 'hummingbird-mpc[parquet]'"""
+With --keywords, rows are looked up by a text in place of a number (pir.KeywordClient). Memory: some 3 GiB, and 33 bytes
+for each keyword. Parquet needs the extra: pip install 'hummingbird-mpc[parquet]'"""
 _METRICS = "Print the figures of both servers: version, lookups, passes over the table, latency."
 _EXAMPLE = """example:
   python -m hummingbird pir-owner """
@@ -204,27 +204,23 @@ def _update_keywords(args: argparse.Namespace) -> int:
         hint = "--table, and --keywords with --rows, or --remove"
         raise InputError("an option is missing", where="pir-owner update", hint=hint)
     owner, table = Owner(read_key(args.key)), KeywordTable.open(Source.open(args.table))
-    new, gone = (None if path is None else _words(path) for path in (args.keywords, args.remove))
+    new, gone = ([] if path is None else [*building.keyword_lines(path)] for path in (args.keywords, args.remove))
     rows = None if args.rows is None else _tensor_of(args.rows)
+    if rows is not None:
+        table.checked(new, rows)
     before = len(table)
     with Updater(owner, args.servers, **_caller(args), timeout=args.timeout) as updater:
         updater.bring_up()
+        table.catch_up(updater)
+        there = [word for word in gone if word in table]
         if gone:
-            table.remove(gone, updater)
-        if new is not None and rows is not None:
+            print(f"{len(there):,} keywords to remove, {len(gone) - len(there):,} are not there")
+            table.remove(there, updater)
+        if rows is not None:
             table.put(new, rows, updater)
         _print_versions(updater, "now")
     print(f"{len(table):,} keywords, of at most {table.room:,}; the file has {before:,}")
     return 0
-
-
-def _words(path: Path) -> list[bytes]:
-    """Return the lines of a text file: as `building.FileRows` takes them."""
-    try:
-        with open(path, "rb") as file:
-            return [line.rstrip(b"\r\n") for line in file]
-    except OSError as error:
-        raise InputError(f"cannot read the keywords: {error.strerror}", where=str(path)) from None
 
 
 def _update(args: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ keywords        tables by keyword, a text or bytes in place of a row's number
 building        prepared files of large tables, from Parquet and other files
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
-batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers
+batching/       many lookups in one inference: batch codes, a plan from the training data, its cost; embedding layers,
+                of one table or of several
 serving/        one of the two servers: worker processes, updates, the program over gRPC, and the audit of a server
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.batching.batch_code import BatchCode
     from hummingbird.pir.batching.embedding import BatchedEmbedding, PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.batching.plan import Plan
+    from hummingbird.pir.batching.tables import EmbeddingTables, TableLink
     from hummingbird.pir.building import FileRows, ParquetRows, build
     from hummingbird.pir.client import Client
     from hummingbird.pir.integrity import IntegrityError, Owner
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, audit, local_servers
     from hummingbird.pir.serving.service import Service
+    from hummingbird.pir.serving.tables import Tables, local_tables
     from hummingbird.pir.table import Source
     from hummingbird.pir.updating import Updater
 
@@ -39,6 +42,7 @@ _HOMES = {
     "BatchCode": "batching.batch_code",
     "BatchedEmbedding": "batching.embedding",
     "Client": "client",
+    "EmbeddingTables": "batching.tables",
     "FileRows": "building",
     "IntegrityError": "integrity",
     "KeywordClient": "keywords",
@@ -51,10 +55,13 @@ _HOMES = {
     "Server": "serving.server",
     "Service": "serving.service",
     "Source": "table",
+    "TableLink": "batching.tables",
+    "Tables": "serving.tables",
     "Updater": "updating",
     "audit": "serving.server",
     "build": "building",
     "local_servers": "serving.server",
+    "local_tables": "serving.tables",
     "plan_servers": "serving.bucket_server",
 }
 
@@ -62,6 +69,7 @@ __all__ = [
     "BatchCode",
     "BatchedEmbedding",
     "Client",
+    "EmbeddingTables",
     "FileRows",
     "IntegrityError",
     "KeywordClient",
@@ -74,10 +82,13 @@ __all__ = [
     "Server",
     "Service",
     "Source",
+    "TableLink",
+    "Tables",
     "Updater",
     "audit",
     "build",
     "local_servers",
+    "local_tables",
     "plan_servers",
 ]
 

@@ -1,12 +1,13 @@
 """Prepared files of tables larger than the free memory, made from files that are read a piece at a time.
 
-A table by number is read once. A table by keyword is read in two ways: the keywords once, all of whose hashes and tags
-are in memory, 33 bytes for each; then the rows, once for every part of the table, which is filled in memory and
-written. So no part of the file is written twice, and a crash leaves none.
+A table by number is read once. A table by keyword is read in two ways: the keywords once, all of whose hashes are in
+memory, 24 bytes for each, beside 9 bytes for each that there is room for; then the rows, once for every part of the
+table, which is filled in memory and written. So no part of the file is written twice, and a crash leaves none.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import itertools
 import os
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from hummingbird.errors import InputError, needs
 from hummingbird.kernels import keywords as kernel
-from hummingbird.kernels.lookups import LEAF_ROWS, Table
+from hummingbird.kernels.lookups import LEAF_ROWS, Table, sliced_bytes
 from hummingbird.pir.keywords import (
     MOST_BYTES,
+    joined,
     no_position,
     placed,
     room_for,
@@ -34,7 +36,7 @@ from hummingbird.pir.keywords import (
 from hummingbird.pir.table import DTYPES, Facts, Source, save_prepared
 
 _PART = 2 << 30  # bytes of a part of the table that is filled in memory
-_BATCH = 1 << 17  # rows that are read at a time
+_BATCH, _BATCH_BYTES = 1 << 17, 64 << 20  # rows that are read at a time, and about their bytes at most
 _WHERE = "pir.build"
 Progress = Callable[[int], object]
 
@@ -82,9 +84,9 @@ class ParquetRows:
             self._file = parquet.ParquetFile(self._path)
         schema, self.count = self._file.schema_arrow, self._file.metadata.num_rows
         for name in (column, *([] if keywords is None else [keywords])):
-            if name not in schema.names:
+            if (times := schema.names.count(name)) != 1:
                 hint = f"it has: {', '.join(schema.names)[:300]}"
-                raise InputError(f"no column {name!r} in the file", where=str(path), hint=hint)
+                raise InputError(f"{times or 'no'} columns {name!r} in the file", where=str(path), hint=hint)
         types = pyarrow.types
         if keywords is not None:
             kind = schema.field(keywords).type
@@ -110,7 +112,8 @@ class ParquetRows:
 
     def _batches(self, column: str) -> Iterator[tuple[int, Any]]:
         """Yield pieces of a column, as pyarrow's arrays, with the number of the first row of each."""
-        start, found = 0, self._file.iter_batches(_BATCH, columns=[column])
+        size = _BATCH if column != self._column else _batch(self.__dict__.get("dim", 1024) * 8)
+        start, found = 0, self._file.iter_batches(size, columns=[column])
         while True:
             with self._reading():
                 batch = next(found, None)
@@ -192,7 +195,7 @@ class FileRows:
             raise InputError(f"{lines} keywords for {self.count} rows", where=str(keywords), hint="one on each line")
 
     def rows(self) -> Iterator[Tensor]:
-        for _, records in self._source.parts(0, self.count, _BATCH * self._source.facts.record_bytes):
+        for _, records in self._source.parts(0, self.count, _BATCH_BYTES):
             octets = torch.from_numpy(np.ascontiguousarray(records))
             yield octets.view(DTYPES[self.dtype]).view(len(records), self.dim)
 
@@ -200,19 +203,30 @@ class FileRows:
         return None if self._lines is None else self._words(self._lines)
 
     def _words(self, path: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        start = 0
-        with _reading(path), open(path, "rb") as file:
-            while lines := list(itertools.islice(file, _BATCH)):
-                words = [line.rstrip(b"\r\n") for line in lines]
-                ends = np.array([*itertools.accumulate(map(len, words), initial=0)])
-                _check_lengths(ends, start, str(path))
-                try:
-                    data = b"".join(words)
-                    data.decode()
-                except UnicodeDecodeError:
-                    raise InputError(f"lines from {start + 1} on are no UTF-8", where=str(path)) from None
-                yield torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8), torch.from_numpy(ends)
-                start += len(words)
+        start, found = 0, keyword_lines(path)
+        while words := list(itertools.islice(found, _BATCH)):
+            data, ends = joined(words)
+            _check_lengths(ends.numpy(), start, str(path))
+            yield data, ends
+            start += len(words)
+
+
+def keyword_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a text file, each a keyword in UTF-8; a mark of the byte order at its start is left out.
+
+    Raises InputError for a file that cannot be read, and for an empty line.
+    """
+    with _reading(path), open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            word = line.rstrip(b"\r\n")
+            word = word.removeprefix(codecs.BOM_UTF8) if number == 1 else word
+            try:
+                word.decode()
+            except UnicodeDecodeError:
+                raise InputError(f"line {number} is no UTF-8", where=str(path)) from None
+            if not word:
+                raise InputError(f"line {number} is empty", where=str(path), hint="one keyword on each line")
+            yield word
 
 
 @contextlib.contextmanager
@@ -245,8 +259,8 @@ def build(
 
     rows: the rows, and their keywords, if there are any. room, seed: of a table by keyword, as for
     `keywords.KeywordTable`. progress: called with numbers of rows that were read; `reads` says how many there will be.
-    Memory: 2 GiB, and for a table by keyword 33 bytes a row in addition. Raises InputError for equal keywords, naming
-    the rows, for a disk without room, and the errors of `rows`.
+    Memory: some 3 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
+    InputError for equal keywords, naming the rows, for a disk without room, and the errors of `rows`.
 
     >>> import numpy as np
     >>> np.save("vectors.npy", np.eye(3, dtype=np.float32))
@@ -263,7 +277,7 @@ def build(
     words = rows.keywords()
     if words is None:
         facts = Facts(rows.count, rows.dim, rows.dtype)
-        save_prepared(target, facts, 0, 0, _by_number(facts, rows, progress))
+        save_prepared(target, facts, _by_number(facts, rows, progress))
         return facts
     segment = segment_of(room_for(rows.count, room))
     for own in seeds_to_try(seed):
@@ -281,7 +295,7 @@ def build(
     del digests
     dim = tag_words(DTYPES[rows.dtype]) + rows.dim
     facts = Facts(len(tags), dim, rows.dtype, keywords=own.hex())
-    save_prepared(target, facts, 0, rows.count, _by_keyword(facts, rows, places, tags, progress))
+    save_prepared(target, facts, _by_keyword(facts, rows, places, tags, progress), used=rows.count)
     return facts
 
 
@@ -298,15 +312,29 @@ def _hashed(rows: RowSource, seed: bytes, progress: Progress) -> Tensor:
     digests, at = torch.empty((rows.count, 2), dtype=torch.int64), 0
     for data, offsets in rows.keywords() or ():
         some = kernel.hash_keywords(data, offsets, seed)
+        _check_count(at + len(some), rows, more=True)
         digests[at : at + len(some)] = some
         at += len(some)
         progress(len(some))
+    _check_count(at, rows)
     return digests
+
+
+def _check_count(read: int, rows: RowSource, more: bool = False) -> None:
+    """Raise InputError unless so many rows are all that there should be; with `more`, unless they are no more."""
+    if read > rows.count or (read < rows.count and not more):
+        what = f"{read} rows or keywords were read, {rows.count} were announced"
+        raise InputError(what, where=_WHERE, hint="does the source change?")
+
+
+def _batch(row_bytes: int) -> int:
+    """Return how many rows are read at a time."""
+    return max(1, min(_BATCH, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _parts(facts: Facts) -> list[tuple[int, int]]:
     """Divide a table's records into parts that are filled in memory, each in one segment: first and last + 1."""
-    step = max(1, _PART // facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
+    step = max(1, _PART // sliced_bytes(LEAF_ROWS, facts.record_bytes)) * LEAF_ROWS
     return [
         (first, min(first + step, start + facts.domain))
         for start in range(0, facts.rows, facts.domain)
@@ -320,7 +348,8 @@ def _by_number(facts: Facts, rows: RowSource, progress: Progress) -> Iterator[Ta
         table, at = Table(last - first, facts.record_bytes), 0
         while at < last - first:
             if not len(rest):
-                some = next(found).contiguous()
+                some = next(found, torch.empty(0, rows.dim, dtype=DTYPES[rows.dtype])).contiguous()
+                _check_count(first + at + len(some), rows, more=len(some) > 0)
                 progress(len(some))
                 rest = some.view(torch.uint8).view(len(some), facts.record_bytes)
             new, rest = rest[: last - first - at], rest[last - first - at :]
@@ -335,6 +364,7 @@ def _by_keyword(facts: Facts, rows: RowSource, places: Tensor, tags: Tensor, pro
     for first, last in _parts(facts):
         table, at = Table(last - first, facts.record_bytes), 0
         for some in rows.rows():
+            _check_count(at + len(some), rows, more=True)
             own = places[at : at + len(some)]
             chosen = ((own >= first) & (own < last)).nonzero().flatten()
             own = own[chosen]
@@ -342,5 +372,6 @@ def _by_keyword(facts: Facts, rows: RowSource, places: Tensor, tags: Tensor, pro
             table.update(own - first, records.view(len(own), facts.record_bytes))
             at += len(some)
             progress(len(some))
+        _check_count(at, rows)
         yield table
         del table

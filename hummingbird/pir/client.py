@@ -10,7 +10,8 @@ have the same state: if an update has reached only one server, the client asks a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +28,15 @@ from hummingbird.rpc.client import Retry
 from hummingbird.rpc.service import Tls
 
 _TRIES = 5
-_PAUSE = 0.2  # seconds before an unavailable server is asked again
+PAUSE = 0.2  # seconds before an unavailable server is asked again
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class Asked(NamedTuple):
+    """A query to both servers. signs: for each key the difference of the parties' bits. queries: packed, one each."""
+
+    signs: Tensor
+    queries: list[bytes]
 
 
 class Client:
@@ -93,6 +101,11 @@ class Client:
         return self._pair.state
 
     @property
+    def signs(self) -> tuple[bool, bool]:
+        """Whether the server of party 0, and that of party 1, signs its answers."""
+        return self._pair.signs
+
+    @property
     def owned(self) -> bool:
         """Whether the client demands that rows carry their owner's signatures."""
         return self._owner is not None
@@ -127,11 +140,11 @@ class Client:
         for _ in range(_TRIES):
             parts = [self._lookup(*part) for part in zip(places.split(size), numbers.split(size), strict=True)]
             if len({state for state, _ in parts}) == 1:
-                return parts[0][0], self._numbers([records for _, records in parts]).to(indices.device)
+                return parts[0][0], self.numbers([records for _, records in parts]).to(indices.device)
         hint = f"ask for fewer at a time: {size} go into one message"
         raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
 
-    def _numbers(self, records: list[Tensor]) -> Tensor:
+    def numbers(self, records: list[Tensor]) -> Tensor:
         """Convert records (bytes) to rows: (n, dim) of the table's type, without the owner's signatures.
 
         records: tensors uint8 (*, record_bytes), n records in all.
@@ -174,39 +187,59 @@ class Client:
     def _in_a_query(self) -> int:
         return keys_in_a_query(self.facts)
 
+    def begin(self, places: Tensor) -> Asked:
+        """Make new keys for records, and return the two queries to send. places: numbers of records, int64 (n,)."""
+        keys0, keys1, signs = dpf.generate(places, self.facts.domain, self._prf)
+        return Asked(signs, [pack_query(self._decoder, keys) for keys in (keys0, keys1)])
+
+    def finish(
+        self, asked: Asked, answers: Sequence[bytes], numbers: Tensor
+    ) -> tuple[tuple[State, State], Tensor | None]:
+        """Check and combine the two answers to a query.
+
+        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 for
+        zeros. Returns the states of the table at both servers, and the records, uint8 (n, record_bytes); None if the
+        states differ, because an update has reached one server only.
+        """
+        parts = self._pair.unpacked(answers, len(asked.signs))
+        statements = [
+            Statement(party, query, answer, signed)
+            for party, (query, answer, signed) in enumerate(zip(asked.queries, answers, self._pair.signs, strict=True))
+        ]
+        self._check_signatures(statements, parts)
+        (state, zero, _), (other, one, _) = parts
+        if state != other:
+            return (state, other), None
+        if state != self.state:  # updated, or started again, perhaps with another table
+            self._pair.renew()
+        records = self._decoded(zero, one, asked.signs)
+        self._check_rows(state, numbers, records, statements)
+        return (state, other), records
+
+    def settle(self) -> Callable[[tuple[State, State]], None]:
+        """Return a function that waits after the two servers' states differed, and raises AgreementError in the end."""
+        settling = self._pair.settling()
+        return lambda states: self._pair.wait(settling, *states)
+
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
         """Look up records by one query to each server, and check all signatures.
 
         The query is repeated, with new keys, if a server is busy or the servers' states differ because of an update.
-        places: numbers of rows in the servers' table, int64 (n,).
-        numbers: the numbers under which the owner signed the rows in each record, int64 (n, rows in a record), -1 for
-        zeros.
-        Returns the state of the table, and the records, uint8 (n, record_bytes).
+        places: numbers of rows in the servers' table, int64 (n,). numbers: as for `finish`. Returns the state of the
+        table, and the records, uint8 (n, record_bytes).
         """
-        settling, retry = self._pair.settling(), Retry(self._timeout, (_PAUSE, _PAUSE))
+        settle, retry = self.settle(), Retry(self._timeout, (PAUSE, PAUSE))
         while True:
-            keys0, keys1, signs = dpf.generate(places, self.facts.domain, self._prf)
-            queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
+            asked = self.begin(places)
             try:
-                answers = self._pair.ask(queries)
+                answers = self._pair.ask(asked.queries)
             except (OverloadError, UnavailableError) as error:
                 time.sleep(retry.failed(error))
                 continue
-            parts = self._pair.unpacked(answers, len(places))
-            statements = [
-                Statement(party, query, answer, signed)
-                for party, (query, answer, signed) in enumerate(zip(queries, answers, self._pair.signs, strict=True))
-            ]
-            self._check_signatures(statements, parts)
-            (state, zero, _), (other, one, _) = parts
-            if state == other:
-                break
-            self._pair.wait(settling, state, other)
-        if state != self.state:  # updated, or started again, perhaps with another table
-            self._pair.renew()
-        records = self._decoded(zero, one, signs)
-        self._check_rows(state, numbers, records, statements)
-        return state, records
+            states, records = self.finish(asked, answers, numbers)
+            if records is not None:
+                return states[0], records
+            settle(states)
 
     def _decoded(self, zero: Tensor, one: Tensor, signs: Tensor) -> Tensor:
         if self._decoder == "xor":

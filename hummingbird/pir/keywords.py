@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hummingbird.errors import AgreementError, InputError
+from hummingbird.errors import AgreementError, EnvironmentProblem, InputError, NotFoundError
 from hummingbird.kernels import keywords as kernel
 from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.pir.client import Client
 from hummingbird.pir.integrity import rows_in_an_update
-from hummingbird.pir.table import DTYPES, Facts, Source
+from hummingbird.pir.table import DTYPES, Facts, Source, State, first_state, leaf_digests
 from hummingbird.pir.table_server import TableServer
 from hummingbird.pir.updating import Updater
 from hummingbird.prg import SEED_BYTES, new_seed
@@ -74,8 +74,15 @@ def segment_of(room: int) -> int:
 
 
 def placed(digests: Tensor, segment: int) -> tuple[Tensor, int]:
-    """Give every keyword a position: the tags of all records, int64 (3 S,), and the result of `place_keywords`."""
-    tags = torch.zeros(SEGMENTS * segment, dtype=torch.int64)
+    """Give every keyword a position: the tags of all records, int64 (3 S,), and the result of `place_keywords`.
+
+    Raises EnvironmentProblem if memory is short.
+    """
+    try:
+        tags = torch.zeros(SEGMENTS * segment, dtype=torch.int64)
+    except RuntimeError:  # torch's error for memory
+        what = f"no memory for a table of {SEGMENTS * segment:,} positions"
+        raise EnvironmentProblem(what, where=_WHERE, hint="less room") from None
     return tags, kernel.place_keywords(digests, segment, tags)
 
 
@@ -111,7 +118,9 @@ class KeywordTable:
     keywords: n of them, all different, str or bytes; a str is the same keyword as its bytes in UTF-8. rows: a tensor
     (n, dim) of a type that `Source` takes. room: how many keywords the table can hold at least; default: n. seed: of
     the public hash, 16 bytes; default: a random one. `building.build` makes tables that do not fit into memory.
-    Save `source`, and `open` it to go on later: changes since then come back from the servers' journals.
+    Save `source`, and `open` it to go on later: changes since then come back from the servers' journals. Several
+    programs of the owner may change the servers' table: whoever comes second is refused, and tries again. An object is
+    for one thread at a time.
     Memory: 1.14 times `room` records of the row's bytes and 8 more. Raises InputError for keywords that are equal, too
     long or of another type, and for rows that do not fit them.
 
@@ -149,6 +158,7 @@ class KeywordTable:
         plain = Source.of(records)
         facts = Facts(plain.facts.rows, plain.facts.dim, plain.facts.dtype, keywords=own.hex())
         self.source = Source(facts, 0, plain.records, used=len(words))
+        self._changed = False  # here alone, so that a server of signed rows cannot have it
 
     @classmethod
     def open(cls, source: Source) -> KeywordTable:
@@ -161,7 +171,7 @@ class KeywordTable:
             what = "a signed table" if source.facts.table_id else "a table whose rows are looked up by number"
             raise InputError(what, where=_WHERE, hint="the plain table that KeywordTable made and `save` wrote")
         self = cls.__new__(cls)
-        self.source = source
+        self.source, self._changed = source, False
         return self
 
     @property
@@ -174,7 +184,7 @@ class KeywordTable:
 
     def __contains__(self, keyword: Keyword) -> bool:
         ((first, tag),) = self._digests(encoded([keyword], _WHERE))
-        return _Changes(self.source).place_of(first, tag)[0] is not None
+        return _Changes(self.source, None).place_of(first, tag)[0] is not None
 
     def put(self, keywords: Keyword | Sequence[Keyword], rows: Tensor, servers: Updater | None = None) -> None:
         """Insert keywords with their rows, or replace the rows of keywords that are there.
@@ -187,6 +197,18 @@ class KeywordTable:
         or for one that finds no position, as can happen in a small full table; AgreementError for servers that have
         another table, or have had updates that their journal does not keep; and the errors of `Updater.update`.
         """
+        words, records = self.checked(keywords, rows)
+        state = self.catch_up(servers)
+        changes = _Changes(self.source, servers)
+        for (first, tag), record in zip(self._digests(words), records, strict=True):
+            changes.put(first, tag, record, self.room)
+        self._send(changes, servers, state)
+
+    def checked(self, keywords: Keyword | Sequence[Keyword], rows: Tensor) -> tuple[list[bytes], np.ndarray]:
+        """Return the arguments of `put` as bytes: n keywords, and their records, uint8 (n, row_bytes).
+
+        Raises InputError for keywords and rows that do not fit the table.
+        """
         single = isinstance(keywords, (str, bytes))
         words = encoded([keywords] if single else keywords, _WHERE)  # type: ignore[list-item, arg-type]
         facts = self.source.facts
@@ -196,40 +218,36 @@ class KeywordTable:
             got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             what = f"a row of {got}" if single else f"rows of {got} for {len(words)} keywords"
             raise InputError(what, where=_WHERE, hint=f"{facts.dtype} {shape}")
-        digests = self._digests(words)
-        tags = torch.from_numpy(digests[:, 1].view(np.int64))
+        tags = torch.from_numpy(self._digests(words)[:, 1].view(np.int64))
         records = tagged(tags, rows.detach().cpu().view(len(words), dim)).contiguous().view(torch.uint8)
-        self._catch_up(servers)
-        changes = _Changes(self.source)
-        for (first, tag), record in zip(digests, records.view(len(words), facts.row_bytes).numpy(), strict=True):
-            changes.put(first, tag, record, self.room)
-        self._send(changes, servers)
+        return words, records.view(len(words), facts.row_bytes).numpy()
 
     def remove(self, keywords: Keyword | Sequence[Keyword], servers: Updater | None = None) -> None:
         """Remove keywords and their rows. servers, errors: as for `put`; InputError for a keyword that is not there."""
         single = isinstance(keywords, (str, bytes))
         words = encoded([keywords] if single else keywords, _WHERE)  # type: ignore[list-item, arg-type]
-        self._catch_up(servers)
-        changes = _Changes(self.source)
+        state = self.catch_up(servers)
+        changes = _Changes(self.source, servers)
         for number, (first, tag) in enumerate(self._digests(words)):
             place, _ = changes.place_of(first, tag)
             if place is None:
                 which = "this keyword" if single else f"keyword {number}"
                 raise InputError(f"{which} is not in the table", where=_WHERE)
             changes.clear(place)
-        self._send(changes, servers)
+        self._send(changes, servers, state)
 
     def _digests(self, words: list[bytes]) -> np.ndarray:
         """Hash keywords: uint64 (n, 2)."""
         return kernel.hash_keywords(*joined(words), bytes.fromhex(self.source.facts.keywords)).numpy().view(np.uint64)
 
-    def _catch_up(self, servers: Updater | None) -> None:
-        """Make the changes here that the servers have had since this table was saved.
+    def catch_up(self, servers: Updater | None) -> State | None:
+        """Make the changes here that the servers have had since this table was saved; return their state.
 
-        Raises AgreementError unless the servers have this table, with all of its updates, and keep the others.
+        None: no servers. Raises AgreementError unless the servers have this table, with all of its updates, and their
+        journals keep the others.
         """
         if servers is None:
-            return
+            return None
         facts, (zero, one) = servers.facts, (description.state for description in servers.describe())
         if (facts.keywords, facts.rows) != (self.source.facts.keywords, self.source.facts.rows):
             hint = "KeywordTable.open takes the table that they serve"
@@ -237,51 +255,95 @@ class KeywordTable:
         if zero != one:
             hint = "Updater.bring_up sends each the updates that it lacks"
             raise AgreementError("the two servers' tables differ", where=_WHERE, hint=hint)
-        what = f"the servers' table has had {zero.version} updates, this one {self.source.version}"
-        if zero.version < self.source.version:
+        version = self.source.version
+        what = f"the servers' table has had {zero.version} updates, this one {version}"
+        if zero.version < version:
             raise AgreementError(what, where=_WHERE, hint="give them their journals again, or this table")
-        for version in range(self.source.version, zero.version):
+        if zero.version == version:
+            self._check(servers, zero)
+        for number in range(version, zero.version):
             try:
-                indices, octets = servers.past(version)
-            except InputError as error:
+                before, after, indices, octets = servers.past(number)
+            except NotFoundError as error:
                 hint = "open the table that was saved after the last of them"
                 raise AgreementError(f"{what}; {error.what}", where=_WHERE, hint=hint) from None
-            changes = _Changes(self.source)
-            changes.write(dict(zip(indices.tolist(), octets.numpy(), strict=True)))
-            self._make(changes.groups[0], version + 1)
+            if number == version:
+                self._check(servers, before)
+            elif before.digest != self.source.history:
+                raise AgreementError(f"{what}, in another order", where=_WHERE, hint="ask again")
+            self._make(dict(zip(indices.tolist(), octets.numpy(), strict=True)), after)
+        if zero.version > version and self.source.history != zero.digest:
+            raise AgreementError(f"{what}, with other contents", where=_WHERE, hint="open the table that they serve")
+        self.source = replace(self.source, history=zero.digest)
+        return zero
 
-    def _send(self, changes: _Changes, servers: Updater | None) -> None:
-        """Make changes at the servers, and here; the changes of one keyword are never in two updates."""
+    def _check(self, servers: Updater, state: State) -> None:
+        """Raise AgreementError unless the servers' table was this one when it had this state.
+
+        Its digest is that of the history of this table, or of its records. For signed rows the latter is not known:
+        then the records that the last update changed must be the same.
+        """
+        source = self.source
+        if source.history == state.digest:
+            return
+        what, hint = "the servers' table has other contents than this one", "open the table that they serve"
+        if not servers.facts.table_id:
+            digests = source.digests
+            if digests is None:
+                digests = tuple(d for _, rows in source.parts(0, source.facts.rows) for d in leaf_digests(rows))
+            if first_state(source.facts, source.version, list(digests)) == state:
+                return
+        elif not source.history and not self._changed:
+            if not state.version:
+                return
+            _, after, indices, octets = servers.past(state.version - 1)
+            if after == state and np.array_equal(source.records[indices.numpy()], octets.numpy()):
+                return
+        if self._changed:
+            hint = "it was changed without them: save it, serve that file, and open it again"
+        raise AgreementError(what, where=_WHERE, hint=hint)
+
+    def _send(self, changes: _Changes, servers: Updater | None, state: State | None) -> None:
+        """Make changes at the servers, and here; the changes of one keyword are never in two updates.
+
+        state: of the servers' table, which must not change meanwhile.
+        """
         groups = [group for group in changes.groups if group]
         if servers is None:
             for group in groups:
-                self._make(group, self.source.version)
+                self._make(group, None)
             return
-        facts, most = self.source.facts, rows_in_an_update(servers.facts)
+        facts = self.source.facts
         while groups:
             together = groups.pop(0)
-            while groups and len(together | groups[0]) <= most:
+            while groups and len(together | groups[0]) <= changes.most:
                 together = together | groups.pop(0)
             octets = torch.from_numpy(np.stack([*together.values()]))
             values = octets.view(DTYPES[facts.dtype]).view(len(together), facts.dim)
-            state = servers.update(torch.tensor([*together]), values)
-            self._make(together, state.version)
+            state = servers.update(torch.tensor([*together]), values, state=state)
+            self._make(together, state)
 
-    def _make(self, group: dict[int, np.ndarray], version: int) -> None:
-        """Change records here. group: the new records by their numbers. version: of the table afterwards."""
+    def _make(self, group: dict[int, np.ndarray], state: State | None) -> None:
+        """Change records here. group: the new records by their numbers. state: of the servers afterwards, if any."""
         source, places = self.source, [*group]
         octets = np.stack([*group.values()])
         before, after = _tags(source.records[places]), _tags(octets)
         source.records[places] = octets
         used = source.used + int((after != 0).sum()) - int((before != 0).sum())
-        self.source = replace(source, version=version, digests=None, used=used)
+        if state is None:
+            self._changed, state = True, State(source.version, b"")
+        self.source = replace(source, version=state.version, digests=None, used=used, history=state.digest)
 
 
 class _Changes:
-    """Changes of a table that are not made yet. groups: for each keyword, the new records by their numbers."""
+    """Changes of a table that are not made yet. groups: for each keyword, the new records by their numbers.
 
-    def __init__(self, source: Source) -> None:
+    servers: for which they are, if any. most: records in one update.
+    """
+
+    def __init__(self, source: Source, servers: Updater | None) -> None:
         self._source, self._used = source, source.used
+        self.most = _SEARCH if servers is None else rows_in_an_update(servers.facts)
         self._segment = source.facts.domain
         self._new: dict[int, np.ndarray] = {}
         self.groups: list[dict[int, np.ndarray]] = []
@@ -328,10 +390,12 @@ class _Changes:
     def _path(self, places: np.ndarray) -> list[int]:
         """Find the shortest way to make room at one of some positions: each position's row moves to the next one.
 
-        The last position of the path is free. Raises InputError if there is no such path.
+        The last position of the path is free. Raises InputError if there is no such path that fits into one update.
         """
         came: dict[int, int | None] = dict.fromkeys(places.tolist())
-        while len(places) and len(came) < _SEARCH:
+        for _ in range(self.most):
+            if not len(places) or len(came) >= _SEARCH:
+                break
             tags = _tags(self._records(places))
             if not tags.all():
                 path = [int(places[tags.argmin()])]

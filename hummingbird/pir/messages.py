@@ -5,6 +5,8 @@
     update      = state (24) it applies to, indices int64 (n,), records (n, record_bytes), the owner's signature (64)
     version     = 8 bytes and no frame; its answer is the update of this version to the next
     description = JSON: party, release, state, facts, whether answers are signed
+    calls       = JSON: for each call the table's name and the method; then the calls' messages (n each)
+    results     = the calls' answers (n each)
 
 All tensors are uint8 unless stated otherwise. The sizes of a query and an answer follow from the number of keys and the
 facts of the table. The text of a refusal depends on the table only, never on a key's contents.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -118,6 +121,45 @@ def unpack_version(data: bytes) -> int:
     if len(data) != 8:
         raise InputError("malformed version", hint="both sides need the same release")
     return int.from_bytes(data, "little")
+
+
+MAX_CALLS = 256  # tables in one request
+_CALLS = records.many(records.row(records.text(256), records.text(64)), MAX_CALLS)
+
+
+def pack_calls(calls: Sequence[tuple[str, str, bytes]]) -> bytes:
+    """Pack the calls of one request to a server of several tables: for each the table, the method and the message."""
+    head = json.dumps([[table, method] for table, method, _ in calls]).encode()
+    return pack_tensors([as_bytes(head), *(as_bytes(message) for *_, message in calls)])
+
+
+def unpack_calls(data: bytes) -> list[tuple[str, str, bytes]]:
+    """Read what `pack_calls` packed. Raises InputError for anything else."""
+    head, *messages = _octets(data, "calls")
+    names = records.read(head, _CALLS, name="calls", hint="client and servers need the same release")
+    if len(names) != len(messages) or not messages:
+        raise InputError("malformed calls", hint="client and servers need the same release")
+    return [(table, method, message) for (table, method), message in zip(names, messages, strict=True)]
+
+
+def pack_results(results: Sequence[bytes]) -> bytes:
+    """Pack the answers to the calls of one request."""
+    return pack_tensors([as_bytes(result) for result in results])
+
+
+def unpack_results(data: bytes, count: int) -> list[bytes]:
+    """Read the answers to `count` calls. Raises InputError for anything else."""
+    results = _octets(data, "results")
+    if len(results) != count:
+        raise InputError(f"{len(results)} results of {count} calls", hint="client and servers need the same release")
+    return results
+
+
+def _octets(data: bytes, what: str) -> list[bytes]:
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=MAX_CALLS + 1)
+    if not parts or any(part.dtype != torch.uint8 or part.dim() != 1 for part in parts):
+        raise InputError(f"malformed {what}", hint="client and servers need the same release")
+    return [part.numpy().tobytes() for part in parts]
 
 
 def _pack_state(state: State) -> Tensor:

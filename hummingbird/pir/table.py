@@ -19,7 +19,7 @@ import shutil
 import struct
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,22 +153,25 @@ class State:
 class SlicedRecords:
     """The records of a prepared file, in the bit-sliced layout: rows are read and written like those of an array.
 
-    path, offset: the file, and where the records begin in it. facts: of the table. The file is mapped into memory, and
-    never changed: changed pages are copied.
+    path, offset: the file, and where the records begin in it. facts: of the table. digests: of its leaves; a leaf is
+    compared with its digest when it is first read or written, which raises InputError if the file is damaged.
+    The file is mapped into memory, and never changed: changed pages are copied. Another program must not write to it
+    meanwhile; if it cuts the file off, the system ends this process.
     """
 
-    def __init__(self, path: Path, offset: int, facts: Facts) -> None:
-        self.path, self._offset, self._facts = path, offset, facts
+    def __init__(self, path: Path, offset: int, facts: Facts, digests: tuple[bytes, ...]) -> None:
+        self.path, self._offset, self._facts, self._digests = path, offset, facts, digests
         self._file = open(path, "rb")  # noqa: SIM115 - another file may take its name while this one is in use
         self.shape = facts.rows, facts.record_bytes
         self.size = facts.rows * facts.record_bytes
         self._seen = self._stamp()
+        self._right: set[int] = set()  # leaves that have been compared
         self._pieces = [self.table(first, first + facts.domain) for first in self._starts()]
 
     def again(self) -> SlicedRecords:
-        """Return the records as they are in the file, without changes."""
+        """Return the records as they are in the file, without changes, and not compared yet."""
         other = copy.copy(self)
-        other._pieces = [self.table(first, first + self._facts.domain) for first in self._starts()]
+        other._right, other._pieces = set(), [self.table(first, first + self._facts.domain) for first in self._starts()]
         return other
 
     def unchanged(self) -> bool:
@@ -185,7 +188,8 @@ class SlicedRecords:
     def table(self, first: int, last: int) -> kernel.Table:
         """Map records `first` to `last` - 1 anew, as they are in the file; return them as the kernels use them.
 
-        They lie in one segment of a table by keyword; `first` is a multiple of 1024 from the segment's start on.
+        They lie in one segment of a table by keyword; `first` is a multiple of 1024 from the segment's start on. They
+        are not compared with the digests.
         """
         size, width, domain = last - first, self._facts.record_bytes, self._facts.domain
         at = first // domain * sliced_bytes(domain, width) + sliced_bytes(first % domain, width)
@@ -197,26 +201,57 @@ class SlicedRecords:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | np.ndarray | list[int]) -> np.ndarray:
-        domain = self._facts.domain
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self.shape[0])
             if step == 1:
-                parts = [
-                    piece.read_range(low - number * domain, max(low, min(stop, (number + 1) * domain)) - low).numpy()
-                    for number, piece in enumerate(self._pieces)
-                    if (low := max(start, number * domain)) < (number + 1) * domain
-                ]
-                return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else self[[]]
+                first = start // LEAF_ROWS * LEAF_ROWS
+                whole = self._range(first, min(self.shape[0], -(-max(stop, start) // LEAF_ROWS) * LEAF_ROWS))
+                self._compare(first // LEAF_ROWS, whole)
+                return whole[start - first : max(stop, start) - first]
             rows = np.arange(start, stop, step)
-        index = np.asarray(rows, np.int64)
+        index = self._index(rows)
         out = np.empty((len(index), self.shape[1]), np.uint8)
         for own, piece, within in self._each(index):
             out[own] = piece.read(within).numpy()
         return out
 
     def __setitem__(self, rows: np.ndarray | list[int], records: np.ndarray) -> None:
-        for own, piece, within in self._each(np.asarray(rows, np.int64)):
+        for own, piece, within in self._each(self._index(rows)):
             piece.update(within, torch.from_numpy(np.ascontiguousarray(records[own])))
+
+    def _index(self, rows: np.ndarray | list[int]) -> np.ndarray:
+        """Check numbers of rows, and compare their leaves; return them as int64 (n,)."""
+        index = np.asarray(rows)
+        whole = index.ndim == 1 and (not len(index) or index.dtype.kind in "iu")
+        if not whole or (len(index) and not 0 <= index.min() <= index.max() < self.shape[0]):
+            raise IndexError(f"expected numbers of rows from 0 to {self.shape[0] - 1}, (n,)")
+        for leaf in np.unique(index // LEAF_ROWS).tolist():
+            if leaf not in self._right:
+                first = int(leaf) * LEAF_ROWS
+                self._compare(int(leaf), self._range(first, min(self.shape[0], first + LEAF_ROWS)))
+        return index.astype(np.int64)
+
+    def _compare(self, first: int, rows: np.ndarray) -> None:
+        """Compare leaves with their digests, unless that was done. first: the first leaf's number. rows: of all."""
+        for leaf in range(first, first + leaves_of(len(rows))):
+            if leaf in self._right:
+                continue
+            at = (leaf - first) * LEAF_ROWS
+            if leaf_digests(rows[at : at + LEAF_ROWS]) != [self._digests[leaf]]:
+                what = f"rows {leaf * LEAF_ROWS} to {(leaf + 1) * LEAF_ROWS - 1} differ from their digest"
+                raise InputError(what, where=str(self.path), hint="the file is damaged: copy it again")
+            self._right.add(leaf)
+
+    def _range(self, start: int, stop: int) -> np.ndarray:
+        """Read consecutive rows of one segment or of several, uint8 (stop - start, record_bytes)."""
+        domain = self._facts.domain
+        parts = [
+            piece.read_range(low - number * domain, min(stop, (number + 1) * domain) - low).numpy()
+            for number, piece in enumerate(self._pieces)
+            if (low := max(start, number * domain)) < min(stop, (number + 1) * domain)
+        ]
+        none = np.empty((0, self.shape[1]), np.uint8)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else none
 
     def _each(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, kernel.Table, Tensor]]:
         for number, piece in enumerate(self._pieces):
@@ -234,7 +269,8 @@ class Source:
 
     facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes), an array, or the
     records of a prepared file. digests: of the leaves, as a prepared file has them, while its records are unchanged;
-    None: to be computed. used: number of keywords of a table by keyword.
+    None: to be computed. used: number of keywords of a table by keyword. history: the digest of the state that the
+    servers had after these updates (`State`), for the owner of a table by keyword; b"": not known.
 
     >>> source = pir.Source.of(table)
     >>> source.save("table.safetensors")
@@ -247,6 +283,7 @@ class Source:
     records: np.ndarray | SlicedRecords
     digests: tuple[bytes, ...] | None = None
     used: int = 0
+    history: bytes = b""
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
@@ -297,7 +334,7 @@ class Source:
             for first in range(0, facts.rows, domain)
             for _, rows in self.parts(first, first + domain)
         )
-        save_prepared(Path(path), facts, self.version, self.used, tables)
+        save_prepared(Path(path), facts, tables, version=self.version, used=self.used, history=self.history)
 
     def mapped(self, first: int, last: int) -> kernel.Table | None:
         """Return records `first` to `last` - 1 of an unchanged prepared file as `SlicedRecords.table`, else None."""
@@ -312,14 +349,9 @@ class Source:
         """
         if self.digests is None or not isinstance(self.records, SlicedRecords):
             return
-        own = self.records.again()
-        for start, rows in Source(self.facts, 0, own).parts(0, self.facts.rows, _CHECKED):
+        for _ in replace(self, records=self.records.again()).parts(0, self.facts.rows, _CHECKED):
             if ended():
                 return
-            for leaf, digest in enumerate(leaf_digests(np.ascontiguousarray(rows)), start // LEAF_ROWS):
-                if digest != self.digests[leaf]:
-                    what = f"rows {leaf * LEAF_ROWS} to {(leaf + 1) * LEAF_ROWS - 1} differ from their digest"
-                    raise InputError(what, where=str(own.path), hint="the file is damaged: copy it again")
 
     def parts(self, first: int, last: int, size: int = _PIECE) -> Iterator[tuple[int, np.ndarray]]:
         """Yield rows `first` to `last` - 1 in pieces, as pairs: the number of a piece's first row, and the records of
@@ -341,19 +373,22 @@ def leaf_digests(records: np.ndarray) -> list[bytes]:
     return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
 
 
-def save_prepared(path: Path, facts: Facts, version: int, used: int, tables: Iterable[kernel.Table]) -> None:
+def save_prepared(
+    path: Path, facts: Facts, tables: Iterable[kernel.Table], *, version: int = 0, used: int = 0, history: bytes = b""
+) -> None:
     """Write a prepared file, completely or not at all, in the order of `tables`; an existing file is replaced.
 
-    facts, version, used: as in `Source`. tables: the records, segment after segment, each a part that begins at a
-    multiple of 1024 records of its segment. Raises InputError if the file cannot be written, or the disk has too little
-    room, before it begins.
+    facts, version, used, history: as in `Source`. tables: the records, segment after segment, each a part that begins
+    at a multiple of 1024 records of its segment. Raises InputError if the file cannot be written, or the disk has too
+    little room, before it begins.
     """
     size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
     leaves = leaves_of(facts.rows)
     entries = {"sliced": (0, size, [size]), "digests": (size, size + _DIGEST * leaves, [leaves, _DIGEST])}
+    own = {"version": version, "used": used, "history": history.hex()}
     header = json.dumps(
         {
-            "__metadata__": {_OWN: json.dumps({"version": version, "used": used, **records.plain(facts)})},
+            "__metadata__": {_OWN: json.dumps(own | records.plain(facts))},
             **{
                 name: {"dtype": "U8", "shape": shape, "data_offsets": [begin, end]}
                 for name, (begin, end, shape) in entries.items()
@@ -448,7 +483,7 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
             raise ValueError("its header is cut off")
         header = records.read(file.read(length), _ENTRIES, name="header", most=_HEADER_LIMIT, **how)
     metadata = records.of(header.pop("__metadata__", {}), _TEXTS, name="metadata", **how)
-    if _OWN in metadata and "sliced" in header and tensor is None:
+    if _OWN in metadata and "sliced" in header and tensor in (None, "records"):
         return _open_prepared(path, records.read(metadata[_OWN], _ENTRIES, name="metadata", **how), header, 8 + length)
     if tensor is None and len(header) != 1:
         hint = f"name one of: {', '.join(sorted(header))[:300]}"
@@ -473,6 +508,8 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
         facts = records.of(fields, Facts, name="facts", **how)
         if shape != (facts.rows, facts.record_bytes):
             raise ValueError("its metadata does not fit its records")
+        if facts.keywords:
+            raise InputError("a table by keyword of another release", where=str(path), hint="make it again")
     else:
         facts = Facts(shape[0], shape[1], str(_SAFE[dtype]).removeprefix("torch."))
     mapped = np.memmap(path, np.uint8, "c", offset=8 + length + begin, shape=(facts.rows, facts.record_bytes))
@@ -483,7 +520,10 @@ def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], s
     """Open a prepared file. fields: its metadata. header: entries of its tensors. start: where their bytes begin."""
     how = dict[str, Any](where=str(path), hint="was it copied completely, and written by this release?")
     version, used = (records.of(fields.pop(name, None), _COUNT, name=name, **how) for name in ("version", "used"))
+    history = records.of(fields.pop("history", None), records.text(2 * _DIGEST), name="history", **how)
     facts = records.of(fields, Facts, name="facts", **how)
+    if history and not _is_hex(history):
+        raise ValueError("its history is no digest")
     sliced, stored = (records.of(header.get(name), TensorEntry, name=name, **how) for name in ("sliced", "digests"))
     size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
     leaves = leaves_of(facts.rows)
@@ -493,4 +533,4 @@ def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], s
         raise ValueError("it is cut off, or its metadata does not fit its records")
     octets = np.fromfile(path, np.uint8, leaves * _DIGEST, offset=start + size).tobytes()
     digests = tuple(octets[at : at + _DIGEST] for at in range(0, len(octets), _DIGEST))
-    return Source(facts, version, SlicedRecords(path, start, facts), digests, used)
+    return Source(facts, version, SlicedRecords(path, start, facts, digests), digests, used, bytes.fromhex(history))

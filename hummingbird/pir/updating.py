@@ -6,12 +6,13 @@ updates that reached only one server, checks them, and sends them to the other.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from hummingbird.errors import HummingbirdError, InputError, PeerError
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, NotFoundError, PeerError
 from hummingbird.pir.integrity import Owner, check_update, public_key, rows_in_an_update
 from hummingbird.pir.messages import TableDescription, pack_version, unpack_update
 from hummingbird.pir.pair import descriptions, disagreement, updated
@@ -21,6 +22,10 @@ from hummingbird.rpc.service import Tls
 
 _WHERE = "pir.Updater"
 Progress = Callable[[int], object]
+
+
+class NotOwned(PeerError):
+    """Raised for a server that gives another update than the owner's as one that the owner has signed."""
 
 
 class Updater:
@@ -89,14 +94,26 @@ class Updater:
             raise disagreement(self.links, "contents", zero, one)
         return last - first
 
-    def past(self, version: int) -> tuple[Tensor, Tensor]:
-        """Return what the update of the table's version `version` changed, as party 0's server keeps it in its journal.
+    def past(self, version: int) -> tuple[State, State, Tensor, Tensor]:
+        """Return an update that both servers have had, as one of them keeps it in its journal.
 
-        These are the numbers of the rows, int64 (n,), and their bytes, uint8 (n, row_bytes), without signatures. Raises
-        InputError if the journal does not have it, PeerError if it is not the owner's.
+        version: of the table, before the update. Returns the table's states before and after it, the numbers of the
+        rows that it changed, int64 (n,), and their bytes, uint8 (n, row_bytes), without signatures. Raises
+        NotFoundError if neither server's journal has it, PeerError if it is not the owner's.
         """
-        _, (_, indices, records, _) = self._past(self.links[0], version)
-        return indices, records[:, : self.facts.row_bytes]
+        errors = []
+        for link in self.links:
+            try:
+                message, (state, indices, records, _) = self._past(link, version)
+            except NotOwned:
+                raise
+            except HummingbirdError as error:
+                errors.append(error)
+                continue
+            digest = hashlib.sha256(message).digest()
+            return state, state.after(digest), indices, records[:, : self.facts.row_bytes]
+        what = f"neither server keeps the update of version {version}: {errors[0].what}"
+        raise NotFoundError(what, where=_WHERE, hint=errors[0].hint)
 
     def _past(self, link: TableServer, version: int) -> tuple[bytes, tuple[State, Tensor, Tensor, bytes]]:
         message = link.begin(pack_version(version), "PastUpdate")()
@@ -104,9 +121,9 @@ class Updater:
             update = unpack_update(message, self.facts)
             check_update(self._key, self.facts, update)
         except InputError as error:
-            raise PeerError(f"update {version} is not the owner's: {error.what}", where=link.name) from None
+            raise NotOwned(f"update {version} is not the owner's: {error.what}", where=link.name) from None
         if update[0].version != version:
-            raise PeerError(f"asked for update {version}, got update {update[0].version}", where=link.name)
+            raise NotOwned(f"asked for update {version}, got update {update[0].version}", where=link.name)
         return message, update
 
     def check(self, indices: Tensor, rows: Tensor) -> None:
@@ -126,17 +143,28 @@ class Updater:
             hint = f"this table's rows are 0 to {facts.rows - 1}"
             raise InputError("an index is outside of the table, or a duplicate", where=where, hint=hint)
 
-    def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
+    def update(
+        self,
+        indices: Tensor,
+        rows: Tensor,
+        progress: Progress = lambda rows: None,
+        *,
+        state: State | None = None,
+    ) -> State:
         """Send new rows to both servers, in as many updates as they need; returns the table's new state.
 
         indices: numbers of the rows, int64 (n,), distinct. rows: (n, dim) of the table's type. progress: called with
-        the number of newly updated rows. Raises as `check`, before anything is sent; and PeerError if an update fails,
-        naming the version that both servers have: then call `bring_up`, and send all rows again.
+        the number of newly updated rows. state: that of the table before; None for any. Raises as `check`, and
+        AgreementError for servers in another state, before anything is sent; and PeerError if an update fails, naming
+        the version that both servers have: then call `bring_up`, and send all rows again.
         """
         self.check(indices, rows)
         zero, one = (description.state for description in self.describe())
         if zero != one:
             raise disagreement(self.links, "contents", zero, one)
+        if state is not None and zero != state:
+            what = f"the servers have had another update: expected version {state.version}, found {zero.version}"
+            raise AgreementError(what, where=_WHERE, hint="another program of the owner is at work: run this one again")
         size, state = rows_in_an_update(self.facts), zero
         for some, new in zip(indices.split(size), rows.split(size), strict=True):
             message = self._owner.update(self.facts, state, some, new)

@@ -196,14 +196,19 @@ def test_a_table_by_keyword(place: Path, sockets: Path, capsys: pytest.CaptureFi
         assert "201 keywords, of at most 30" in capsys.readouterr().out
         assert owner(*update, "--remove", place / "gone") == 0
         assert "200 keywords" in (out := capsys.readouterr().out) and "the file has 200" in out
+        assert owner(*update, "--remove", place / "gone") == 0  # as after a failure
+        assert "0 keywords to remove, 1 are not there" in capsys.readouterr().out
+        np.save(place / "double.npy", np.zeros((2, 3)))
+        (place / "gone").write_text(words[8])
+        both = ["--remove", place / "gone", "--keywords", place / "new", "--rows", place / "double.npy"]
+        assert owner(*update, *both) == 1 and "float64" in capsys.readouterr().err
         with contextlib.closing(KeywordClient(pair.last, timeout=HANG)) as client:
             rows, found = client.rows([*words, "fig"])
             now = torch.cat([TABLE, torch.full((1, 3), 7.0)])
             now[3], now[7] = 7, 0
             assert torch.equal(rows, now) and found.tolist() == [number != 7 for number in range(201)]
         for options, what in (
-            (["--remove", place / "gone"], "keyword 0 is not in the table"),
-            (["--remove", place / "none"], "cannot read the keywords"),
+            (["--remove", place / "none"], "cannot read the file"),
             (["--keywords", place / "new"], "an option is missing"),
             (["--remove", place / "gone", "--indices", place / "indices.npy"], "a table by keyword has none"),
             (["--keywords", place / "words", "--rows", place / "rows.npy"], "for 200 keywords"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird.errors import InputError, PeerError
+from hummingbird.errors import EnvironmentProblem, InputError, PeerError
 from hummingbird.pir import Client, KeywordClient, KeywordTable, Owner, Source, building, local_servers
 from hummingbird.pir import table as tables
 from hummingbird.pir.serving.server import Server, open_server
@@ -87,7 +87,7 @@ def test_keywords_and_rows_of_a_parquet_file(tmp_path: Path, kind: str) -> None:
 
 def test_keywords_in_a_text_file(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", ROWS.numpy())
-    (tmp_path / "words").write_bytes("\r\n".join(WORDS).encode())
+    (tmp_path / "words").write_bytes("\r\n".join(WORDS).encode("utf-8-sig"))  # as some editors write it
     rows = building.FileRows(tmp_path / "t.npy", keywords=tmp_path / "words")
     building.build(tmp_path / "t.safetensors", rows, room=2 * COUNT, seed=bytes(16))
     check(tmp_path / "t.safetensors", ROWS)
@@ -219,6 +219,67 @@ def test_a_damaged_row_is_found_before_or_behind(table: Path, start: int) -> Non
             Client([server, Server(ROWS, 1)], timeout=HANG).rows(torch.tensor([1]))
 
 
+def test_damage_is_not_given_a_new_digest(table: Path, start: int) -> None:
+    """What reads a damaged row refuses it: a copy, a build, a signature, a change of another row of its leaf."""
+    damaged(table, start + 5000 * 16)
+    KeywordTable(WORDS, ROWS, seed=bytes(16)).source.save(table.with_name("k.safetensors"))
+    damaged(table.with_name("k.safetensors"), start + 4000 * 24)
+    source, keywords = Source.open(table), KeywordTable.open(Source.open(table.with_name("k.safetensors")))
+    for use in (
+        lambda: source.save(table.with_name("copy.safetensors")),
+        lambda: building.build(table.with_name("copy.safetensors"), building.FileRows(table)),
+        lambda: Owner().sign(source),
+        lambda: np.asarray(source.records),
+        lambda: keywords.put(WORDS, ROWS),
+    ):
+        with pytest.raises(InputError, match="differ from their digest"):
+            use()
+    assert not table.with_name("copy.safetensors").exists() and source.records[:4096].shape == (4096, 12)
+
+
+def test_numbers_that_are_no_rows(table: Path) -> None:
+    records = Source.open(table).records
+    for rows in ([-1], [COUNT], [0.5], [[1]], np.ones(COUNT, bool), 3):
+        with pytest.raises(IndexError, match="numbers of rows from 0 to 6999"):
+            records[rows]  # type: ignore[index]
+    with pytest.raises(IndexError):
+        records[[COUNT]] = np.zeros((1, 12), np.uint8)
+    assert records[[]].shape == (0, 12)
+
+
+def test_a_check_that_breaks_off_ends_the_service(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("mmap length is greater than file size")
+
+    monkeypatch.setattr(Source, "verify", broken)
+    with contextlib.closing(open_server(table, 0)) as server:
+        deadline = time.monotonic() + HANG
+        with pytest.raises(PeerError, match="the table's file: mmap length"):
+            while time.monotonic() < deadline:
+                server.check()
+                time.sleep(0.01)
+
+
+def test_a_source_that_changes_is_refused(tmp_path: Path) -> None:
+    class Changing(building.FileRows):
+        def rows(self) -> Any:
+            yield from super().rows()
+            yield from extra
+
+    np.save(tmp_path / "t.npy", ROWS.numpy())
+    (tmp_path / "words").write_text("\n".join(WORDS))
+    for words in (None, tmp_path / "words"):
+        rows = Changing(tmp_path / "t.npy", keywords=words)
+        for extra, count in ([ROWS[:1]], COUNT), ([], COUNT + 5):
+            rows.count = count
+            if extra and words is None:
+                continue  # what follows the last row is not read
+            with pytest.raises(InputError, match="were announced"):
+                building.build(tmp_path / "t.safetensors", rows)
+    with pytest.raises((InputError, EnvironmentProblem)):
+        KeywordTable(WORDS[:3], ROWS[:3], room=10**12)
+
+
 def test_files_that_are_cut_off_or_of_another_shape(table: Path, start: int) -> None:
     good = table.read_bytes()
     for data in (good[:-1], good + b"\0", good[: start + 100], good[:start]):
@@ -287,8 +348,8 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_sources_that_are_no_tables(tmp_path: Path) -> None:
     vector = fixed(ROWS.numpy())
     for columns, names, what in (
-        ({"vector": vector}, ("vectors", None), "no column 'vectors'"),
-        ({"vector": vector}, ("vector", "word"), "no column 'word'"),
+        ({"vector": vector}, ("vectors", None), "no columns 'vectors'"),
+        ({"vector": vector}, ("vector", "word"), "no columns 'word'"),
         ({"vector": vector, "word": arrow.array(range(COUNT))}, ("vector", "word"), "keywords of type int64"),
         ({"vector": arrow.array(WORDS)}, ("vector", None), "rows of type string"),
         ({"vector": arrow.array([[1.0], [1.0, 2.0]])}, ("vector", None), "row 1 has 2 numbers, others 1"),
@@ -307,12 +368,21 @@ def test_sources_that_are_no_tables(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=what):
             building.build(tmp_path / "t.safetensors", building.ParquetRows(path, *names))
         assert not (tmp_path / "t.safetensors").exists()
+    twice = arrow.Table.from_arrays([vector, vector], names=["vector", "vector"])
+    parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(InputError, match="2 columns 'vector'"):
+        building.ParquetRows(tmp_path / "twice.parquet", "vector")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
     for name in ("bad.parquet", "none.parquet"):
         with pytest.raises(InputError, match="cannot read the file"):
             building.ParquetRows(tmp_path / name, "vector")
     np.save(tmp_path / "t.npy", ROWS.numpy())
-    for text, what in (("a\nb", "2 keywords for 7000 rows"), ("\udcff\n" * COUNT, "no UTF-8")):
+    for text, what in (
+        ("a\nb", "2 keywords for 7000 rows"),
+        ("\udcff\n" * COUNT, "line 1 is no UTF-8"),
+        ("a\n\udcc3\n\udca9\n", "line 2 is no UTF-8"),
+        ("a\n\nb\n", "line 2 is empty"),
+    ):
         (tmp_path / "words").write_text(text, errors="surrogateescape")
         with pytest.raises(InputError, match=what):
             building.FileRows(tmp_path / "t.npy", keywords=tmp_path / "words")

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,10 @@ def test_keywords_come_and_go_while_the_table_is_served() -> None:
     with Updater(owner, servers) as updater, asking(servers, owner=owner.public) as client:
         send = updater.update
 
-        def counted(indices: torch.Tensor, rows: torch.Tensor) -> object:
+        def counted(indices: torch.Tensor, rows: torch.Tensor, **options: Any) -> object:
             nonlocal moved
             moved += len(indices) - 1
-            return send(indices, rows)
+            return send(indices, rows, **options)
 
         updater.update = counted  # type: ignore[method-assign, assignment]
         for number in range(300):
@@ -236,8 +237,8 @@ def test_a_change_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
     with Updater(owner, servers) as updater:
         send = updater.update
 
-        def lost(indices: torch.Tensor, rows: torch.Tensor) -> object:
-            send(indices, rows)
+        def lost(indices: torch.Tensor, rows: torch.Tensor, **options: Any) -> object:
+            send(indices, rows, **options)
             raise PeerError("no answer")
 
         for word in ("new", "newer"):
@@ -254,6 +255,90 @@ def test_a_change_whose_answer_was_lost_is_made_again(tmp_path: Path) -> None:
     assert table.source.version == 3 and len(table) == 503
 
 
+def test_two_owners_at_once_lose_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program's change between catching up and sending is noticed, and the change is made when tried again."""
+    owner, table = Owner(), KeywordTable(WORDS[:200], ROWS[:200], room=220, seed=bytes(16))
+    other = KeywordTable.open(replace(table.source, records=table.source.records.copy()))
+    servers = local_servers(table.source, owner=owner.public)
+    with Updater(owner, servers) as updater, Updater(owner, servers) as second:
+        catch_up = table.catch_up
+
+        def overtaken(to: Updater) -> object:
+            state = catch_up(to)
+            other.put("other 0", ROWS[0], second)
+            return state
+
+        monkeypatch.setattr(table, "catch_up", overtaken)
+        with pytest.raises(AgreementError, match="the servers have had another update"):
+            table.put("mine 0", ROWS[8], updater)
+    with asking(servers) as client:
+        rows, found = client.rows([*WORDS[:200], "other 0", "mine 0"])
+        assert found.tolist() == [True] * 201 + [False] and torch.equal(rows[:201], torch.cat([ROWS[:200], ROWS[:1]]))
+
+
+def test_servers_with_other_contents_are_refused(tmp_path: Path) -> None:
+    """The same seed, size and version, but a change that was made here alone, or another history."""
+    owner = Owner()
+    for signed in (False, True):
+        table = made(room=600)
+        served = owner.sign(table.source) if signed else replace(table.source, records=table.source.records.copy())
+        servers = [
+            Server(served, party, owner=owner.public, journal=tmp_path / f"{signed}{party}.journal")
+            for party in range(2)
+        ]
+        with Updater(owner, servers) as updater:
+            table.put("new", ROWS[1], updater)
+            table.source.save(tmp_path / "at 1.safetensors")
+            changed = KeywordTable.open(Source.open(tmp_path / "at 1.safetensors"))
+            changed.put("here alone", ROWS[2])
+            changed.remove("here alone")
+            with pytest.raises(AgreementError, match="other contents") as caught:
+                changed.put("more", ROWS[3], updater)
+            assert "it was changed without them" in caught.value.hint
+            stranger = made(room=600)
+            stranger.put("old", ROWS[4])
+            stranger.source = replace(stranger.source, version=1)
+            stranger._changed = False
+            with pytest.raises(AgreementError, match="other contents"):
+                stranger.put("more", ROWS[3], updater)
+            again_ = KeywordTable.open(Source.open(tmp_path / "at 1.safetensors"))
+            table.put("newer", ROWS[5], updater)
+            again_.put("newest", ROWS[6], updater)
+            assert len(again_) == 503 and "newer" in again_
+        for server in servers:
+            server.close()
+
+
+def test_servers_that_began_from_the_saved_file_are_its_own(tmp_path: Path) -> None:
+    owner, table = Owner(), made(room=600)
+    with Updater(owner, local_servers(table.source, owner=owner.public)) as updater:
+        table.put("new", ROWS[1], updater)
+    table.source.save(tmp_path / "t.safetensors")
+    servers = local_servers(Source.open(tmp_path / "t.safetensors"), owner=owner.public)
+    for own in (table, KeywordTable.open(Source.open(tmp_path / "t.safetensors"))):
+        servers = local_servers(Source.open(tmp_path / "t.safetensors"), owner=owner.public)
+        with Updater(owner, servers) as updater, asking(servers) as client:
+            own.put("newer", ROWS[2], updater)
+            assert torch.equal(client["newer"], ROWS[2])  # type: ignore[arg-type]
+
+
+def test_moves_that_no_update_holds_are_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, table = Owner(), KeywordTable(WORDS[:200], ROWS[:200], room=450, seed=bytes(16))
+    servers = local_servers(table.source, owner=owner.public)
+    monkeypatch.setattr(module, "rows_in_an_update", lambda facts: 1)
+    refused = 0
+    with Updater(owner, servers) as updater, asking(servers) as client:
+        for number in range(200, 450):
+            before = table.source.version
+            try:
+                table.put(WORDS[number], ROWS[number], updater)
+            except InputError as error:
+                assert "no position" in error.what and table.source.version == before
+                refused += 1
+        rows, found = client.rows(WORDS[:200])
+        assert found.all() and torch.equal(rows, ROWS[:200]) and 0 < refused < 200
+
+
 def test_many_changes_take_few_updates_and_a_row_is_never_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates of few rows, in a table so full that rows move: between any two of them, each keyword has its row."""
     owner, table = Owner(), KeywordTable(WORDS[:200], ROWS[:200], room=450, seed=bytes(16))
@@ -262,8 +347,8 @@ def test_many_changes_take_few_updates_and_a_row_is_never_missing(monkeypatch: p
     with Updater(owner, servers) as updater, asking(servers) as client:
         send, sizes = updater.update, list[int]()
 
-        def seen(indices: torch.Tensor, rows: torch.Tensor) -> object:
-            done = send(indices, rows)
+        def seen(indices: torch.Tensor, rows: torch.Tensor, **options: Any) -> object:
+            done = send(indices, rows, **options)
             sizes.append(len(indices))
             got, found = client.rows(WORDS[:200])
             assert found.all() and torch.equal(got, ROWS[:200])
@@ -449,7 +534,7 @@ def killed(tmp_path: Path, kills: int) -> None:
                 updater.bring_up()
                 if random_.random() < 0.5:
                     table = KeywordTable.open(Source.open(own))
-                table._catch_up(updater)
+                table.catch_up(updater)
             if random_.random() < 0.3:
                 table.source.save(own)
             with asking(pair.last) as client:

@@ -6,7 +6,7 @@ It serves until SIGTERM or SIGINT, then answers the queued queries, and prints a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from hummingbird.pir.integrity import read_key
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
+from hummingbird.pir.serving.tables import Tables, TablesMethods
 from hummingbird.pir.table import Source
 from hummingbird.rpc import options
 from hummingbird.rpc.programs import ServiceParts, run_service
@@ -38,7 +39,14 @@ With --owner, who has that key may change rows (pir-owner). Every update is in t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the program `pir-server` to its parser."""
-    parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
+    tables = parser.add_mutually_exclusive_group(required=True)
+    tables.add_argument("--table", type=Path, metavar="FILE", help="rows: .npy or .safetensors")
+    tables.add_argument(
+        "--tables",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="several tables at one address, for pir.EmbeddingTables: a request asks all of them",
+    )
     parser.add_argument("--tensor", metavar="NAME", help="name of the table, if a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
     parser.add_argument(
@@ -115,6 +123,12 @@ def main(args: argparse.Namespace) -> int:
     if args.ray is not None and (args.workers or args.device != "cpu" or args.plan is not None):
         hint = "the parts are actors on CPUs, of a table without a plan"
         raise InputError("--ray with --workers, --device or --plan", where="pir-server", hint=hint)
+    if args.tables:
+        given = [name for name in ("tensor", "plan", "ray", "journal") if getattr(args, name) is not None]
+        given += ["workers"] * bool(args.workers) + ["device"] * (args.device != "cpu")
+        if given:
+            hint = "each table is in this process, on the CPU, with its journal beside it"
+            raise InputError(f"--tables with --{given[0]}", where="pir-server", hint=hint)
     threads = 1 if args.ray is not None and args.threads is None else args.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -133,28 +147,33 @@ def _parts(
     keys: the owner's public key under "owner", and this server's secret key under "identity"; each may be missing.
     """
     with ExitStack() as ends:
-        servers = _servers(args, keys)
-        for server in servers:
-            ends.callback(server.close)
-        if len(config.listen) != len(servers):
+        named = _named(args, keys, ends)
+        servers = [*named.values()]
+        if args.tables is None and len(config.listen) != len(servers):
             hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
             raise InputError(f"{len(config.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
-        offered = list[Methods]()
-        for server in servers:
-            offered.append(Methods(server, args.max_batch, args.max_wait / 1e3))
-            ends.callback(offered[-1].close, config.grace)
+        offered, batches = dict[str, Methods](), (args.max_batch, args.max_wait / 1e3)
+        if args.tables is None:
+            offered = {name: Methods(server, *batches) for name, server in named.items()}
+            at_addresses: list[Methods | TablesMethods] = [*offered.values()]
+        else:
+            together = TablesMethods(Tables(named), *batches)
+            offered, at_addresses = together.methods, [together]
+        for methods in at_addresses:
+            ends.callback(methods.close, config.grace)
         who = f"pir-server party {args.party}"
 
         def stopping() -> None:
-            for methods in offered:
+            for methods in at_addresses:
                 methods.hurry()
 
         def farewell() -> None:
-            for methods in reversed(offered):
-                print(f"{who}: {methods.metrics.line()}", flush=True)
+            for name, methods in reversed(offered.items()):
+                of = f" table {name}" if args.tables else ""
+                print(f"{who}{of}: {methods.metrics.line()}", flush=True)
 
         return ServiceParts(
-            [methods.handlers() for methods in offered],
+            [methods.handlers() for methods in at_addresses],
             lambda registry: registry.register(_figures(offered)),
             lines=[f"{who}: {server.facts.text()}, version {server.state.version}" for server in servers],
             look=lambda: program.ready(all([server.check() for server in servers])),
@@ -164,21 +183,46 @@ def _parts(
         )
 
 
-def _figures(offered: Sequence[Methods]) -> Collector:
+def _figures(offered: Mapping[str, Methods]) -> Collector:
     """Make the figures for Prometheus of the tables that this program serves.
 
-    offered: the methods of each table's server. The last table is the full one, with all rows; a plan may have a hot
-    table before it, a copy of some of these rows.
+    offered: the methods of each table's server, by its name. The last table of a plan is the full one, with all rows; a
+    plan may have a hot table before it, a copy of some of these rows.
     """
     from hummingbird.pir.serving.figures import Figures
 
-    names = ("hot", "full")[-len(offered) :]
     tables = {
-        name: (methods.metrics, lambda server=methods.server: server.state.version)
-        for name, methods in zip(names, offered, strict=True)
+        name: (methods.metrics, lambda server=methods.server: server.state.version) for name, methods in offered.items()
     }
-    updates = offered[-1].server.updates
-    return Figures(tables, lambda: 0 if updates is None else updates.journal_bytes)
+    updates = [methods.server.updates for methods in offered.values() if methods.server.updates is not None]
+    return Figures(tables, lambda: sum(each.journal_bytes for each in updates))
+
+
+def _named(args: argparse.Namespace, keys: dict[str, bytes], ends: ExitStack) -> dict[str, Server]:
+    """Open the tables that the program's options name; return their servers by name, in order.
+
+    A table alone, and the full table of a plan, is "full"; a plan may have "hot" before it. ends: closes them.
+    """
+    if args.tables is None:
+        servers = _servers(args, keys)
+        for server in servers:
+            ends.callback(server.close)
+        return dict(zip(("hot", "full")[-len(servers) :], servers, strict=True))
+    found: dict[str, Server] = {}
+    for word in args.tables:
+        name, equals, file = word.partition("=")
+        if not name or not equals or not file or name in found:
+            raise InputError(f"{word!r}", where="--tables", hint="NAME=FILE, each name once")
+        one = argparse.Namespace(**{**vars(args), "table": Path(file)})
+        found[name] = open_server(
+            one.table,
+            args.party,
+            journal=_journal(one),
+            verify=args.verify,
+            **keys,  # type: ignore[arg-type]
+        )
+        ends.callback(found[name].close)
+    return found
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:

@@ -1,13 +1,13 @@
 """The figures of a server of tables for Prometheus, beside those of every service (rpc/metrics.py).
 
-All but the last have the label `table`, which is `full`, or a plan's `hot`:
+All but the last have the label `table`: `full`, a plan's `hot`, or a name of --tables:
 
     hummingbird_pir_queries_total                  keys answered
     hummingbird_pir_passes_total                   passes over the table
     hummingbird_pir_busy_seconds_total             seconds spent on passes
     hummingbird_pir_query_duration_seconds         histogram, from a query's arrival to its answer, waiting included
     hummingbird_pir_table_version                  updates that the table has had
-    hummingbird_pir_journal_bytes                  size of the journal of updates, 0 without one
+    hummingbird_pir_journal_bytes                  size of the journals of updates, 0 without one
 """
 
 from __future__ import annotations

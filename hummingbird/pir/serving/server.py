@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
+from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
@@ -67,9 +67,13 @@ class Server:
         source = table if isinstance(table, Source) else Source.of(table)
         self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
         self._identity = None if identity is None else integrity.Identity(identity)
+        if verify:
+            source.verify()
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
-        self._mapped = source.records if source.digests and isinstance(source.records, SlicedRecords) else None
+        in_place = (shard is None and device == "cpu") or isinstance(shard, Workers)
+        mapped = source.records if in_place and source.digests is not None else None
+        self._mapped = mapped if isinstance(mapped, SlicedRecords) else None
         self._failed = ""  # the reason for refusing all queries
         self._ended = False
         self.lock = threading.Lock()  # held while answering or changing the table
@@ -79,9 +83,7 @@ class Server:
         if self.updates is not None and journal is not None:
             self.updates.recover(journal)
         self._shard.follow(self._changes)
-        if verify:
-            source.verify()
-        elif source.digests is not None:
+        if not verify and source.digests is not None:
             threading.Thread(target=self._verified, args=(source,), name="pir-verify", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -225,7 +227,7 @@ class Server:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             source.verify(lambda: self._ended)
-        except (HummingbirdError, OSError) as error:
+        except Exception as error:  # whatever it is, the rest of the file was not compared
             self.fail(f"the table's file: {getattr(error, 'what', error)}")
 
     def _changes(self) -> AbstractContextManager[Iterable[tuple[Tensor, Tensor]]]:

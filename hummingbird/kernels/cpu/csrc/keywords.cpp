@@ -1,4 +1,4 @@
-// Keywords of a lookup table: their hash, and cuckoo hashing with three segments, as kernels/lookups.py defines them.
+// Keywords of a lookup table: their hash, and cuckoo hashing with three segments, as kernels/keywords.py defines them.
 //
 // The hash is BLAKE2b (RFC 7693) with a key of 16 bytes and a digest of 16. The block with the key comes first, so its
 // state is computed once. The table of tags is larger than any cache: the tags of keywords that come next are fetched

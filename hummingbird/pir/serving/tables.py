@@ -1,0 +1,126 @@
+"""Several tables of one party at one address: a request asks any of them, and each of them is read once for it.
+
+The method Several takes calls (`messages.pack_calls`), each of a method of one table, and returns their answers. So
+clients, owners and batches work as with one table; only the messages travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import grpc
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.pir.messages import MAX_CALLS, pack_results, unpack_calls
+from hummingbird.pir.serving.server import Server
+from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
+from hummingbird.pir.table import Source
+from hummingbird.rpc.service import Method
+
+_THREADS = 4  # for each table: requests that are answered at a time
+Run = Callable[[str, str, bytes], bytes]
+
+
+class Tables:
+    """The servers of one party for several tables, in this process, under their tables' names.
+
+    Raises InputError for no table, or more than 256, and for servers of different parties.
+
+    >>> both = [pir.Tables({"a": pir.Server(torch.ones(9, 2), party)}) for party in (0, 1)]
+    >>> pir.EmbeddingTables(both, {"a": 2})({"a": torch.tensor([[3, 4]])})
+    {'a': tensor([[2., 2.]])}
+    """
+
+    def __init__(self, servers: Mapping[str, Server]) -> None:
+        if not 0 < len(servers) <= MAX_CALLS or len({server.party for server in servers.values()}) != 1:
+            hint = f"1 to {MAX_CALLS} tables of one party"
+            raise InputError(f"{len(servers)} tables", where="pir.Tables", hint=hint)
+        self.servers = dict(servers)
+        self.name = next(iter(servers.values())).name
+
+    def begin(self, message: bytes, method: str = "Several") -> Callable[[], bytes]:
+        """Take a message of a client in this process; return a function that computes and returns the answer."""
+        if method != "Several":
+            raise InputError(f"several tables have no method {method}", where=self.name)
+        return lambda: self.answer(message, lambda table, name, data: self.servers[table].begin(data, name)())
+
+    def answer(self, message: bytes, run: Run, together: ThreadPoolExecutor | None = None) -> bytes:
+        """Answer the calls in a message by `run`, which gets the table's name, the method and the message of each.
+
+        together: threads for them; None: one after another. Raises the first error of a call, and InputError, before
+        any is made, for a table or method that is not there.
+        """
+        calls = unpack_calls(message)
+        for table, method, _ in calls:
+            if table not in self.servers:
+                hint = f"there are: {', '.join(self.servers)}"[:400]
+                raise InputError(f"there is no table {table[:100]!r}", where=self.name, hint=hint)
+            if method not in ("Describe", "Answer", "Update", "Offer", "Switch", "PastUpdate", "Metrics"):
+                raise InputError(f"there is no method {method!r}", where=self.name)
+        if together is None or len(calls) == 1:
+            return pack_results([run(*call) for call in calls])
+        return pack_results([*together.map(lambda call: run(*call), calls)])
+
+    def close(self) -> None:
+        """End all servers; may be called twice."""
+        for server in self.servers.values():
+            server.close()
+
+
+class TablesMethods:
+    """The gRPC methods of several tables at one address. methods: those of each table, by its name.
+
+    max_batch, max_wait: of each table, as in `Methods`.
+    """
+
+    def __init__(self, tables: Tables, max_batch: int = MAX_BATCH, max_wait: float = MAX_WAIT) -> None:
+        self._tables = tables
+        self.methods = {name: Methods(server, max_batch, max_wait) for name, server in tables.servers.items()}
+        self._handlers = {name: methods.handlers() for name, methods in self.methods.items()}
+        self._pool = ThreadPoolExecutor(_THREADS * len(self.methods), thread_name_prefix="pir-tables")
+
+    def handlers(self) -> dict[str, Method]:
+        """Return the function that answers the gRPC method Several, for `rpc.service.serve`."""
+        return {"Several": self._several}
+
+    def _several(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        def run(table: str, method: str, message: bytes) -> bytes:
+            return cast(bytes, self._handlers[table][method](message, context))  # none of them streams
+
+        return self._tables.answer(data, run, self._pool)
+
+    def hurry(self) -> None:
+        """Begin every pass immediately from now on, without waiting for further queries."""
+        for methods in self.methods.values():
+            methods.hurry()
+
+    def close(self, grace: float = 30.0) -> None:
+        """Answer the queued queries within `grace` seconds, and take no more; may be called twice."""
+        for methods in self.methods.values():
+            methods.close(grace)
+        self._pool.shutdown()
+
+
+def local_tables(
+    tables: Mapping[str, Source | Tensor | nn.Module], *, owner: bytes | None = None
+) -> tuple[Tables, Tables]:
+    """Make the servers of both parties for several tables in this process, for trials: whoever controls the process
+    sees every index.
+
+    tables: by their names, each as for `Server`. owner: public key of the owner, who may update rows.
+
+    >>> shops, items = torch.nn.EmbeddingBag(50, 8, mode="sum"), torch.nn.EmbeddingBag(900, 8, mode="sum")
+    >>> servers = pir.local_tables({"shops": shops, "items": items})
+    >>> layer = pir.EmbeddingTables.from_torch({"shops": shops, "items": items}, {"shops": 1, "items": 20}, servers)
+    >>> out = layer({"shops": torch.tensor([[7]]), "items": torch.tensor([[3, 14, 15]])})
+    >>> torch.equal(out["items"], items(torch.tensor([[3, 14, 15]])))
+    True
+    """
+    sources = {name: table if isinstance(table, Source) else Source.of(table) for name, table in tables.items()}
+    zero, one = (
+        Tables({name: Server(source, party, owner=owner) for name, source in sources.items()}) for party in (0, 1)
+    )
+    return zero, one
