@@ -6,6 +6,7 @@ pair            the two servers as one client sees them: same table, same state
 table_server    connections to the servers
 messages        formats of messages
 table           tables as servers hold them
+prepared        their prepared files, which are mapped
 keywords        tables by keyword, a text or bytes in place of a row's number
 building        prepared files of large tables, from Parquet and other files
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, audit, local_servers
     from hummingbird.pir.serving.service import Service
-    from hummingbird.pir.serving.tables import Tables, local_tables
+    from hummingbird.pir.serving.tables import ServedTables, local_tables
     from hummingbird.pir.table import Source
     from hummingbird.pir.updating import Updater
 
@@ -56,7 +57,7 @@ _HOMES = {
     "Service": "serving.service",
     "Source": "table",
     "TableLink": "batching.tables",
-    "Tables": "serving.tables",
+    "ServedTables": "serving.tables",
     "Updater": "updating",
     "audit": "serving.server",
     "build": "building",
@@ -83,7 +84,7 @@ __all__ = [
     "Service",
     "Source",
     "TableLink",
-    "Tables",
+    "ServedTables",
     "Updater",
     "audit",
     "build",

@@ -33,7 +33,7 @@ from hummingbird.pir.keywords import (
     tag_words,
     tagged,
 )
-from hummingbird.pir.table import DTYPES, Facts, Source, save_prepared
+from hummingbird.pir.table import DTYPES, Facts, Source, save_tables
 
 _PART = 2 << 30  # bytes of a part of the table that is filled in memory
 _BATCH, _BATCH_BYTES = 1 << 17, 64 << 20  # rows that are read at a time, and about their bytes at most
@@ -277,7 +277,7 @@ def build(
     words = rows.keywords()
     if words is None:
         facts = Facts(rows.count, rows.dim, rows.dtype)
-        save_prepared(target, facts, _by_number(facts, rows, progress))
+        save_tables(target, facts, _by_number(facts, rows, progress))
         return facts
     segment = segment_of(room_for(rows.count, room))
     for own in seeds_to_try(seed):
@@ -295,7 +295,7 @@ def build(
     del digests
     dim = tag_words(DTYPES[rows.dtype]) + rows.dim
     facts = Facts(len(tags), dim, rows.dtype, keywords=own.hex())
-    save_prepared(target, facts, _by_keyword(facts, rows, places, tags, progress), used=rows.count)
+    save_tables(target, facts, _by_keyword(facts, rows, places, tags, progress), used=rows.count)
     return facts
 
 

@@ -29,7 +29,8 @@ from hummingbird.kernels import keywords as kernel
 from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.pir.client import Client
 from hummingbird.pir.integrity import rows_in_an_update
-from hummingbird.pir.table import DTYPES, Facts, Source, State, first_state, leaf_digests
+from hummingbird.pir.prepared import leaf_digests
+from hummingbird.pir.table import DTYPES, Facts, Source, State, first_state
 from hummingbird.pir.table_server import TableServer
 from hummingbird.pir.updating import Updater
 from hummingbird.prg import SEED_BYTES, new_seed

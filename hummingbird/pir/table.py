@@ -10,13 +10,9 @@ digests of all leaves. A server maps it and can answer at once, whatever the siz
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
 import math
 import os
-import shutil
-import struct
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -27,27 +23,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hummingbird import disk, records
+from hummingbird import records
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import lookups as kernel
 from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.kernels.lookups import LEAF_ROWS, MOST_ROWS, leaves_of, sliced_bytes
+from hummingbird.pir.prepared import ALIGNED, DIGEST, OWN, PIECE, SlicedRecords, digest_of, save_prepared
 from hummingbird.records import field
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
 MAX_RECORD = 1 << 20
 _HEADER_LIMIT = 16 << 20
 _NPY = b"\x93NUMPY"
-_DIGEST = 16
-_PIECE = 64 << 20  # bytes of rows at a time, about
 _CHECKED = 4 << 20  # while a server answers beside it
 # Errors that parsers raise for damaged bytes, including numpy's, which runs Python's tokenizer.
 _DAMAGED = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, RecursionError),
     *(SyntaxError, tokenize.TokenError),
 )
-_OWN = "hummingbird.pir"  # in a safetensors file's metadata: facts, version and keywords of a table written by `save`
-_ALIGNED = 64  # bytes, of the records in a prepared file: a line of a processor's cache
 _SAFE = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -143,124 +136,11 @@ class State:
     """
 
     version: int = field(records.whole())
-    digest: bytes = field(records.hexadecimal(_DIGEST))
+    digest: bytes = field(records.hexadecimal(DIGEST))
 
     def after(self, digest: bytes) -> State:
         """Return the state that follows this one by an update. digest: SHA-256 of the update's message."""
-        return State(self.version + 1, _hash(self.digest, digest))
-
-
-class SlicedRecords:
-    """The records of a prepared file, in the bit-sliced layout: rows are read and written like those of an array.
-
-    path, offset: the file, and where the records begin in it. facts: of the table. digests: of its leaves; a leaf is
-    compared with its digest when it is first read or written, which raises InputError if the file is damaged.
-    The file is mapped into memory, and never changed: changed pages are copied. Another program must not write to it
-    meanwhile; if it cuts the file off, the system ends this process.
-    """
-
-    def __init__(self, path: Path, offset: int, facts: Facts, digests: tuple[bytes, ...]) -> None:
-        self.path, self._offset, self._facts, self._digests = path, offset, facts, digests
-        self._file = open(path, "rb")  # noqa: SIM115 - another file may take its name while this one is in use
-        self.shape = facts.rows, facts.record_bytes
-        self.size = facts.rows * facts.record_bytes
-        self._seen = self._stamp()
-        self._right: set[int] = set()  # leaves that have been compared
-        self._pieces = [self.table(first, first + facts.domain) for first in self._starts()]
-
-    def again(self) -> SlicedRecords:
-        """Return the records as they are in the file, without changes, and not compared yet."""
-        other = copy.copy(self)
-        other._right, other._pieces = set(), [self.table(first, first + self._facts.domain) for first in self._starts()]
-        return other
-
-    def unchanged(self) -> bool:
-        """Return whether nobody has written to the file since it was opened, which would change mapped records."""
-        return self._stamp() == self._seen
-
-    def _stamp(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
-
-    def _starts(self) -> range:
-        return range(0, self._facts.rows, self._facts.domain)
-
-    def table(self, first: int, last: int) -> kernel.Table:
-        """Map records `first` to `last` - 1 anew, as they are in the file; return them as the kernels use them.
-
-        They lie in one segment of a table by keyword; `first` is a multiple of 1024 from the segment's start on. They
-        are not compared with the digests.
-        """
-        size, width, domain = last - first, self._facts.record_bytes, self._facts.domain
-        at = first // domain * sliced_bytes(domain, width) + sliced_bytes(first % domain, width)
-        shape = (sliced_bytes(size, width),)
-        mapped = np.memmap(self._file, np.uint8, "c", offset=self._offset + at, shape=shape)
-        return kernel.Table(size, width, sliced=torch.from_numpy(mapped))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray | list[int]) -> np.ndarray:
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(self.shape[0])
-            if step == 1:
-                first = start // LEAF_ROWS * LEAF_ROWS
-                whole = self._range(first, min(self.shape[0], -(-max(stop, start) // LEAF_ROWS) * LEAF_ROWS))
-                self._compare(first // LEAF_ROWS, whole)
-                return whole[start - first : max(stop, start) - first]
-            rows = np.arange(start, stop, step)
-        index = self._index(rows)
-        out = np.empty((len(index), self.shape[1]), np.uint8)
-        for own, piece, within in self._each(index):
-            out[own] = piece.read(within).numpy()
-        return out
-
-    def __setitem__(self, rows: np.ndarray | list[int], records: np.ndarray) -> None:
-        for own, piece, within in self._each(self._index(rows)):
-            piece.update(within, torch.from_numpy(np.ascontiguousarray(records[own])))
-
-    def _index(self, rows: np.ndarray | list[int]) -> np.ndarray:
-        """Check numbers of rows, and compare their leaves; return them as int64 (n,)."""
-        index = np.asarray(rows)
-        whole = index.ndim == 1 and (not len(index) or index.dtype.kind in "iu")
-        if not whole or (len(index) and not 0 <= index.min() <= index.max() < self.shape[0]):
-            raise IndexError(f"expected numbers of rows from 0 to {self.shape[0] - 1}, (n,)")
-        for leaf in np.unique(index // LEAF_ROWS).tolist():
-            if leaf not in self._right:
-                first = int(leaf) * LEAF_ROWS
-                self._compare(int(leaf), self._range(first, min(self.shape[0], first + LEAF_ROWS)))
-        return index.astype(np.int64)
-
-    def _compare(self, first: int, rows: np.ndarray) -> None:
-        """Compare leaves with their digests, unless that was done. first: the first leaf's number. rows: of all."""
-        for leaf in range(first, first + leaves_of(len(rows))):
-            if leaf in self._right:
-                continue
-            at = (leaf - first) * LEAF_ROWS
-            if leaf_digests(rows[at : at + LEAF_ROWS]) != [self._digests[leaf]]:
-                what = f"rows {leaf * LEAF_ROWS} to {(leaf + 1) * LEAF_ROWS - 1} differ from their digest"
-                raise InputError(what, where=str(self.path), hint="the file is damaged: copy it again")
-            self._right.add(leaf)
-
-    def _range(self, start: int, stop: int) -> np.ndarray:
-        """Read consecutive rows of one segment or of several, uint8 (stop - start, record_bytes)."""
-        domain = self._facts.domain
-        parts = [
-            piece.read_range(low - number * domain, min(stop, (number + 1) * domain) - low).numpy()
-            for number, piece in enumerate(self._pieces)
-            if (low := max(start, number * domain)) < min(stop, (number + 1) * domain)
-        ]
-        none = np.empty((0, self.shape[1]), np.uint8)
-        return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else none
-
-    def _each(self, index: np.ndarray) -> Iterator[tuple[np.ndarray, kernel.Table, Tensor]]:
-        for number, piece in enumerate(self._pieces):
-            own = index // self._facts.domain == number
-            if own.any():
-                yield own, piece, torch.from_numpy(index[own] - number * self._facts.domain)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[:].astype(dtype or np.uint8, copy=False)
+        return State(self.version + 1, digest_of(self.digest, digest))
 
 
 @dataclass(frozen=True)
@@ -334,7 +214,7 @@ class Source:
             for first in range(0, facts.rows, domain)
             for _, rows in self.parts(first, first + domain)
         )
-        save_prepared(Path(path), facts, tables, version=self.version, used=self.used, history=self.history)
+        save_tables(Path(path), facts, tables, version=self.version, used=self.used, history=self.history)
 
     def mapped(self, first: int, last: int) -> kernel.Table | None:
         """Return records `first` to `last` - 1 of an unchanged prepared file as `SlicedRecords.table`, else None."""
@@ -353,7 +233,7 @@ class Source:
             if ended():
                 return
 
-    def parts(self, first: int, last: int, size: int = _PIECE) -> Iterator[tuple[int, np.ndarray]]:
+    def parts(self, first: int, last: int, size: int = PIECE) -> Iterator[tuple[int, np.ndarray]]:
         """Yield rows `first` to `last` - 1 in pieces, as pairs: the number of a piece's first row, and the records of
         its rows.
 
@@ -365,63 +245,15 @@ class Source:
             yield start, self.records[start : min(last, start + step)]
 
 
-def leaf_digests(records: np.ndarray) -> list[bytes]:
-    """Compute a digest of each leaf of a table; a leaf is the records of a block of 1024 rows.
-
-    records: uint8 (n, record_bytes), from the beginning of a leaf on.
-    """
-    return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
-
-
-def save_prepared(
+def save_tables(
     path: Path, facts: Facts, tables: Iterable[kernel.Table], *, version: int = 0, used: int = 0, history: bytes = b""
 ) -> None:
-    """Write a prepared file, completely or not at all, in the order of `tables`; an existing file is replaced.
+    """Write a prepared file of a table's parts, as `prepared.save_prepared`.
 
-    facts, version, used, history: as in `Source`. tables: the records, segment after segment, each a part that begins
-    at a multiple of 1024 records of its segment. Raises InputError if the file cannot be written, or the disk has too
-    little room, before it begins.
+    facts, version, used, history: as in `Source`. tables: the parts in order.
     """
-    size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
-    leaves = leaves_of(facts.rows)
-    entries = {"sliced": (0, size, [size]), "digests": (size, size + _DIGEST * leaves, [leaves, _DIGEST])}
-    own = {"version": version, "used": used, "history": history.hex()}
-    header = json.dumps(
-        {
-            "__metadata__": {_OWN: json.dumps(own | records.plain(facts))},
-            **{
-                name: {"dtype": "U8", "shape": shape, "data_offsets": [begin, end]}
-                for name, (begin, end, shape) in entries.items()
-            },
-        }
-    ).encode()
-    header += b" " * (-(8 + len(header)) % _ALIGNED)
-    try:
-        free = shutil.disk_usage(path.parent).free
-        if size + _DIGEST * leaves > free:
-            what = f"{(size + _DIGEST * leaves) / 1e6:,.0f} MB for the table, {free / 1e6:,.0f} MB are free"
-            raise InputError(what, where=str(path), hint="another disk, or fewer rows")
-        disk.save(path, _pieces(header, tables))
-    except OSError as error:
-        raise InputError(f"cannot write the table: {error.strerror or error}", where=str(path)) from None
-
-
-def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
-    """Yield the bytes of a prepared file. header: JSON."""
-    yield struct.pack("<Q", len(header)) + header
-    digests, rest = list[bytes](), np.empty((0, 0), np.uint8)
-    parts = iter(tables)
-    while (table := next(parts, None)) is not None:
-        yield table.sliced().numpy().data  # type: ignore[misc]
-        step = max(1, _PIECE // table.row_bytes // LEAF_ROWS) * LEAF_ROWS
-        for start in range(0, table.rows, step):
-            rows = table.read_range(start, min(step, table.rows - start)).numpy()
-            rows = np.concatenate([rest, rows]) if len(rest) else rows
-            whole = len(rows) // LEAF_ROWS * LEAF_ROWS
-            digests += leaf_digests(rows[:whole])
-            rest = rows[whole:].copy()
-        del table  # before the next one is made
-    yield b"".join(digests + leaf_digests(rest))
+    own = {"version": version, "used": used, "history": history.hex(), **records.plain(facts)}
+    save_prepared(path, (facts.rows, facts.record_bytes), facts.domain, json.dumps(own), tables)
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
@@ -432,14 +264,7 @@ def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
     """
     # Without an empty "keywords", so that other tables keep the digests that they had before there was this field.
     words = {name: value for name, value in asdict(facts).items() if value or name != "keywords"}
-    return State(version, _hash(json.dumps(words, sort_keys=True).encode(), b"".join(digests)))
-
-
-def _hash(*parts: bytes) -> bytes:
-    state = hashlib.blake2b(digest_size=_DIGEST, person=b"hummingbird.pir")
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little") + part)
-    return state.digest()
+    return State(version, digest_of(json.dumps(words, sort_keys=True).encode(), b"".join(digests)))
 
 
 def _open_npy(path: Path) -> Source:
@@ -483,8 +308,8 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
             raise ValueError("its header is cut off")
         header = records.read(file.read(length), _ENTRIES, name="header", most=_HEADER_LIMIT, **how)
     metadata = records.of(header.pop("__metadata__", {}), _TEXTS, name="metadata", **how)
-    if _OWN in metadata and "sliced" in header and tensor in (None, "records"):
-        return _open_prepared(path, records.read(metadata[_OWN], _ENTRIES, name="metadata", **how), header, 8 + length)
+    if OWN in metadata and "sliced" in header and tensor in (None, "records"):
+        return _open_prepared(path, records.read(metadata[OWN], _ENTRIES, name="metadata", **how), header, 8 + length)
     if tensor is None and len(header) != 1:
         hint = f"name one of: {', '.join(sorted(header))[:300]}"
         raise InputError(f"the file holds {len(header)} tensors", where=str(path), hint=hint)
@@ -502,8 +327,8 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     if end - begin != size or 8 + length + end > total:
         raise ValueError(f"tensor {name[:80]!r} is cut off, or its offsets do not fit its shape")
     version = 0
-    if _OWN in metadata and name == "records":
-        fields = records.read(metadata[_OWN], _ENTRIES, name="metadata", **how)
+    if OWN in metadata and name == "records":
+        fields = records.read(metadata[OWN], _ENTRIES, name="metadata", **how)
         version = records.of(fields.pop("version", None), _COUNT, name="version", **how)
         facts = records.of(fields, Facts, name="facts", **how)
         if shape != (facts.rows, facts.record_bytes):
@@ -520,17 +345,24 @@ def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], s
     """Open a prepared file. fields: its metadata. header: entries of its tensors. start: where their bytes begin."""
     how = dict[str, Any](where=str(path), hint="was it copied completely, and written by this release?")
     version, used = (records.of(fields.pop(name, None), _COUNT, name=name, **how) for name in ("version", "used"))
-    history = records.of(fields.pop("history", None), records.text(2 * _DIGEST), name="history", **how)
+    history = records.of(fields.pop("history", None), records.text(2 * DIGEST), name="history", **how)
     facts = records.of(fields, Facts, name="facts", **how)
     if history and not _is_hex(history):
         raise ValueError("its history is no digest")
     sliced, stored = (records.of(header.get(name), TensorEntry, name=name, **how) for name in ("sliced", "digests"))
     size = facts.rows // facts.domain * sliced_bytes(facts.domain, facts.record_bytes)
     leaves = leaves_of(facts.rows)
-    shapes = (sliced.shape, stored.shape) == ((size,), (leaves, _DIGEST))
-    fit = sliced.data_offsets == (0, size) and stored.data_offsets == (size, size + leaves * _DIGEST)
-    if not shapes or not fit or start + size + leaves * _DIGEST != path.stat().st_size or start % _ALIGNED:
+    shapes = (sliced.shape, stored.shape) == ((size,), (leaves, DIGEST))
+    fit = sliced.data_offsets == (0, size) and stored.data_offsets == (size, size + leaves * DIGEST)
+    if not shapes or not fit or start + size + leaves * DIGEST != path.stat().st_size or start % ALIGNED:
         raise ValueError("it is cut off, or its metadata does not fit its records")
-    octets = np.fromfile(path, np.uint8, leaves * _DIGEST, offset=start + size).tobytes()
-    digests = tuple(octets[at : at + _DIGEST] for at in range(0, len(octets), _DIGEST))
-    return Source(facts, version, SlicedRecords(path, start, facts, digests), digests, used, bytes.fromhex(history))
+    octets = np.fromfile(path, np.uint8, leaves * DIGEST, offset=start + size).tobytes()
+    digests = tuple(octets[at : at + DIGEST] for at in range(0, len(octets), DIGEST))
+    return Source(
+        facts,
+        version,
+        SlicedRecords(path, start, (facts.rows, facts.record_bytes), facts.domain, digests),
+        digests,
+        used,
+        bytes.fromhex(history),
+    )

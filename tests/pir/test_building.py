@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError
-from hummingbird.pir import Client, KeywordClient, KeywordTable, Owner, Source, building, local_servers
+from hummingbird.pir import Client, KeywordClient, KeywordTable, Owner, Source, building, local_servers, prepared
 from hummingbird.pir import table as tables
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.workers import TableShard
@@ -34,7 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 1024 to 2048 records and pieces of 1000 rows, so that a small table has several of each."""
     monkeypatch.setattr(building, "_PART", 2048 * 20)
     monkeypatch.setattr(building, "_BATCH", 1000)
-    monkeypatch.setattr(tables, "_PIECE", 3000 * 20)
+    monkeypatch.setattr(tables, "PIECE", 3000 * 20)
 
 
 def written(path: Path, **columns: Any) -> Path:
@@ -220,7 +220,7 @@ def test_a_damaged_row_is_found_before_or_behind(table: Path, start: int) -> Non
 
 
 def test_damage_is_not_given_a_new_digest(table: Path, start: int) -> None:
-    """What reads a damaged row refuses it: a copy, a build, a signature, a change of another row of its leaf."""
+    """A copy, a build, a signature, and a change of another row of its leaf refuse a damaged row."""
     damaged(table, start + 5000 * 16)
     KeywordTable(WORDS, ROWS, seed=bytes(16)).source.save(table.with_name("k.safetensors"))
     damaged(table.with_name("k.safetensors"), start + 4000 * 24)
@@ -334,7 +334,7 @@ def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         building.build(out, rows, progress=broken)
     assert [each.name for each in tmp_path.iterdir()] == ["t.parquet"]
-    monkeypatch.setattr(tables.shutil, "disk_usage", lambda path: type("", (), {"free": 1000}))
+    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda path: type("", (), {"free": 1000}))
     with pytest.raises(InputError, match="MB for the table, 0 MB are free"):
         building.build(out, rows)
     monkeypatch.undo()

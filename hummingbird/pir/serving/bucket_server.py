@@ -18,10 +18,11 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import lookups as kernel
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.prepared import leaf_digests
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import InProcess, whole_only
-from hummingbird.pir.table import Source, State, leaf_digests
+from hummingbird.pir.table import Source, State
 
 
 class Buckets(InProcess):

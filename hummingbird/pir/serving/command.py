@@ -19,7 +19,7 @@ from hummingbird.pir.integrity import read_key
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
-from hummingbird.pir.serving.tables import Tables, TablesMethods
+from hummingbird.pir.serving.tables import ServedTables, TablesMethods
 from hummingbird.pir.table import Source
 from hummingbird.rpc import options
 from hummingbird.rpc.programs import ServiceParts, run_service
@@ -157,7 +157,7 @@ def _parts(
             offered = {name: Methods(server, *batches) for name, server in named.items()}
             at_addresses: list[Methods | TablesMethods] = [*offered.values()]
         else:
-            together = TablesMethods(Tables(named), *batches)
+            together = TablesMethods(ServedTables(named), *batches)
             offered, at_addresses = together.methods, [together]
         for methods in at_addresses:
             ends.callback(methods.close, config.grace)

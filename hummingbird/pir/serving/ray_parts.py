@@ -44,8 +44,9 @@ from hummingbird.errors import (
     UnavailableError,
     needs,
 )
+from hummingbird.pir.prepared import leaf_digests
 from hummingbird.pir.serving.workers import Changes, TableShard, cut, joined
-from hummingbird.pir.table import Source, State, first_state, leaf_digests
+from hummingbird.pir.table import Source, State, first_state
 from hummingbird.version import VERSION
 
 CONNECT = 10.0  # seconds in which the cluster's address must take a connection

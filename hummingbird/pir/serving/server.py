@@ -20,10 +20,11 @@ from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.integrity import Statement
 from hummingbird.pir.messages import TableDescription, pack_answer, unpack_answer, unpack_query, unpack_version
+from hummingbird.pir.prepared import SlicedRecords
 from hummingbird.pir.serving.ray_parts import RayParts
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
-from hummingbird.pir.table import SlicedRecords, Source, State, first_state
+from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 

@@ -24,12 +24,12 @@ _THREADS = 4  # for each table: requests that are answered at a time
 Run = Callable[[str, str, bytes], bytes]
 
 
-class Tables:
+class ServedTables:
     """The servers of one party for several tables, in this process, under their tables' names.
 
     Raises InputError for no table, or more than 256, and for servers of different parties.
 
-    >>> both = [pir.Tables({"a": pir.Server(torch.ones(9, 2), party)}) for party in (0, 1)]
+    >>> both = [pir.ServedTables({"a": pir.Server(torch.ones(9, 2), party)}) for party in (0, 1)]
     >>> pir.EmbeddingTables(both, {"a": 2})({"a": torch.tensor([[3, 4]])})
     {'a': tensor([[2., 2.]])}
     """
@@ -37,7 +37,7 @@ class Tables:
     def __init__(self, servers: Mapping[str, Server]) -> None:
         if not 0 < len(servers) <= MAX_CALLS or len({server.party for server in servers.values()}) != 1:
             hint = f"1 to {MAX_CALLS} tables of one party"
-            raise InputError(f"{len(servers)} tables", where="pir.Tables", hint=hint)
+            raise InputError(f"{len(servers)} tables", where="pir.ServedTables", hint=hint)
         self.servers = dict(servers)
         self.name = next(iter(servers.values())).name
 
@@ -76,7 +76,7 @@ class TablesMethods:
     max_batch, max_wait: of each table, as in `Methods`.
     """
 
-    def __init__(self, tables: Tables, max_batch: int = MAX_BATCH, max_wait: float = MAX_WAIT) -> None:
+    def __init__(self, tables: ServedTables, max_batch: int = MAX_BATCH, max_wait: float = MAX_WAIT) -> None:
         self._tables = tables
         self.methods = {name: Methods(server, max_batch, max_wait) for name, server in tables.servers.items()}
         self._handlers = {name: methods.handlers() for name, methods in self.methods.items()}
@@ -106,7 +106,7 @@ class TablesMethods:
 
 def local_tables(
     tables: Mapping[str, Source | Tensor | nn.Module], *, owner: bytes | None = None
-) -> tuple[Tables, Tables]:
+) -> tuple[ServedTables, ServedTables]:
     """Make the servers of both parties for several tables in this process, for trials: whoever controls the process
     sees every index.
 
@@ -121,6 +121,6 @@ def local_tables(
     """
     sources = {name: table if isinstance(table, Source) else Source.of(table) for name, table in tables.items()}
     zero, one = (
-        Tables({name: Server(source, party, owner=owner) for name, source in sources.items()}) for party in (0, 1)
+        ServedTables({name: Server(source, party, owner=owner) for name, source in sources.items()}) for party in (0, 1)
     )
     return zero, one

@@ -25,7 +25,8 @@ from hummingbird.kernels import lookups as kernel
 from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.kernels.lookups import LEAF_ROWS, leaves_of
 from hummingbird.pir.messages import as_bytes
-from hummingbird.pir.table import Source, leaf_digests
+from hummingbird.pir.prepared import leaf_digests
+from hummingbird.pir.table import Source
 from hummingbird.rpc.frame import pack_tensors, unpack_tensors
 
 # Shards: ranges of leaves ---------------------------------------------------------------------------------------------

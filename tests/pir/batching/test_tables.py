@@ -21,10 +21,10 @@ from hummingbird.pir import (
     EmbeddingTables,
     KeywordTable,
     Owner,
+    ServedTables,
     Server,
     Source,
     TableLink,
-    Tables,
     local_tables,
 )
 from hummingbird.pir.batching import tables as module
@@ -118,7 +118,7 @@ def test_signed_rows_and_answers() -> None:
     tables = {name: owner.sign(Source.of(bag)) for name, bag in bags().items()}
     identities = [Owner(), Owner()]  # keys of the same kind
     both = [
-        Tables({name: Server(table, party, identity=identities[party].key) for name, table in tables.items()})
+        ServedTables({name: Server(table, party, identity=identities[party].key) for name, table in tables.items()})
         for party in (0, 1)
     ]
     keys = [identity.public for identity in identities]
@@ -260,9 +260,9 @@ def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(InputError, match="weights"):
         layer(good, {"items": torch.ones(2, 3)})
     with pytest.raises(InputError, match="tables"):
-        Tables({})
+        ServedTables({})
     with pytest.raises(InputError, match="tables"):
-        Tables({"a": Server(torch.zeros(3, 2), 0), "b": Server(torch.zeros(3, 2), 1)})
+        ServedTables({"a": Server(torch.zeros(3, 2), 0), "b": Server(torch.zeros(3, 2), 1)})
 
 
 def test_messages_that_are_no_calls() -> None:
