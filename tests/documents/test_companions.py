@@ -109,7 +109,8 @@ def test_the_two_party_commands_run(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (5, 10)
 
 
-def test_the_lookup_example_runs() -> None:
+def test_the_lookup_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for snippet in blocks(LOOKUP, "python"):
         exec(snippet, {})  # noqa: S102 - a snippet of this repository
 

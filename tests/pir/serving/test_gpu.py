@@ -29,7 +29,7 @@ device, source = torch.device(sys.argv[1]), Stream(bytes(16))
 interpreted = device.type == "cpu"
 if interpreted:
     on = lookups._store_on
-    lookups._store_on = lambda name, *shape: gpu.SignedRows(*shape, device) if name == "cuda" else on(name, *shape)
+    lookups._store_on = lambda name, *all: gpu.SignedRows(*all[:2], device) if name == "cuda" else on(name, *all)
 gpu._MOST_BITS = 3 * 128
 
 size, row_bytes = 1500, 24
