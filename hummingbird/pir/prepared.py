@@ -199,7 +199,9 @@ def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
     digests, rest = list[bytes](), np.empty((0, 0), np.uint8)
     parts = iter(tables)
     while (table := next(parts, None)) is not None:
-        yield table.sliced().numpy().data  # type: ignore[misc]
+        sliced = table.sliced().numpy()
+        for at in range(0, len(sliced), PIECE):
+            yield sliced[at : at + PIECE].tobytes()  # a copy, as the reader may keep it while the next part is made
         step = max(1, PIECE // table.row_bytes // LEAF_ROWS) * LEAF_ROWS
         for start in range(0, table.rows, step):
             rows = table.read_range(start, min(step, table.rows - start)).numpy()
@@ -207,5 +209,5 @@ def _pieces(header: bytes, tables: Iterable[kernel.Table]) -> Iterator[bytes]:
             whole = len(rows) // LEAF_ROWS * LEAF_ROWS
             digests += leaf_digests(rows[:whole])
             rest = rows[whole:].copy()
-        del table  # before the next one is made
+        del table, sliced  # before the next one is made
     yield b"".join(digests + leaf_digests(rest))

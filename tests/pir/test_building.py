@@ -17,6 +17,7 @@ import torch
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError
 from hummingbird.pir import Client, KeywordClient, KeywordTable, Owner, Source, building, local_servers, prepared
 from hummingbird.pir import table as tables
+from hummingbird.pir.serving import server as serving
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.workers import TableShard
 from hummingbird.pir.updating import Updater
@@ -34,6 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of 1024 to 2048 records and pieces of 1000 rows, so that a small table has several of each."""
     monkeypatch.setattr(building, "_PART", 2048 * 20)
     monkeypatch.setattr(building, "_BATCH", 1000)
+    monkeypatch.setattr(serving, "FIRST", 0.1)
     monkeypatch.setattr(tables, "PIECE", 3000 * 20)
 
 

@@ -27,6 +27,7 @@ from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
 from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
+FIRST = 10.0  # seconds in which the first query has a cold disk for itself
 
 
 class Server:
@@ -76,7 +77,7 @@ class Server:
         mapped = source.records if in_place and source.digests is not None else None
         self._mapped = mapped if isinstance(mapped, SlicedRecords) else None
         self._failed = ""  # the reason for refusing all queries
-        self._ended = False
+        self._ended, self._answered = False, threading.Event()
         self.lock = threading.Lock()  # held while answering or changing the table
         self.updates: Updates | None = None
         if owner is not None or journal is not None:
@@ -116,6 +117,7 @@ class Server:
             if self._failed:
                 self.check()
             answer = self._shard.answer(keys, self._width(decoder))
+            self._answered.set()
             if self._mapped is not None and not self._mapped.unchanged():
                 self.fail("the table's file was changed while it was served")
                 self.check()
@@ -223,7 +225,8 @@ class Server:
         return self._shard.check()
 
     def _verified(self, source: Source) -> None:
-        """Compare the table's file with its digests, with what queries leave of the processor."""
+        """Compare the table's file with its digests, with what queries leave of the processor, after the first one."""
+        self._answered.wait(FIRST)
         with contextlib.suppress(OSError, AttributeError):  # on Linux a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
@@ -237,6 +240,7 @@ class Server:
     def close(self) -> None:
         """End the worker processes, and close the journal; may be called twice."""
         self._ended = True
+        self._answered.set()
         self._shard.close()
         if self.updates is not None:
             self.updates.close()
