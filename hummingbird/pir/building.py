@@ -277,7 +277,7 @@ def build(
     words = rows.keywords()
     if words is None:
         facts = Facts(rows.count, rows.dim, rows.dtype)
-        save_tables(target, facts, _by_number(facts, rows, progress))
+        save_tables(target, facts, _by_number(facts, rows, progress), _own(0))
         return facts
     segment = segment_of(room_for(rows.count, room))
     for own in seeds_to_try(seed):
@@ -295,8 +295,13 @@ def build(
     del digests
     dim = tag_words(DTYPES[rows.dtype]) + rows.dim
     facts = Facts(len(tags), dim, rows.dtype, keywords=own.hex())
-    save_tables(target, facts, _by_keyword(facts, rows, places, tags, progress), used=rows.count)
+    save_tables(target, facts, _by_keyword(facts, rows, places, tags, progress), _own(rows.count))
     return facts
+
+
+def _own(used: int) -> dict[str, Any]:
+    """Return the fields of a new table's file. used: number of its keywords."""
+    return {"version": 0, "used": used, "history": "", "local": False}
 
 
 def reads(rows: RowSource, room: int | None = None) -> int:

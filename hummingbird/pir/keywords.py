@@ -28,7 +28,7 @@ from hummingbird.errors import AgreementError, EnvironmentProblem, InputError, N
 from hummingbird.kernels import keywords as kernel
 from hummingbird.kernels.keywords import SEGMENTS
 from hummingbird.pir.client import Client
-from hummingbird.pir.integrity import rows_in_an_update
+from hummingbird.pir.integrity import Owner, rows_in_an_update
 from hummingbird.pir.prepared import leaf_digests
 from hummingbird.pir.table import DTYPES, Facts, Source, State, first_state
 from hummingbird.pir.table_server import TableServer
@@ -159,7 +159,6 @@ class KeywordTable:
         plain = Source.of(records)
         facts = Facts(plain.facts.rows, plain.facts.dim, plain.facts.dtype, keywords=own.hex())
         self.source = Source(facts, 0, plain.records, used=len(words))
-        self._changed = False  # here alone, so that a server of signed rows cannot have it
 
     @classmethod
     def open(cls, source: Source) -> KeywordTable:
@@ -172,7 +171,7 @@ class KeywordTable:
             what = "a signed table" if source.facts.table_id else "a table whose rows are looked up by number"
             raise InputError(what, where=_WHERE, hint="the plain table that KeywordTable made and `save` wrote")
         self = cls.__new__(cls)
-        self.source, self._changed = source, False
+        self.source = source
         return self
 
     @property
@@ -237,6 +236,17 @@ class KeywordTable:
             changes.clear(place)
         self._send(changes, servers, state)
 
+    def sign(self, owner: Owner) -> Source:
+        """Sign all records, for both servers; return the signed table, in memory. This table notes their first state.
+
+        owner: has the key. Raises the errors of `Owner.sign`.
+        """
+        signed = owner.sign(self.source)
+        digests = [digest for _, rows in signed.parts(0, signed.facts.rows) for digest in leaf_digests(rows)]
+        state = first_state(signed.facts, signed.version, digests)
+        self.source = replace(self.source, history=state.digest, local=False)
+        return signed
+
     def _digests(self, words: list[bytes]) -> np.ndarray:
         """Hash keywords: uint64 (n, 2)."""
         return kernel.hash_keywords(*joined(words), bytes.fromhex(self.source.facts.keywords)).numpy().view(np.uint64)
@@ -275,7 +285,7 @@ class KeywordTable:
             self._make(dict(zip(indices.tolist(), octets.numpy(), strict=True)), after)
         if zero.version > version and self.source.history != zero.digest:
             raise AgreementError(f"{what}, with other contents", where=_WHERE, hint="open the table that they serve")
-        self.source = replace(self.source, history=zero.digest)
+        self.source = replace(self.source, history=zero.digest, local=False)
         return zero
 
     def _check(self, servers: Updater, state: State) -> None:
@@ -294,14 +304,14 @@ class KeywordTable:
                 digests = tuple(d for _, rows in source.parts(0, source.facts.rows) for d in leaf_digests(rows))
             if first_state(source.facts, source.version, list(digests)) == state:
                 return
-        elif not source.history and not self._changed:
+        elif not source.history and not source.local:
             if not state.version:
                 return
             _, after, indices, octets = servers.past(state.version - 1)
             if after == state and np.array_equal(source.records[indices.numpy()], octets.numpy()):
                 return
-        if self._changed:
-            hint = "it was changed without them: save it, serve that file, and open it again"
+        if source.local:
+            hint = "it was changed without them: serve this table, signed by KeywordTable.sign if its rows are signed"
         raise AgreementError(what, where=_WHERE, hint=hint)
 
     def _send(self, changes: _Changes, servers: Updater | None, state: State | None) -> None:
@@ -331,9 +341,11 @@ class KeywordTable:
         before, after = _tags(source.records[places]), _tags(octets)
         source.records[places] = octets
         used = source.used + int((after != 0).sum()) - int((before != 0).sum())
+        new = replace(source, digests=None, used=used)
         if state is None:
-            self._changed, state = True, State(source.version, b"")
-        self.source = replace(source, version=state.version, digests=None, used=used, history=state.digest)
+            self.source = replace(new, history=b"", local=True)
+        else:
+            self.source = replace(new, version=state.version, history=state.digest)
 
 
 class _Changes:

@@ -150,7 +150,8 @@ class Source:
     facts: its facts. version: number of updates that it has had. records: uint8 (rows, record_bytes), an array, or the
     records of a prepared file. digests: of the leaves, as a prepared file has them, while its records are unchanged;
     None: to be computed. used: number of keywords of a table by keyword. history: the digest of the state that the
-    servers had after these updates (`State`), for the owner of a table by keyword; b"": not known.
+    servers had after these updates (`State`), for the owner of a table by keyword; b"": not known. local: whether the
+    owner has changed it without the servers since.
 
     >>> source = pir.Source.of(table)
     >>> source.save("table.safetensors")
@@ -164,6 +165,7 @@ class Source:
     digests: tuple[bytes, ...] | None = None
     used: int = 0
     history: bytes = b""
+    local: bool = False
 
     @classmethod
     def of(cls, weight: Tensor | nn.Module) -> Source:
@@ -214,7 +216,8 @@ class Source:
             for first in range(0, facts.rows, domain)
             for _, rows in self.parts(first, first + domain)
         )
-        save_tables(Path(path), facts, tables, version=self.version, used=self.used, history=self.history)
+        own = {"version": self.version, "used": self.used, "history": self.history.hex(), "local": self.local}
+        save_tables(Path(path), facts, tables, own)
 
     def mapped(self, first: int, last: int) -> kernel.Table | None:
         """Return records `first` to `last` - 1 of an unchanged prepared file as `SlicedRecords.table`, else None."""
@@ -245,15 +248,13 @@ class Source:
             yield start, self.records[start : min(last, start + step)]
 
 
-def save_tables(
-    path: Path, facts: Facts, tables: Iterable[kernel.Table], *, version: int = 0, used: int = 0, history: bytes = b""
-) -> None:
+def save_tables(path: Path, facts: Facts, tables: Iterable[kernel.Table], own: dict[str, Any]) -> None:
     """Write a prepared file of a table's parts, as `prepared.save_prepared`.
 
-    facts, version, used, history: as in `Source`. tables: the parts in order.
+    facts: of the table. tables: the parts in order. own: the other fields of its `Source`, for JSON.
     """
-    own = {"version": version, "used": used, "history": history.hex(), **records.plain(facts)}
-    save_prepared(path, (facts.rows, facts.record_bytes), facts.domain, json.dumps(own), tables)
+    text = json.dumps(own | records.plain(facts))
+    save_prepared(path, (facts.rows, facts.record_bytes), facts.domain, text, tables)
 
 
 def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
@@ -346,6 +347,7 @@ def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], s
     how = dict[str, Any](where=str(path), hint="was it copied completely, and written by this release?")
     version, used = (records.of(fields.pop(name, None), _COUNT, name=name, **how) for name in ("version", "used"))
     history = records.of(fields.pop("history", None), records.text(2 * DIGEST), name="history", **how)
+    local = records.of(fields.pop("local", None), records.flag(), name="local", **how)
     facts = records.of(fields, Facts, name="facts", **how)
     if history and not _is_hex(history):
         raise ValueError("its history is no digest")
@@ -358,11 +360,5 @@ def _open_prepared(path: Path, fields: dict[str, Any], header: dict[str, Any], s
         raise ValueError("it is cut off, or its metadata does not fit its records")
     octets = np.fromfile(path, np.uint8, leaves * DIGEST, offset=start + size).tobytes()
     digests = tuple(octets[at : at + DIGEST] for at in range(0, len(octets), DIGEST))
-    return Source(
-        facts,
-        version,
-        SlicedRecords(path, start, (facts.rows, facts.record_bytes), facts.domain, digests),
-        digests,
-        used,
-        bytes.fromhex(history),
-    )
+    mapped = SlicedRecords(path, start, (facts.rows, facts.record_bytes), facts.domain, digests)
+    return Source(facts, version, mapped, digests, used, bytes.fromhex(history), local)

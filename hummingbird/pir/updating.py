@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.errors import AgreementError, HummingbirdError, InputError, NotFoundError, PeerError
+from hummingbird.errors import (
+    AgreementError,
+    HummingbirdError,
+    InputError,
+    NotFoundError,
+    OverloadError,
+    PeerError,
+    UnavailableError,
+)
 from hummingbird.pir.integrity import Owner, check_update, public_key, rows_in_an_update
 from hummingbird.pir.messages import TableDescription, pack_version, unpack_update
 from hummingbird.pir.pair import descriptions, disagreement, updated
@@ -112,6 +120,9 @@ class Updater:
                 continue
             digest = hashlib.sha256(message).digest()
             return state, state.after(digest), indices, records[:, : self.facts.row_bytes]
+        for failed in errors:
+            if isinstance(failed, (OverloadError, UnavailableError)):
+                raise failed
         what = f"neither server keeps the update of version {version}: {errors[0].what}"
         raise NotFoundError(what, where=_WHERE, hint=errors[0].hint)
 

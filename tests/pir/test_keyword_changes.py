@@ -188,7 +188,7 @@ def test_servers_with_other_contents_are_refused(tmp_path: Path) -> None:
             stranger = made(room=600)
             stranger.put("old", ROWS[4])
             stranger.source = replace(stranger.source, version=1)
-            stranger._changed = False
+            stranger.source = replace(stranger.source, local=False)
             with pytest.raises(AgreementError, match="other contents"):
                 stranger.put("more", ROWS[3], updater)
             again_ = KeywordTable.open(Source.open(tmp_path / "at 1.safetensors"))
@@ -197,6 +197,27 @@ def test_servers_with_other_contents_are_refused(tmp_path: Path) -> None:
             assert len(again_) == 503 and "newer" in again_
         for server in servers:
             server.close()
+
+
+def test_a_change_without_the_servers_is_remembered_in_the_file(tmp_path: Path) -> None:
+    """The servers' first signed contents are known only to the table that was signed itself."""
+    owner, table = Owner(), made(room=600)
+    servers = local_servers(owner.sign(table.source), owner=owner.public)
+    table.put("offline", ROWS[1])
+    table.source.save(tmp_path / "t.safetensors")
+    again_ = KeywordTable.open(Source.open(tmp_path / "t.safetensors"))
+    with Updater(owner, servers) as updater:
+        for own in (table, again_):
+            with pytest.raises(AgreementError, match="other contents") as caught:
+                own.put("more", ROWS[2], updater)
+            assert "KeywordTable.sign" in caught.value.hint
+    servers = local_servers(again_.sign(owner), owner=owner.public)
+    again_.source.save(tmp_path / "t.safetensors")
+    third = KeywordTable.open(Source.open(tmp_path / "t.safetensors"))
+    with Updater(owner, servers) as updater, asking(servers, owner=owner.public) as client:
+        third.put("more", ROWS[2], updater)
+        rows, found = client.rows(["offline", "more", WORDS[3]])
+        assert found.all() and torch.equal(rows, ROWS[[1, 2, 3]])
 
 
 def test_servers_that_began_from_the_saved_file_are_its_own(tmp_path: Path) -> None:

@@ -303,9 +303,10 @@ class BatchedEmbedding(nn.Module):
             asked = wanted & ~kept
             lookups = [self.plan.look_up(line[mask]) for line, mask in zip(lines, asked, strict=True)]
             states, records = self._records([lookup.inside for lookup in lookups])
-            if not self._kept or states == self._kept_of:
+            if not self.cache or not self._kept_of or states == self._kept_of:
                 break
             self._kept.clear()
+            self._kept_of = states
         else:
             raise _updated(_TRIES)
         out = torch.zeros(*lines.shape, self.dim, dtype=self.dtype)

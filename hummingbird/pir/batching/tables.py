@@ -166,12 +166,16 @@ class EmbeddingTables(nn.Module):
     def _samples(self) -> int:
         """Return how many samples one request holds. Raises ConfigError if it does not hold one."""
         keys = [keys_in_a_query(client.facts) // self.lookups[name] for name, client in self.clients.items()]
-        one = max(self.traffic(1))
-        if one > MAX_MESSAGE or not min(keys):
-            what = f"a sample's lookups take {one / 1e6:.1f} MB"
+        one, nine = self.traffic(1), self.traffic(9)  # parts of a message are filled up to 8 bytes
+        if max(one) > MAX_MESSAGE or not min(keys):
+            what = f"a sample's lookups take {max(one) / 1e6:.1f} MB"
             hint = f"a message has {MAX_MESSAGE >> 20} MiB, and {MAX_KEYS} lookups in each table: two layers"
             raise ConfigError(what, where=_WHERE, hint=hint)
-        return min(*keys, 1 + (MAX_MESSAGE - one) // (max(self.traffic(2)) - one))
+        held = [1 + 8 * (MAX_MESSAGE - first) // (ninth - first) for first, ninth in zip(one, nine, strict=True)]
+        most = min(*keys, *held)
+        while max(self.traffic(most)) > MAX_MESSAGE:
+            most -= 1
+        return most
 
     @torch.no_grad()
     def forward(self, inputs: Mapping[str, Tensor], weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -218,9 +222,13 @@ class EmbeddingTables(nn.Module):
         if len(sizes) != 1:
             raise InputError(f"tables with {sorted(sizes)} samples", where=_WHERE, hint="as many for each table")
         for name, weight in weights.items():
-            if name not in inputs or self.modes[name] != "sum" or weight.shape != inputs[name].shape:
-                hint = "for a table of mode sum, of the shape of its indices"
-                raise InputError(f"weights {tuple(weight.shape)}", where=f"{_WHERE}, table {name!r}", hint=hint)
+            where = f"{_WHERE}, table {name!r}"
+            if name not in inputs or not isinstance(weight, Tensor) or self.modes[name] != "sum":
+                raise InputError("weights of no table of mode sum", where=where, hint="a tensor, for such a table")
+            dtype = DTYPES[self.clients[name].facts.dtype]
+            if weight.shape != inputs[name].shape or weight.dtype != dtype:
+                what = f"weights {weight.dtype} {tuple(weight.shape)}"
+                raise InputError(what, where=where, hint=f"{dtype} {tuple(inputs[name].shape)}")
         return sizes.pop()
 
     def _request(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

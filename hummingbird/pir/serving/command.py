@@ -149,9 +149,6 @@ def _parts(
     with ExitStack() as ends:
         named = _named(args, keys, ends)
         servers = [*named.values()]
-        if args.tables is None and len(config.listen) != len(servers):
-            hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
-            raise InputError(f"{len(config.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
         offered, batches = dict[str, Methods](), (args.max_batch, args.max_wait / 1e3)
         if args.tables is None:
             offered = {name: Methods(server, *batches) for name, server in named.items()}
@@ -161,6 +158,9 @@ def _parts(
             offered, at_addresses = together.methods, [together]
         for methods in at_addresses:
             ends.callback(methods.close, config.grace)
+        if len(config.listen) != len(at_addresses):
+            hint = "one for each table of a plan, a full one and perhaps a hot one before it; one for --tables"
+            raise InputError(f"{len(config.listen)} addresses, {len(at_addresses)} needed", where="--listen", hint=hint)
         who = f"pir-server party {args.party}"
 
         def stopping() -> None:

@@ -6,6 +6,7 @@ clients, owners and batches work as with one table; only the messages travel tog
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -13,14 +14,15 @@ from typing import cast
 import grpc
 from torch import Tensor, nn
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, PeerError
 from hummingbird.pir.messages import MAX_CALLS, pack_results, unpack_calls
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
+from hummingbird.rpc.admission import MAX_MESSAGE
 from hummingbird.rpc.service import Method
 
-_THREADS = 4  # for each table: requests that are answered at a time
+_THREADS = 256  # calls that are answered at a time; they wait for passes over their tables
 Run = Callable[[str, str, bytes], bytes]
 
 
@@ -50,19 +52,34 @@ class ServedTables:
     def answer(self, message: bytes, run: Run, together: ThreadPoolExecutor | None = None) -> bytes:
         """Answer the calls in a message by `run`, which gets the table's name, the method and the message of each.
 
-        together: threads for them; None: one after another. Raises the first error of a call, and InputError, before
-        any is made, for a table or method that is not there.
+        together: threads for them; None: one after another. Several calls are lookups, or ask for descriptions, each of
+        another table. Raises the first error of a call; and InputError, before any is made, for a table or method that
+        is not there, or for other calls; and for answers that no message holds.
         """
         calls = unpack_calls(message)
+        tables, methods = {table for table, *_ in calls}, {method for _, method, _ in calls}
+        if len(calls) > 1 and (len(tables) < len(calls) or not methods <= {"Answer", "Describe"}):
+            hint = "one request asks each table once; what changes a table is a request of its own"
+            raise InputError("calls that do not go together", where=self.name, hint=hint)
         for table, method, _ in calls:
             if table not in self.servers:
                 hint = f"there are: {', '.join(self.servers)}"[:400]
                 raise InputError(f"there is no table {table[:100]!r}", where=self.name, hint=hint)
             if method not in ("Describe", "Answer", "Update", "Offer", "Switch", "PastUpdate", "Metrics"):
                 raise InputError(f"there is no method {method!r}", where=self.name)
-        if together is None or len(calls) == 1:
-            return pack_results([run(*call) for call in calls])
-        return pack_results([*together.map(lambda call: run(*call), calls)])
+
+        def one(call: tuple[str, str, bytes]) -> bytes:
+            try:
+                return run(*call)
+            except (InputError, PeerError) as error:
+                if type(error) not in (InputError, PeerError):  # with more than a text
+                    raise
+                raise type(error)(f"table {call[0]}: {error.what}", where=error.where, hint=error.hint) from None
+
+        results = [*(map(one, calls) if together is None or len(calls) == 1 else together.map(one, calls))]
+        if sum(map(len, results)) > MAX_MESSAGE:
+            raise InputError("the answers are too large for one message", where=self.name, hint="ask for fewer rows")
+        return pack_results(results)
 
     def close(self) -> None:
         """End all servers; may be called twice."""
@@ -80,7 +97,7 @@ class TablesMethods:
         self._tables = tables
         self.methods = {name: Methods(server, max_batch, max_wait) for name, server in tables.servers.items()}
         self._handlers = {name: methods.handlers() for name, methods in self.methods.items()}
-        self._pool = ThreadPoolExecutor(_THREADS * len(self.methods), thread_name_prefix="pir-tables")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pir-tables")
 
     def handlers(self) -> dict[str, Method]:
         """Return the function that answers the gRPC method Several, for `rpc.service.serve`."""
@@ -90,7 +107,10 @@ class TablesMethods:
         def run(table: str, method: str, message: bytes) -> bytes:
             return cast(bytes, self._handlers[table][method](message, context))  # none of them streams
 
-        return self._tables.answer(data, run, self._pool)
+        try:
+            return self._tables.answer(data, run, self._pool)
+        except RuntimeError as error:  # of a pool that takes no more
+            raise PeerError("this server is stopping", hint="ask again when it is back") from error
 
     def hurry(self) -> None:
         """Begin every pass immediately from now on, without waiting for further queries."""
@@ -99,9 +119,10 @@ class TablesMethods:
 
     def close(self, grace: float = 30.0) -> None:
         """Answer the queued queries within `grace` seconds, and take no more; may be called twice."""
+        deadline = time.monotonic() + grace
         for methods in self.methods.values():
-            methods.close(grace)
-        self._pool.shutdown()
+            methods.close(max(0.0, deadline - time.monotonic()))
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def local_tables(

@@ -184,20 +184,21 @@ def test_rows_that_were_used_longest_ago_are_forgotten() -> None:
             private(embedding, plan_of("cuckoo"), cache=cache)  # type: ignore[arg-type]
 
 
-def test_kept_rows_are_of_the_version_of_the_others() -> None:
-    """After an update no old row comes back, and the call is made twice, whichever rows it wants."""
-    embedding, plan, owner = embedding_of(torch.float32), plan_of("hot and companions"), Owner()
+@pytest.mark.parametrize("padded", [False, True])
+def test_kept_rows_are_of_the_version_of_the_others(padded: bool) -> None:
+    """After an update no old row comes back, and the call is made twice, whichever rows it wants, or has kept."""
+    embedding, plan, owner = embedding_of(torch.float32, padding_idx=0), plan_of("hot and companions"), Owner()
     trace: list[tuple[str, int, int]] = []
     plain = [plan_servers(embedding, plan, party, owner=owner.public) for party in (0, 1)]
     servers = [[Recording(server, trace) for server in one] for one in plain]
     wanted, now = inputs(1, 12)[0], embedding.weight.clone()
     layer = BatchedEmbedding.from_torch(embedding, plan, *servers, cache=500)
-    layer(wanted)
+    layer(torch.zeros(12, dtype=torch.int64) if padded else wanted)
     for number, asked in enumerate((wanted, wanted.flip(0), torch.arange(ROWS - 12, ROWS))):
         with Updater(owner, [one[-1] for one in plain], table=plan.table) as updater:
             rows = torch.full((2, 5), float(number))
             updater.update(wanted[:1].repeat(2) + torch.tensor([0, 1]), rows)
-        now[wanted[0]], now[wanted[0] + 1] = rows
+        now[wanted[0]], now[wanted[0] + 1], now[0] = *rows, torch.zeros(5)  # 0: padding
         trace.clear()
         assert torch.equal(layer(asked), now[asked])
         assert len([sent for _, sent, _ in trace if sent]) == 4 * len(plan.codes)  # the others ask for the version

@@ -29,7 +29,9 @@ from hummingbird.pir import (
 )
 from hummingbird.pir.batching import tables as module
 from hummingbird.pir.messages import MAX_CALLS, pack_calls, pack_results, unpack_calls, unpack_results
+from hummingbird.pir.serving.tables import TablesMethods
 from hummingbird.pir.updating import Updater
+from hummingbird.rpc.admission import MAX_MESSAGE
 from models.dlrm import Dlrm
 from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG
@@ -132,6 +134,23 @@ def test_signed_rows_and_answers() -> None:
     both[1].servers["items"].write(torch.arange(900), forged)
     with pytest.raises(PeerError, match="lied"):
         layer(inputs(4))
+
+
+@pytest.mark.parametrize(("dim", "letters"), [(64, 200), (90, 200), (300, 1), (1, 50)])
+def test_the_largest_request_fits_a_message(dim: int, letters: int) -> None:
+    """Where the request is the larger one of a sample, and the answer grows faster."""
+    tables = {"x" * letters + str(n): torch.zeros(1000, dim) for n in range(4)}
+    layer = EmbeddingTables(local_tables(tables), dict.fromkeys(tables, 1))
+    assert max(layer.traffic(layer._most)) <= MAX_MESSAGE
+    assert layer._most == 4096 or max(layer.traffic(layer._most + 1)) > MAX_MESSAGE
+
+
+def test_a_service_that_stops_says_so() -> None:
+    methods = TablesMethods(local_tables(bags())[0])
+    methods.close()
+    calls = pack_calls([("shops", "Describe", b""), ("items", "Describe", b"")])
+    with pytest.raises(PeerError, match="stopping"):
+        methods.handlers()["Several"](calls, None)  # type: ignore[arg-type]
 
 
 def test_updates_of_one_table_reach_its_rows_alone() -> None:
@@ -257,8 +276,9 @@ def test_arguments_that_do_not_fit() -> None:
     ):
         with pytest.raises(InputError, match=what):
             layer({**good, **change})
-    with pytest.raises(InputError, match="weights"):
-        layer(good, {"items": torch.ones(2, 3)})
+    for weights in (torch.ones(2, 3), torch.ones(2, 20).double(), [[1.0]]):
+        with pytest.raises(InputError, match="weights"):
+            layer(good, {"items": weights})  # type: ignore[dict-item]
     with pytest.raises(InputError, match="tables"):
         ServedTables({})
     with pytest.raises(InputError, match="tables"):
@@ -281,6 +301,8 @@ def test_messages_that_are_no_calls() -> None:
         (pack_calls([]), "malformed calls"),
         (pack_results([b"[]"]), "malformed calls"),
         (pack_calls([("shops", "Describe", b"")] * (MAX_CALLS + 1)), "calls|tensors"),
+        (pack_calls([("shops", "Describe", b"")] * 2), "do not go together"),
+        (pack_calls([("shops", "Describe", b""), ("items", "PastUpdate", bytes(8))]), "do not go together"),
     ):
         with pytest.raises(InputError, match=what):
             server.begin(message)()

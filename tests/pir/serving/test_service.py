@@ -232,7 +232,7 @@ def test_bad_command_lines(tmp_path):
     assert "3 parts for 10 rows" in run("--workers", "3")
     (tmp_path / "plan.json").write_text(Plan(BatchCode.cuckoo(10, 4)).to_json())
     plan = ("--plan", str(tmp_path / "plan.json"))
-    assert "2 addresses, 1 tables" in run(*plan, "--listen", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b")
+    assert "2 addresses, 1 needed" in run(*plan, "--listen", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b")
     assert "malformed plan" in run("--plan", str(tmp_path / "t.npy"))
     for options in (("--workers", "2"), ("--device", "cuda")):
         assert "--plan with --workers" in run(*plan, *options)
