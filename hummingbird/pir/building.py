@@ -113,18 +113,25 @@ class ParquetRows:
     def _batches(self, column: str) -> Iterator[tuple[int, Any]]:
         """Yield pieces of a column, as pyarrow's arrays, with the number of the first row of each."""
         size = _BATCH if column != self._column else _batch(self.__dict__.get("dim", 1024) * 8)
-        start, found = 0, self._file.iter_batches(size, columns=[column])
-        while True:
-            with self._reading():
-                batch = next(found, None)
-            if batch is None:
-                return
+        start = 0
+        for batch in self._groups(column, size):
             values = batch.column(0)
             if values.null_count:
                 row = start + int(np.argmin(np.asarray(values.is_valid())))
                 raise InputError(f"row {row} is null", where=f"{self._path}, column {column}")
             yield start, values
             start += len(values)
+
+    def _groups(self, column: str, size: int) -> Iterator[Any]:
+        """Yield pieces of a column; a reader for each row group, as one for all keeps what it has read."""
+        for group in range(self._file.metadata.num_row_groups):
+            found = self._file.iter_batches(size, row_groups=[group], columns=[column])
+            while True:
+                with self._reading():
+                    batch = next(found, None)
+                if batch is None:
+                    break
+                yield batch
 
     def rows(self) -> Iterator[Tensor]:
         where, arrow = f"{self._path}, column {self._column}", self._arrow
@@ -259,7 +266,7 @@ def build(
 
     rows: the rows, and their keywords, if there are any. room, seed: of a table by keyword, as for
     `keywords.KeywordTable`. progress: called with numbers of rows that were read; `reads` says how many there will be.
-    Memory: some 3 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
+    Memory: some 4 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
     InputError for equal keywords, naming the rows, for a disk without room, and the errors of `rows`.
 
     >>> import numpy as np
