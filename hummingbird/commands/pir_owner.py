@@ -50,7 +50,7 @@ _BUILD = """Make the file of a table that pir-server opens at once, whatever its
 
 The rows come from a .parquet, .npy or .safetensors file, which is read a piece at a time.
 
-With --keywords, rows are looked up by a text in place of a number (pir.KeywordClient). Memory: some 4 GiB, and 33 bytes
+With --keywords, rows are looked up by a text in place of a number (pir.KeywordClient). Memory: some 2 GiB, and 33 bytes
 for each keyword. Parquet needs the extra: pip install 'hummingbird-mpc[parquet]'"""
 _METRICS = "Print the figures of both servers: version, lookups, passes over the table, latency."
 _EXAMPLE = """example:

@@ -266,7 +266,7 @@ def build(
 
     rows: the rows, and their keywords, if there are any. room, seed: of a table by keyword, as for
     `keywords.KeywordTable`. progress: called with numbers of rows that were read; `reads` says how many there will be.
-    Memory: some 4 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
+    Memory: some 2 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
     InputError for equal keywords, naming the rows, for a disk without room, and the errors of `rows`.
 
     >>> import numpy as np

@@ -27,7 +27,7 @@ from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
 from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
-FIRST = 10.0  # seconds in which the first query has a cold disk for itself
+FIRST = 60.0  # seconds in which the first query has a cold disk for itself
 
 
 class Server:
