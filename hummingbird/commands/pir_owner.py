@@ -18,7 +18,7 @@ from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir import building
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Owner, read_key
-from hummingbird.pir.keywords import KeywordTable
+from hummingbird.pir.keyword_table import KeywordTable
 from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
 from hummingbird.pir.table_server import ask, connected, disconnect
@@ -212,9 +212,9 @@ def _update_keywords(args: argparse.Namespace) -> int:
     with Updater(owner, args.servers, **_caller(args), timeout=args.timeout) as updater:
         updater.bring_up()
         table.catch_up(updater)
-        there = [word for word in gone if word in table]
+        there = [word for word in dict.fromkeys(gone) if word in table]
         if gone:
-            print(f"{len(there):,} keywords to remove, {len(gone) - len(there):,} are not there")
+            print(f"{len(there):,} keywords to remove, {len({*gone}) - len(there):,} are not there")
             table.remove(there, updater)
         if rows is not None:
             table.put(new, rows, updater)

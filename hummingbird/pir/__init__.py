@@ -7,7 +7,8 @@ table_server    connections to the servers
 messages        formats of messages
 table           tables as servers hold them
 prepared        their prepared files, which are mapped
-keywords        tables by keyword, a text or bytes in place of a row's number
+keywords        lookups by keyword, a text or bytes in place of a row's number
+keyword_table   tables by keyword, as their owner has them
 building        prepared files of large tables, from Parquet and other files
 integrity       signatures of the table's owner on rows and updates, and of servers on answers
 updating        the owner's client, which sends updates to both servers
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from hummingbird.pir.building import FileRows, ParquetRows, build
     from hummingbird.pir.client import Client
     from hummingbird.pir.integrity import IntegrityError, Owner
-    from hummingbird.pir.keywords import KeywordClient, KeywordTable
+    from hummingbird.pir.keyword_table import KeywordTable
+    from hummingbird.pir.keywords import KeywordClient
     from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, audit, local_servers
     from hummingbird.pir.serving.service import Service
@@ -47,7 +49,7 @@ _HOMES = {
     "FileRows": "building",
     "IntegrityError": "integrity",
     "KeywordClient": "keywords",
-    "KeywordTable": "keywords",
+    "KeywordTable": "keyword_table",
     "Owner": "integrity",
     "ParquetRows": "building",
     "Plan": "batching.plan",

@@ -104,7 +104,7 @@ class ParquetRows:
         if self.dtype not in DTYPES:
             hint = f"lists of one length, of: {', '.join(DTYPES)}; or bytes of a fixed length"
             raise InputError(f"rows of type {kind}", where=f"{path}, column {column}", hint=hint)
-        self.dim = kind.list_size if types.is_fixed_size_list(kind) else 0
+        self.dim = kind.list_size if types.is_fixed_size_list(kind) else 0  # 0: as the first row has
         self.dim = self.dim or next((rows.shape[1] for rows in self.rows()), 1)
 
     def _reading(self) -> Any:
@@ -112,7 +112,7 @@ class ParquetRows:
 
     def _batches(self, column: str) -> Iterator[tuple[int, Any]]:
         """Yield pieces of a column, as pyarrow's arrays, with the number of the first row of each."""
-        size = _BATCH if column != self._column else _batch(self.__dict__.get("dim", 1024) * 8)
+        size = _batch((self.dim or 1024) * 8) if column == self._column else _BATCH
         start = 0
         for batch in self._groups(column, size):
             values = batch.column(0)
@@ -135,7 +135,7 @@ class ParquetRows:
 
     def rows(self) -> Iterator[Tensor]:
         where, arrow = f"{self._path}, column {self._column}", self._arrow
-        dim = getattr(self, "dim", 0)
+        dim = self.dim
         for start, values in self._batches(self._column):
             if arrow.types.is_fixed_size_binary(values.type):
                 octets = np.frombuffer(values.buffers()[1], np.uint8, len(values) * dim, values.offset * dim)
@@ -195,10 +195,8 @@ class FileRows:
         if facts.table_id or facts.keywords:
             raise InputError(f"{facts.text()}", where=str(path), hint="plain rows, without signatures and keywords")
         self.count, self.dim, self.dtype = facts.rows, facts.dim, facts.dtype
-        if (
-            self._lines is not None
-            and (lines := sum(len(ends) - 1 for _, ends in self._words(self._lines))) != self.count
-        ):
+        lines = self.count if self._lines is None else sum(len(ends) - 1 for _, ends in self._words(self._lines))
+        if lines != self.count:
             raise InputError(f"{lines} keywords for {self.count} rows", where=str(keywords), hint="one on each line")
 
     def rows(self) -> Iterator[Tensor]:
@@ -265,7 +263,7 @@ def build(
     """Write the prepared file of a table, .safetensors, which `Source.open` maps at once; return the table's facts.
 
     rows: the rows, and their keywords, if there are any. room, seed: of a table by keyword, as for
-    `keywords.KeywordTable`. progress: called with numbers of rows that were read; `reads` says how many there will be.
+    `KeywordTable`. progress: called with numbers of rows that were read; `reads` says how many there will be.
     Memory: some 2 GiB, and for a table by keyword 33 bytes a row in addition, more with room for more. Raises
     InputError for equal keywords, naming the rows, for a disk without room, and the errors of `rows`.
 
@@ -333,7 +331,10 @@ def _hashed(rows: RowSource, seed: bytes, progress: Progress) -> Tensor:
 
 
 def _check_count(read: int, rows: RowSource, more: bool = False) -> None:
-    """Raise InputError unless so many rows are all that there should be; with `more`, unless they are no more."""
+    """Raise InputError if the number of rows that were read is not that of the source.
+
+    more: rows may follow; then only a larger number is an error.
+    """
     if read > rows.count or (read < rows.count and not more):
         what = f"{read} rows or keywords were read, {rows.count} were announced"
         raise InputError(what, where=_WHERE, hint="does the source change?")
@@ -367,6 +368,8 @@ def _by_number(facts: Facts, rows: RowSource, progress: Progress) -> Iterator[Ta
             new, rest = rest[: last - first - at], rest[last - first - at :]
             table.fill(at, new)
             at += len(new)
+        if last == facts.rows:
+            _check_count(last + len(rest) + sum(len(some) for some in found), rows)
         yield table
         del table  # before the next one is made
 

@@ -189,7 +189,7 @@ def test_a_table_by_keyword(place: Path, sockets: Path, capsys: pytest.CaptureFi
     pair = Pair(sockets, *map(str, ["--table", place / "k.safetensors", "--owner", place / "key.pub", "--verify"]))
     update = ["update", "--key", place / "key", "--table", place / "k.safetensors", "--servers", *pair.last]
     (place / "new").write_text(f"fig\n{words[3]}\n")
-    (place / "gone").write_text(f"{words[7]}\r\n")
+    (place / "gone").write_text(f"{words[7]}\r\n{words[7]}\n")
     try:
         pair.wait()
         assert owner(*update, "--keywords", place / "new", "--rows", place / "rows.npy") == 0

@@ -16,7 +16,7 @@ import torch
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import KeywordClient, KeywordTable, Owner, Source, local_servers
-from hummingbird.pir import keywords as module
+from hummingbird.pir import keyword_table as module
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import Service
 from hummingbird.pir.updating import Updater

@@ -159,6 +159,8 @@ def test_keywords_and_rows_that_do_not_fit() -> None:
     assert f"room={2 * table.room}" in caught.value.hint
     with pytest.raises(InputError, match=r"rows of torch.float32 \(2, 6\) for 3 keywords"):
         table.put(WORDS[:3], ROWS[:2])
+    with pytest.raises(InputError, match="keyword 1 stands again as number 2"):
+        table.put(["x", WORDS[0], WORDS[0]], ROWS[:3])
     with pytest.raises(InputError, match="keyword 1 is not in the table"):
         table.remove([WORDS[0], "nobody"])
     assert WORDS[0] in table

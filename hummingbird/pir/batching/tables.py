@@ -153,7 +153,10 @@ class EmbeddingTables(nn.Module):
         return layer
 
     def traffic(self, samples: int) -> tuple[int, int]:
-        """Return the bytes of the messages of one request for so many samples: to each server, and from each."""
+        """Return the size in bytes of the message to each server, and of its answer, for one request.
+
+        samples: number of samples in the request.
+        """
         up, down = list[tuple[str, str, bytes]](), list[bytes]()
         for name, client in self.clients.items():
             facts, count = client.facts, samples * self.lookups[name]

@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare a prepared file with its digests before serving it (default: while serving it)",
+        help="compare a prepared file with its digests before serving it (default: while serving it, above 256 MiB)",
     )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
     listen = "HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's"
@@ -163,19 +163,24 @@ def _parts(
             raise InputError(f"{len(config.listen)} addresses, {len(at_addresses)} needed", where="--listen", hint=hint)
         who = f"pir-server party {args.party}"
 
+        def of(name: str) -> str:
+            return f" table {name}" if args.tables else ""
+
         def stopping() -> None:
             for methods in at_addresses:
                 methods.hurry()
 
         def farewell() -> None:
             for name, methods in reversed(offered.items()):
-                of = f" table {name}" if args.tables else ""
-                print(f"{who}{of}: {methods.metrics.line()}", flush=True)
+                print(f"{who}{of(name)}: {methods.metrics.line()}", flush=True)
 
         return ServiceParts(
             [methods.handlers() for methods in at_addresses],
             lambda registry: registry.register(_figures(offered)),
-            lines=[f"{who}: {server.facts.text()}, version {server.state.version}" for server in servers],
+            lines=[
+                f"{who}{of(name)}: {server.facts.text()}, version {server.state.version}"
+                for name, server in named.items()
+            ],
             look=lambda: program.ready(all([server.check() for server in servers])),
             stopping=stopping,
             farewell=farewell,

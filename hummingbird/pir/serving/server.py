@@ -27,7 +27,8 @@ from hummingbird.pir.serving.workers import Shard, Workers, opened, whole_only
 from hummingbird.pir.table import Source, State, first_state
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
-FIRST = 60.0  # seconds in which the first query has a cold disk for itself
+AT_ONCE = 256 << 20  # bytes of a prepared file that is compared before it is served: about a second
+FIRST = 60.0  # seconds in which the first query of a larger one has a cold disk for itself
 
 
 class Server:
@@ -40,8 +41,9 @@ class Server:
     holds a part of the table.
     shard: the records ready for queries, such as `workers.Workers`; default: in this process, on the device. journal:
     file in which updates are kept, created if missing; at its start the server applies the updates in it again. Without
-    a journal, updates are lost when the server ends. verify: compare a prepared file with its digests first; default:
-    in a thread while the server answers; from then on that a row is found to differ, it refuses all queries.
+    a journal, updates are lost when the server ends. verify: compare a prepared file with its digests first. Otherwise
+    a file above 256 MiB is compared in a thread while the server answers: a damaged row makes half of all answers wrong
+    until the thread finds it; then the server refuses all queries.
     Methods may be called from any thread. Raises InputError for a missing device and a damaged file, EnvironmentProblem
     if memory is too small, and the errors of `updates.Updates.recover`.
 
@@ -69,7 +71,8 @@ class Server:
         source = table if isinstance(table, Source) else Source.of(table)
         self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
         self._identity = None if identity is None else integrity.Identity(identity)
-        if verify:
+        behind = not verify and source.digests is not None and source.records.size > AT_ONCE
+        if not behind:
             source.verify()
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
@@ -85,7 +88,7 @@ class Server:
         if self.updates is not None and journal is not None:
             self.updates.recover(journal)
         self._shard.follow(self._changes)
-        if not verify and source.digests is not None:
+        if behind:
             threading.Thread(target=self._verified, args=(source,), name="pir-verify", daemon=True).start()
 
     def __repr__(self) -> str:

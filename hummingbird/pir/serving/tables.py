@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import cast
 
 import grpc
@@ -97,7 +97,7 @@ class TablesMethods:
         self._tables = tables
         self.methods = {name: Methods(server, max_batch, max_wait) for name, server in tables.servers.items()}
         self._handlers = {name: methods.handlers() for name, methods in self.methods.items()}
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="pir-tables")
+        self._pool, self._closing = ThreadPoolExecutor(_THREADS, thread_name_prefix="pir-tables"), False
 
     def handlers(self) -> dict[str, Method]:
         """Return the function that answers the gRPC method Several, for `rpc.service.serve`."""
@@ -109,8 +109,10 @@ class TablesMethods:
 
         try:
             return self._tables.answer(data, run, self._pool)
-        except RuntimeError as error:  # of a pool that takes no more
-            raise PeerError("this server is stopping", hint="ask again when it is back") from error
+        except (RuntimeError, CancelledError):  # of the pool, when it takes no more
+            if not self._closing:
+                raise
+            raise PeerError("this server is stopping", hint="ask again when it is back") from None
 
     def hurry(self) -> None:
         """Begin every pass immediately from now on, without waiting for further queries."""
@@ -119,7 +121,7 @@ class TablesMethods:
 
     def close(self, grace: float = 30.0) -> None:
         """Answer the queued queries within `grace` seconds, and take no more; may be called twice."""
-        deadline = time.monotonic() + grace
+        self._closing, deadline = True, time.monotonic() + grace
         for methods in self.methods.values():
             methods.close(max(0.0, deadline - time.monotonic()))
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -147,8 +147,11 @@ def test_the_largest_request_fits_a_message(dim: int, letters: int) -> None:
 
 def test_a_service_that_stops_says_so() -> None:
     methods = TablesMethods(local_tables(bags())[0])
-    methods.close()
     calls = pack_calls([("shops", "Describe", b""), ("items", "Describe", b"")])
+    methods._handlers["items"]["Describe"] = lambda data, context: torch.zeros(2) @ torch.zeros(3)
+    with pytest.raises(RuntimeError, match="inconsistent|size"):  # a fault of its own keeps its name
+        methods.handlers()["Several"](calls, None)  # type: ignore[arg-type]
+    methods.close()
     with pytest.raises(PeerError, match="stopping"):
         methods.handlers()["Several"](calls, None)  # type: ignore[arg-type]
 
