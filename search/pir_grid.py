@@ -4,7 +4,8 @@
     bins       partial batch retrieval, one or two rounds (Lam et al., ASPLOS 2024)
     cuckoo     the 3-way cuckoo batch code
 
-bins and cuckoo come with and without a hot table and companions, as sizes and shares of the grid say.
+bins and cuckoo come with and without a hot table and companions, as sizes and shares of the grid say. Sizes reach what
+a budget of 300 kB pays for rows of 64 bytes, so that no kind of plan is held back by the grid.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from hummingbird.pir.batching.cost_model import Price, price
 from hummingbird.pir.batching.plan import Plan
 
 KINDS = ("plain", "bins", "cuckoo")
-SIZES = (8, 16, 32, 48, 64, 96)
+SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 SHARES = (0.1, 0.25)
-COMPANIONS = (0, 1, 3)
+COMPANIONS = (0, 1, 2, 3, 4, 5)
+ROUNDS = {"bins": (1, 2, 3, 4), "cuckoo": (1,)}  # keys for each bin; the paper's co-design has one or two
+_CODESIGN_ROUNDS = 2
 _PROFILED = 4096  # inferences of the training split whose pairs of rows are counted
 
 
@@ -105,16 +108,18 @@ def recipes(kinds: Sequence[str] = KINDS) -> Iterator[Recipe]:
     """Yield all recipes of the grid, for these kinds of plans.
 
     A hot table has at least as many keys as the full table, and companions come with or without it, as in the paper.
+    Bins alone, with which all other plans are compared, have up to four rounds.
     """
     for kind in kinds:
         if kind == "plain":
             yield from (Recipe(kind, size) for size in SIZES)
             continue
-        for rounds in (1, 2) if kind == "bins" else (1,):
+        for rounds in ROUNDS[kind]:
+            codesign = rounds <= _CODESIGN_ROUNDS
             for full in SIZES:
-                for companions in COMPANIONS:
+                for companions in COMPANIONS if codesign else (0,):
                     yield Recipe(kind, full, companions=companions, rounds=rounds)
-                    hot = [size for size in SIZES if size >= full]
+                    hot = [size for size in SIZES if size >= full] if codesign else []
                     yield from (Recipe(kind, full, h, share, companions, rounds) for share in SHARES for h in hot)
 
 

@@ -3,11 +3,12 @@
     eco        the fastest plan that loses no quality: at most 0.05 %, which is within the noise of the split
     relaxed    the fastest one that loses less than 0.5 % of AUC, or 5 % of perplexity
 
-within --budget-bytes of traffic and --budget-seconds for a pass that serves --clients at once. A grid of plans is
-priced in closed form with the speed of this machine, measured first; those that the budgets allow are tried on a few
-inferences of the validation split; those that no other plan of their family beats are tried on more, with the net. The
-test split then says what the chosen ones are worth, and they are built, checked and timed on its lookups. Profiles are
-of the training split. Lam et al., ASPLOS 2024, sections 4 and 5.
+within --budget-bytes of traffic and --budget-seconds for a pass that serves --clients at once. Of several budgets of
+bytes, each gets plans of its own. A grid of plans is priced in closed form with the speed of this machine, measured
+first; those that the budgets allow are tried on a few inferences of the validation split; those that no other plan of
+their family beats are tried on more, with the net. The test split then says what the chosen ones are worth, and they
+are built, checked and timed on its lookups. Profiles are of the training split. Lam et al., ASPLOS 2024, sections 4
+and 5.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ _EPILOG = """examples:
     python -m search.pir_plan --application wikitext2 --weights checkpoints/wikitext2-lstm.pt --data DATA \\
         --kinds plain bins --json words.json --plot words.png
 
-A row of the table reads: keys for the full table (+ for the hot one, of that share of the rows), companions stored with
-each row, lookups dropped, quality, kilobytes up and down, inferences per second of one core of each server by the model
-and as timed, milliseconds of a pass as timed, and of the client for an inference.
+A row of the table reads: the budget, keys for the full table (+ for the hot one, of that share of the rows),
+companions stored with each row, lookups dropped, quality, kilobytes up and down, inferences per second of one core of
+each server by the model and as timed, milliseconds of a pass as timed, and of the client for an inference.
 """
 ECO, RELAXED = 5e-4, {"AUC": 5e-3, "perplexity": 5e-2}
 _MOST_DROPPED = 0.5  # of the lookups, in plans that are tried with the net
@@ -81,7 +82,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
     group = made.add_argument_group("budgets and servers")
-    group.add_argument("--budget-bytes", default="300kB", metavar="B", help="of an inference (default: %(default)s)")
+    group.add_argument(
+        "--budget-bytes",
+        nargs="+",
+        default=["300kB"],
+        metavar="B",
+        help="of an inference; the largest of several bounds the search (default: 300kB)",
+    )
     group.add_argument("--budget-seconds", default="0.3", metavar="S", help="of a pass (default: %(default)s)")
     group.add_argument(
         "--clients", type=int, default=32, metavar="N", help="inferences that share a pass (default: %(default)s)"
@@ -96,7 +103,7 @@ class Search:
     def __init__(self, application: Application, speed: Speed, args: argparse.Namespace) -> None:
         self.application, self.speed, self.clients = application, speed, args.clients
         self.profile = Profile(application.accesses, application.rows)
-        self.most_bytes = float(read_budget(args.budget_bytes, "bytes", "--budget-bytes"))
+        self.budgets = read_bytes(args.budget_bytes)
         self.most_seconds = float(read_budget(args.budget_seconds, "seconds", "--budget-seconds"))
 
     def price(self, recipe: Recipe) -> Price:
@@ -109,13 +116,14 @@ class Search:
         return [recipe for recipe in fitting if self._within(self.price(recipe))]
 
     def _within(self, price: Price) -> bool:
-        return price.bytes <= self.most_bytes and self.clients * self.speed.seconds(price) <= self.most_seconds
+        return price.bytes <= self.budgets[0] and self.clients * self.speed.seconds(price) <= self.most_seconds
 
     def front(self, candidates: Iterable[Recipe], evaluation: Evaluation, count: int) -> list[Recipe]:
         """Return, family by family, the recipes that no other of the family beats.
 
-        A recipe beats another if it is as good in both of dropped lookups and seconds, or in both of dropped lookups
-        and bytes, and better in one. Lookups are counted on the first `count` inferences of `evaluation`.
+        A recipe beats another if it is as good in dropped lookups, seconds and bytes, and better in one of them: within
+        any budget of bytes, the fastest plan is among those returned. Lookups are counted on the first `count`
+        inferences of `evaluation`.
         """
         families: dict[str, list[tuple[Recipe, float]]] = {}
         complete: list[Recipe] = []  # that drop nothing: more keys would only cost more
@@ -132,9 +140,8 @@ class Search:
         kept = []
         for tried in families.values():
             prices = [self.price(recipe) for recipe, _ in tried]
-            seconds = pareto([(self.speed.seconds(p), share) for p, (_, share) in zip(prices, tried, strict=True)])
-            traffic = pareto([(p.bytes, share) for p, (_, share) in zip(prices, tried, strict=True)])
-            kept += [tried[number][0] for number in sorted({*seconds, *traffic})]
+            costs = [(share, self.speed.seconds(p), p.bytes) for p, (_, share) in zip(prices, tried, strict=True)]
+            kept += [tried[number][0] for number in pareto(costs)]
         return kept
 
     def row(self, recipe: Recipe, evaluation: Evaluation, exact: float) -> Row:
@@ -182,12 +189,19 @@ def _fewer(one: Recipe, other: Recipe) -> bool:
     return one.full <= other.full and one.hot <= other.hot and bool(one.hot) == bool(other.hot)
 
 
-def chosen(rows: Sequence[Row], measure: str) -> list[tuple[str, Row]]:
+def read_bytes(budgets: Sequence[str]) -> list[float]:
+    """Read the budgets of --budget-bytes; returns bytes, the largest first. Raises InputError as `read_budget` does."""
+    return sorted({float(read_budget(budget, "bytes", "--budget-bytes")) for budget in budgets}, reverse=True)
+
+
+def chosen(rows: Sequence[Row], measure: str, budget: float) -> list[tuple[str, Row]]:
     """Choose, for every kind of plan, the fastest row that is eco, and the fastest that is relaxed (module head).
 
-    measure: name of the quality. Returns pairs of the word "eco" or "relaxed" and the row.
+    measure: name of the quality. budget: most bytes of an inference. Returns pairs of the word "eco" or "relaxed" and
+    the row.
     """
     out: list[tuple[str, Row]] = []
+    rows = [row for row in rows if row["bytes_per_inference"] <= budget]
     for kind in KINDS:
         for word, most in (("eco", ECO), ("relaxed", RELAXED[measure])):
             fitting = [row for row in rows if row["kind"] == kind and row["loss_percent"] <= 100 * most]
@@ -203,8 +217,8 @@ def run(args: argparse.Namespace, command: str) -> None:
     """
     if min(args.samples, args.screen, args.clients) < 1:
         raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
-    for limit, objective in ((args.budget_bytes, "bytes"), (args.budget_seconds, "seconds")):
-        read_budget(limit, objective, f"--budget-{objective}")
+    read_bytes(args.budget_bytes)
+    read_budget(args.budget_seconds, "seconds", "--budget-seconds")
     for path, option in ((args.json, "--json"), (args.plan, "--plan")):
         if path:
             check_writable(path, option)
@@ -225,7 +239,7 @@ def run(args: argparse.Namespace, command: str) -> None:
         **{"split": "validation", "inferences": len(evaluation.wanted), "exact": exact},
         **{"test_inferences": len(test.wanted), "test_exact": base, "command": command},
         **{"table_rows": application.rows, "row_bytes": application.row_bytes, "clients": args.clients},
-        **{"budget_bytes": search.most_bytes, "budget_seconds": search.most_seconds, "prf": args.prf},
+        **{"budgets_bytes": search.budgets, "budget_seconds": search.most_seconds, "prf": args.prf},
         **{"speed_model_error_percent": 100 * error, **machine()},
     }
     with progress_line(front, desc="quality", unit="plan") as bar:
@@ -233,8 +247,8 @@ def run(args: argparse.Namespace, command: str) -> None:
     if not rows:
         hint = "more bytes or seconds, or fewer clients in a pass"
         raise InputError("no plan is within the budgets", where="--budget-bytes, --budget-seconds", hint=hint)
-    picked = chosen(rows, application.measure)
-    for row in progress_line([row for _, row in picked], desc="timing", unit="plan"):
+    picked = {budget: chosen(rows, application.measure, budget) for budget in search.budgets}
+    for row in progress_line([row for pairs in picked.values() for _, row in pairs], desc="timing", unit="plan"):
         if "test_quality" in row:  # chosen twice
             continue
         row |= search.time(row, test, args.prf)
@@ -243,7 +257,7 @@ def run(args: argparse.Namespace, command: str) -> None:
     contents: dict[Path, bytes] = {}
     if args.json:
         contents[args.json] = (json.dumps(rows, indent=2) + "\n").encode()
-    eco = [row for word, row in picked if word == "eco"]
+    eco = [row for word, row in picked[search.budgets[0]] if word == "eco"]
     if args.plan and eco:
         best = max(eco, key=lambda row: row["inferences_per_second"])
         contents[args.plan] = search.profile.plan(_recipe(best)).to_json().encode()
@@ -261,9 +275,13 @@ def run(args: argparse.Namespace, command: str) -> None:
         raise InputError("no plan is eco", where="--plan", hint="more kinds of plans, or larger budgets")
 
 
-def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
-    """Format the chosen plans as a text table. picked: result of `chosen`. measure: name of the quality."""
+def table(picked: Mapping[float, Sequence[tuple[str, Row]]], measure: str) -> str:
+    """Format the chosen plans as a text table.
+
+    picked: for each budget of bytes the result of `chosen`. measure: name of the quality.
+    """
     head = (
+        "within kB",
         "plan",
         "",
         "keys",
@@ -280,15 +298,16 @@ def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
         "client ms",
     )
     lines = []
-    for word, row in picked:
+    for budget, word, row in ((budget, *pair) for budget, pairs in picked.items() for pair in pairs):
         hot = f"{row['hot']} of {100 * row['share']:g} %" if row["hot"] else "-"
         figures = (row["dropped_percent"], row["quality"], row["loss_percent"], row["test_loss_percent"])
         texts = [f"{figures[0]:.2f}", f"{figures[1]:.4f}", f"{figures[2]:.2f}", f"{figures[3]:.2f}"]
         speed = [f"{row['inferences_per_second']:,.0f}", f"{row['timed_inferences_per_second']:,.0f}"]
         speed += [f"{1e3 * row['timed_pass_seconds']:.2f}", f"{row['client_milliseconds']:.2f}"]
         traffic = f"{row['bytes_per_inference'] / 1e3:.1f}"
-        lines.append((row["family"], word, str(row["full"]), hot, str(row["companions"]), *texts, traffic, *speed))
-    return text_table(head, lines, left=2)
+        plan = (row["family"], word, str(row["full"]), hot, str(row["companions"]))
+        lines.append((f"{budget / 1e3:g}", *plan, *texts, traffic, *speed))
+    return text_table(head, lines, left=3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,7 +37,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axes.axhline(facts["exact"], color=INK, linewidth=0.5, linestyle=":", label="all rows found")
             axes.set_xscale("log")
             axes.tick_params(axis="x", which="both", labelsize=7)
-        right.axvline(facts["budget_bytes"] / 1e3, color=INK, linewidth=0.5, linestyle="--")
+        for budget in facts["budgets_bytes"]:
+            right.axvline(budget / 1e3, color=INK, linewidth=0.5, linestyle="--")
         left.set_xlabel("inferences per second of one core of each server")
         right.set_xlabel("kB per inference, both servers, both ways")
         left.set_ylabel(f"{facts['measure']} ({facts['inferences']} inferences of the {facts['split']} split)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import shlex
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from hummingbird.errors import HummingbirdError
 from hummingbird.pir.batching.cost_model import Speed, price
 from hummingbird.pir.serving.bucket_server import plan_servers
-from search import pir_plan, pir_speed, pir_timed
+from search import pir_grid, pir_plan, pir_speed, pir_timed
 from search.pir_apps import Application
 from search.pir_grid import Profile, Recipe, found, recipes, share_dropped
 from search.pir_plan import ECO, chosen, main, parser
@@ -88,11 +89,12 @@ def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFix
     assert tested and all(0.4 < row["test_quality"] <= 1 for row in tested)
 
     text = capsys.readouterr().out
-    words = {(word, row["family"]) for word, row in chosen(rows, "AUC")}
+    picked = chosen(rows, "AUC", 300e3)
+    words = {(word, row["family"]) for word, row in picked}
     shown = {(line.split()[-13], line) for line in text.splitlines() if re.search(r" (eco|relaxed) ", line)}
-    assert len(shown) == len(chosen(rows, "AUC")) >= len(words)
+    assert len(shown) == len(picked) >= len(words)
     assert "2,000 rows of 64 bytes; all rows found: AUC 1.0000 (validation), 1.0000 (test)" in text
-    eco = [row for word, row in chosen(rows, "AUC") if word == "eco"]
+    eco = [row for word, row in picked if word == "eco"]
     best = max(eco, key=lambda row: row["inferences_per_second"])
     plan = profile.plan(Recipe(**{name: best[name] for name in Recipe.__dataclass_fields__}))
     assert plan_file.read_text() == plan.to_json()
@@ -101,7 +103,11 @@ def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_the_chosen_plans_are_the_fastest_that_lose_little() -> None:
     def row(kind: str, loss: float, speed: float) -> dict[str, object]:
-        return {"kind": kind, "loss_percent": loss, "inferences_per_second": speed}
+        costs = {"inferences_per_second": speed, "bytes_per_inference": 1000 * speed}
+        return {"kind": kind, "loss_percent": loss, **costs}
+
+    def speeds(measure: str, budget: float) -> list[object]:
+        return [picked["inferences_per_second"] for _, picked in chosen(rows, measure, budget)]
 
     rows = [
         row("bins", 0.0, 10),
@@ -110,11 +116,9 @@ def test_the_chosen_plans_are_the_fastest_that_lose_little() -> None:
         row("bins", 0.6, 90),
         row("cuckoo", 2.0, 99),
     ]
-    assert [(word, picked["inferences_per_second"]) for word, picked in chosen(rows, "AUC")] == [
-        ("eco", 20),
-        ("relaxed", 30),
-    ]
-    assert [picked["inferences_per_second"] for _, picked in chosen(rows, "perplexity")] == [20, 90, 99]
+    assert [word for word, _ in chosen(rows, "AUC", 1e6)] == ["eco", "relaxed"]
+    assert speeds("AUC", 1e6) == [20, 30] and speeds("perplexity", 1e6) == [20, 90, 99]
+    assert speeds("AUC", 20e3) == [20, 20] and speeds("AUC", 19e3) == [10, 10] and speeds("AUC", 9e3) == []
     assert 100 * ECO == pytest.approx(0.05)
 
 
@@ -128,13 +132,46 @@ def test_the_front_is_not_beaten_by_what_was_left_out(monkeypatch: pytest.Monkey
     points = {}
     for recipe in affordable:
         dropped = share_dropped(found(search.profile.plan(recipe), shares.wanted))
-        points[recipe] = (SPEED.seconds(search.price(recipe)), dropped)
+        cost = search.price(recipe)
+        points[recipe] = (dropped, SPEED.seconds(cost), cost.bytes)
     for recipe in affordable:
-        if recipe not in front and points[recipe][1] <= 0.5:
-            family = [other for other in front if other.family == recipe.family]
-            assert any(
-                points[other][0] <= points[recipe][0] and points[other][1] <= points[recipe][1] for other in family
-            )
+        if recipe not in front and points[recipe][0] <= 0.5:
+            family = [points[other] for other in front if other.family == recipe.family]
+            assert any(all(map(operator.le, other, points[recipe])) for other in family)
+
+
+def test_every_budget_of_bytes_gets_plans_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plans are searched once, and a smaller budget has those that a search within it alone finds."""
+    budgets = (60e3, 25e3, 40e3)
+    spoken = [f"{budget / 1e3:g}kB" for budget in budgets]
+    assert main([*WORDS, "--budget-bytes", *spoken, "--json", str(tmp_path / "all.json")]) == 0
+    text, rows = capsys.readouterr().out, json.loads((tmp_path / "all.json").read_text())
+    assert {tuple(row["budgets_bytes"]) for row in rows} == {(60e3, 40e3, 25e3)}
+    assert re.findall(r"^(\d+) .* (?:eco|relaxed) ", text, re.MULTILINE) == [
+        f"{budget / 1e3:g}" for budget in sorted(budgets, reverse=True) for _ in chosen(rows, "AUC", budget)
+    ]
+    for budget, words in zip(budgets, spoken, strict=True):
+        assert main([*WORDS, "--budget-bytes", words, "--json", str(tmp_path / "one.json")]) == 0
+        alone = json.loads((tmp_path / "one.json").read_text())
+        speeds = [[row["inferences_per_second"] for _, row in chosen(some, "AUC", budget)] for some in (rows, alone)]
+        assert speeds[0] == speeds[1] != []
+        assert all(row["timed_inferences_per_second"] for _, row in chosen(rows, "AUC", budget))
+
+
+def test_no_kind_of_plan_is_held_back_by_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget of 300 kB pays for fewer keys than the largest of the grid, for rows of 64 bytes or more; and the
+    baseline has as many keys for a bin as the co-design, or more.
+    """
+    monkeypatch.undo()
+    made, most = list(recipes()), max(pir_grid.SIZES)
+    for rows in (9743, 33278):
+        for kind in ("plain", "bins"):
+            assert Recipe(kind, most).price(rows, 2 * 384).bytes > 300e3
+        assert max(r.full for r in made if r.kind == "bins" and r.price(rows, 64).bytes <= 300e3) >= 256
+    rounds = {family: {r.rounds for r in made if r.family == family} for family in ("bins", "bins + hot")}
+    assert rounds == {"bins": {1, 2, 3, 4}, "bins + hot": {1, 2}}
+    assert {r.companions for r in made} == {0, 1, 2, 3, 4, 5}
+    assert Recipe("bins", 256, rounds=2) in made  # 287 kB for the language model's rows of 384 bytes
 
 
 def test_the_grid_is_of_plans_that_can_be_made() -> None:
@@ -197,6 +234,7 @@ def test_bytes_that_were_not_foreseen_are_an_error(
         ("--clients 0", "a number below 1"),
         ("--budget-bytes much", "'much' is no budget of bytes"),
         ("--budget-seconds 0", "a budget of 0 seconds"),
+        ("--budget-bytes 300kB much", "'much' is no budget of bytes"),
         ("--budget-bytes 1kB", "no plan is within the budgets"),
         ("--json absent/rows.json", "there is no folder absent (at --json)"),
         ("--plot rows.nothing", "rows.nothing names no format (at --plot)"),
