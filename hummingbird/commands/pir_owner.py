@@ -17,11 +17,12 @@ from hummingbird.commands.output import check_writable
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir import building
 from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.batching.tables import TableLink
 from hummingbird.pir.integrity import Owner, read_key
 from hummingbird.pir.keyword_table import KeywordTable
 from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
-from hummingbird.pir.table_server import ask, connected, disconnect
+from hummingbird.pir.table_server import TableServer, ask, connected, disconnect
 from hummingbird.pir.updating import Updater
 from hummingbird.progress import progress_line
 from hummingbird.rpc import options
@@ -126,6 +127,8 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=60.0, metavar="S", help="longest wait for each answer, seconds (default 60)"
     )
+    text = "the table to ask for, where the servers hold several (pir-server --tables)"
+    parser.add_argument("--name", metavar="NAME", help=text)
     options.add_tls(parser, "certificate of the owner (PEM)", "certificate of the servers' authority (PEM)")
     text = "files of this side's tokens for party 0 and for party 1, instead of a certificate; TLS then takes --tls-ca "
     text += "alone"
@@ -138,6 +141,16 @@ def _caller(args: argparse.Namespace) -> dict[str, Any]:
     found = [options.caller_of(argparse.Namespace(**{**vars(args), "token_file": file})) for file in files]
     tokens = None if args.token_file is None else [caller["token"] for caller in found]
     return {"tls": found[0]["tls"], "tokens": tokens}
+
+
+@contextlib.contextmanager
+def _linked(args: argparse.Namespace) -> Iterator[list[TableServer]]:
+    """Connect to both servers of a table, inside a `with` block; of several tables to the one of --name."""
+    links = connected(args.servers, timeout=args.timeout, where=f"pir-owner {args.action}", **_caller(args))
+    try:
+        yield links if args.name is None else [TableLink(link, args.name) for link in links]
+    finally:
+        disconnect(links)
 
 
 # Actions --------------------------------------------------------------------------------------------------------------
@@ -209,7 +222,7 @@ def _update_keywords(args: argparse.Namespace) -> int:
     if rows is not None:
         table.checked(new, rows)
     before = len(table)
-    with Updater(owner, args.servers, **_caller(args), timeout=args.timeout) as updater:
+    with _linked(args) as links, Updater(owner, links) as updater:
         updater.bring_up()
         table.catch_up(updater)
         there = [word for word in dict.fromkeys(gone) if word in table]
@@ -230,8 +243,7 @@ def _update(args: argparse.Namespace) -> int:
         raise InputError("--indices and --rows belong together", where="pir-owner update", hint="give both or none")
     owner, new = Owner(read_key(args.key)), None if args.rows is None else _new_rows(args)
     plan = None if args.plan is None else Plan.load(args.plan)
-    caller = {**_caller(args), "timeout": args.timeout}
-    with Updater(owner, args.servers, table=lambda facts: _whole(facts, plan), **caller) as updater:
+    with _linked(args) as links, Updater(owner, links, table=lambda facts: _whole(facts, plan)) as updater:
         if new is not None:
             updater.check(*new)
         _print_versions(updater, "before")
@@ -252,13 +264,10 @@ _ANSWER = records.mapping(records.anything(), 256)
 
 
 def _metrics(args: argparse.Namespace) -> int:
-    links = connected(args.servers, timeout=args.timeout, where="pir-owner metrics", **_caller(args))
-    try:
+    with _linked(args) as links:
         told = ask(links, [b"", b""], "Metrics", "pir-owner metrics")
         found = [records.read(data, _ANSWER, name="metrics", where="pir-owner metrics") for data in told]
         described = descriptions(links, "pir-owner metrics")
-    finally:
-        disconnect(links)
     for link, description, now in zip(links, described, found, strict=True):
         version, digest, table = description.state.version, description.state.digest.hex(), description.facts.text()
         if args.json:

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from hummingbird.__main__ import main
-from hummingbird.pir import BatchCode, BatchedEmbedding, Client, KeywordClient, Owner, Plan, Source
+from hummingbird.pir import BatchCode, BatchedEmbedding, Client, KeywordClient, Owner, Plan, Source, TableLink
 from hummingbird.pir.integrity import read_key
+from hummingbird.pir.table_server import connected, disconnect
 from hummingbird.rpc.service import Tls
 from tests.jobs.pir_servers import Pair
 from tests.support.dealers import Authority
@@ -232,3 +233,31 @@ def test_what_is_not_built(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert what in captured.err, captured.err
     assert owner("build", "--table", place / "t.npy", "--out", place / "k.safetensors") == 0
     assert np.array_equal(Source.open(place / "k.safetensors").records, Source.of(TABLE).records)
+
+
+def test_one_of_several_tables_is_updated(place: Path, sockets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The owner names the table; the others stay, and a name that no table has is an error that lists the names."""
+    np.save(place / "u.npy", -TABLE.numpy())
+    options = ["--tables", f"t={place}/t.npy", f"u={place}/u.npy", "--owner", str(place / "key.pub")]
+    pair = Pair(sockets, *options)
+    ask = ["--servers", *pair.last]
+    update = ["update", "--key", place / "key", *ask, *new_rows(place)]
+    try:
+        pair.wait()
+        assert owner(*update, "--name", "u") == 0
+        out = capsys.readouterr().out
+        assert "2 rows changed" in out and out.count("table u at version 1") == 2
+        for name, version in (("t", 0), ("u", 1)):
+            assert owner("metrics", *ask, "--name", name, "--json") == 0
+            told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [each["version"] for each in told] == [version] * 2
+        links = connected(pair.last, None, HANG, "test")
+        t, u = (Client([TableLink(link, name) for link in links]).rows(torch.tensor([5, 6])) for name in "tu")
+        disconnect(links)
+        assert torch.equal(t, TABLE[5:7]) and torch.equal(u, torch.stack([torch.full((3,), 7.0), -TABLE[6]]))
+        for words in ((*update, "--name", "v"), update, ("metrics", *ask, "--name", "v")):
+            assert owner(*words) == 1
+            error = capsys.readouterr().err
+            assert error.startswith("error: ") and "t, u" in error
+    finally:
+        pair.close()

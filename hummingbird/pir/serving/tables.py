@@ -100,8 +100,15 @@ class TablesMethods:
         self._pool, self._closing = ThreadPoolExecutor(_THREADS, thread_name_prefix="pir-tables"), False
 
     def handlers(self) -> dict[str, Method]:
-        """Return the function that answers the gRPC method Several, for `rpc.service.serve`."""
-        return {"Several": self._several}
+        """Return the functions that answer gRPC methods, by their names, for `rpc.service.serve`.
+
+        Clients and owners of one table begin with Describe or Metrics: they get an error that names the tables.
+        """
+        return {"Several": self._several, "Describe": self._unnamed, "Metrics": self._unnamed}
+
+    def _unnamed(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        hint = f"name one, by pir.TableLink or pir-owner --name: {', '.join(self._tables.servers)}"[:400]
+        raise InputError(f"this server has {len(self.methods)} tables", where=self._tables.name, hint=hint)
 
     def _several(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         def run(table: str, method: str, message: bytes) -> bytes:
