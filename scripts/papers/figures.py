@@ -1,6 +1,6 @@
 """The charts of the pages, drawn from the tables beside them: `python -m scripts.papers.figures` writes docs/figures.
 
-    accuracy    docs/results.md       accuracy against bits kept and against kB sent
+    accuracy    docs/windows.md       accuracy against bits kept and against kB sent
     capacity-*  docs/capacity.md      latency against the rate and the store, and faster primitives, of a paper remade
     layers      checkpoints           kB that ResNet-18's layers send for an image, by the formulas of `estimate`
     seconds     docs/benchmarks.md    seconds of an image through ResNet-18, by link
@@ -180,7 +180,7 @@ def number(cell: str) -> float:
 
 def accuracy() -> str:
     """Accuracy of ResNet-18 against bits kept, and against kB sent."""
-    page, net = ROOT / "docs/results.md", "ResNet-18, CIFAR-10"
+    page, net = ROOT / "docs/windows.md", "ResNet-18, CIFAR-10"
     exact = table(page, "## Accuracy")[net]
     changed = table(page, "Answers, of 10,000")
     private = table(page, "## Private inference")

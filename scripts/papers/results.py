@@ -7,8 +7,6 @@
     Figure 12   the windows
     and test images through two parties on this host with each of them, and through CrypTen
 
-and, with --lookup, a section on private lookups as in Lam et al. (`scripts.papers.results_lookup`).
-
 A folder of checkpoints holds, for a net and its data, as resnet18-cifar10:
 
     STEM.pt                            weights                       python -m scripts.train.images
@@ -49,7 +47,7 @@ from hummingbird.progress import progress_line
 from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts.bench.party import on_this_host
-from scripts.papers import results_lookup, results_page
+from scripts.papers import results_page
 from scripts.program import new_parser, write_rows
 from scripts.train.data import DATASETS, load
 
@@ -274,17 +272,9 @@ def parser() -> argparse.ArgumentParser:
         help="where the nets and their windows are (default: checkpoints)",
     )
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
-    p.add_argument(
-        "--lookup",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="rows of `search.pir_plan --json`, for the section on private lookups (default: no such section)",
-    )
     p.add_argument("--repeats", type=int, default=3, help="seeds of the twin, twice as many for --images (default: 3)")
     p.add_argument("--images", type=int, default=1000, help="test images to infer in private, 0: none (default: 1000)")
-    p.add_argument("--out", type=Path, default=Path("results.md"), metavar="FILE", help="default: results.md")
+    p.add_argument("--out", type=Path, metavar="FILE", help="write the page of tables to a file (default: print it)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write all figures as a list of flat rows")
     return p
 
@@ -293,15 +283,18 @@ def run(args: argparse.Namespace, command: str) -> None:
     """Measure, and write the page."""
     if args.repeats < 1 or args.images < 0:
         raise InputError(f"--repeats {args.repeats} --images {args.images}", hint="at least one seed; no images is 0")
-    check_writable(args.out, "--out")
+    if args.out:
+        check_writable(args.out, "--out")
     check_outputs(args)
-    lookups = results_lookup.read(args.lookup)
     started = time.perf_counter()
     rows = [row for case in cases(args.checkpoints, args.data) for row in measure(case, args)]
     write_rows(args.json, rows)
-    sections = [results_page.page(rows, command), *([results_lookup.section(lookups)] if lookups else [])]
-    args.out.write_text("\n".join(sections))
-    print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")
+    text = results_page.page(rows, command)
+    if args.out:
+        args.out.write_text(text)
+        print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")
+    else:
+        print(text)
     wrong = [f"{row['net']} {row['setting']}" for row in rows if row.get("equals_twin") is False]
     if wrong:
         raise HummingbirdError(f"private accuracy is not the twin's: {', '.join(wrong)}")

@@ -1,20 +1,17 @@
-"""The section on private lookups of the page of `scripts.papers.results`: the rows of `search.pir_plan --json` as
-tables.
+"""The page docs/lookup-plans.md: the rows of `search.pir_plan --json` as tables.
 
 As Figures 11 and 16 to 19 of Lam et al. (ASPLOS 2024), in kind: quality against inferences per second, bytes and PRF
 blocks, for bins alone and with each of the paper's devices, and for what stands here in their place. A cell is the best
-of the plans that were tried and lose at most so much, so that each line of a table is the front that a figure draws.
+of the plans that were tried, stay within the budget of bytes and lose no more than the column says, so that each line
+of a table is the front that a figure draws.
 """
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from hummingbird.errors import InputError
 from scripts.papers.results_page import table
 from search.pir_plan import ECO, RELAXED, chosen
 
@@ -24,11 +21,10 @@ Row = dict[str, Any]
 LOSSES = (100 * ECO, 100 * RELAXED["AUC"], 2.0, 100 * RELAXED["perplexity"])
 NAMES = {"movielens": "MovieLens, MLP", "wikitext2": "WikiText-2, LSTM"}
 _FAMILIES = {"plain": "one key per lookup", "bins": "bins", "cuckoo": "cuckoo code"}
+_SPEED = ("inferences_per_second", 1.0, True)
 _PAIRS = (("co-design", "bins"), ("co-design", "one key"), ("cuckoo", "one key"), ("cuckoo", "co-design"))
-_NEEDED = {"application", "family", "loss_percent", "inferences_per_second", "test_exact", "command"}
-_NEEDED |= {"timed_inferences_per_second"}  # of a chosen plan; None in other rows
-INTRODUCTION = """## Private lookups (Lam et al., Figures 11 and 16 to 19, in kind)
-
+TITLE = "# Plans for private lookups (Lam et al., Figures 11 and 16 to 19, in kind)\n"
+INTRODUCTION = """
 Quality of the nets when their rows come by a plan, against what an inference costs. Made of the rows of
 
 ```sh
@@ -41,7 +37,7 @@ FACTS = """
 {machine}. Plans are tried on the validation split, profiles are of the training split: a loss is a percentage of the
 validation quality with all rows found. Bytes and PRF blocks are counted; inferences per second are those of one core of
 each server, by a model of a server fitted to passes on this machine ({error} off at most), {clients} inferences in a
-pass, PRF {prf}, at most {kilobytes:.0f} kB and {seconds:g} s. The chosen plans were also built: real servers answered
+pass, PRF {prf}, at most {kilobytes} kB and {seconds:g} s. The chosen plans were also built: real servers answered
 {clients} inferences of the test split in a pass, all rows that the planner finds were right, and "timed" is how many
 inferences a second that makes, messages unpacked and packed; CPU time of one core, without a network. "bins" is the
 paper's batch retrieval, "hot" and "companions" its co-design; "cuckoo code" stands in place of bins. Plans that drop
@@ -55,26 +51,10 @@ application, Taobao (AUC 0.58), is left out for want of the data.
 """
 
 
-def read(paths: Sequence[Path]) -> list[Row]:
-    """The rows of all files; InputError for a file that `search.pir_plan --json` has not written."""
-    rows: list[Row] = []
-    for path in paths:
-        try:
-            found = json.loads(path.read_text())
-            fitting = bool(found) and all(_NEEDED <= row.keys() for row in found)
-        except OSError as error:
-            raise InputError(f"cannot read the rows: {error.strerror}", where=str(path)) from None
-        except (ValueError, TypeError, AttributeError):
-            fitting = False
-        if not fitting:
-            hint = "make the file with python -m search.pir_plan --json"
-            raise InputError("no rows of plans", where=str(path), hint=hint)
-        rows += found
-    return rows
-
-
-def section(rows: Sequence[Row]) -> str:
-    """The section in Markdown, from the rows of one or more applications."""
+def page(rows: Sequence[Row]) -> str:
+    """The page in Markdown, from the rows of any number of applications."""
+    if not rows:
+        return f"{TITLE}\nNo record yet: `python -m scripts.papers plans-wikitext2 plans-movielens` makes them.\n"
     apps = {name: [row for row in rows if row["application"] == name] for name in dict.fromkeys(_apps(rows))}
     some = rows[0]
     said = {
@@ -82,16 +62,20 @@ def section(rows: Sequence[Row]) -> str:
         "error": f"{max(row['speed_model_error_percent'] for row in rows):.0f} %",
         "clients": some["clients"],
         "prf": some["prf"],
-        "kilobytes": some["budget_bytes"] / 1e3,
+        "kilobytes": _kilobytes(some["budgets_bytes"][0]),
         "seconds": some["budget_seconds"],
     }
     facts = textwrap.fill(FACTS.format(**said).strip(), 120)
     parts = [
-        INTRODUCTION.format(commands="\n".join(dict.fromkeys(row["command"] for row in rows)), facts=facts),
+        TITLE + INTRODUCTION.format(commands="\n".join(dict.fromkeys(row["command"] for row in rows)), facts=facts),
         _chosen(apps),
-        _front(apps, "Inferences per second", "inferences_per_second", 1, most=True) + "\n" + _gains(apps) + PAPER,
-        _front(apps, "kB per inference, both servers, both ways", "bytes_per_inference", 1e-3),
-        _front(apps, "Thousands of PRF blocks per inference at each server", "prf_blocks", 1e-3),
+        *(
+            _front(_within(apps, budget), f"Inferences per second within {_kilobytes(budget)} kB", *_SPEED)
+            for budget in some["budgets_bytes"]
+        ),
+        _gains(apps) + PAPER,
+        _front(apps, "kB per inference, both servers, both ways", "bytes_per_inference", 1e-3, False),
+        _front(apps, "Thousands of PRF blocks per inference at each server", "prf_blocks", 1e-3, False),
     ]
     return "\n".join(parts)
 
@@ -116,7 +100,15 @@ def _best(rows: Sequence[Row], loss: float, key: str, most: bool) -> float | Non
     return (max(values) if most else min(values)) if values else None
 
 
-def _front(apps: dict[str, list[Row]], title: str, key: str, factor: float, most: bool = False) -> str:
+def _within(apps: dict[str, list[Row]], budget: float) -> dict[str, list[Row]]:
+    return {name: [row for row in rows if row["bytes_per_inference"] <= budget] for name, rows in apps.items()}
+
+
+def _kilobytes(budget: float) -> str:
+    return f"{budget / 1e3:g}"
+
+
+def _front(apps: dict[str, list[Row]], title: str, key: str, factor: float, most: bool) -> str:
     """For each family the best that a loss allows."""
     lines = []
     for name, rows in apps.items():
@@ -126,7 +118,7 @@ def _front(apps: dict[str, list[Row]], title: str, key: str, factor: float, most
             cells = ["-" if value is None else _number(value * factor) for value in best]
             lines.append((NAMES.get(name, name) if not number else "", _family(family), *cells))
     head = ("application", "plans", *(f"loss <= {loss:g} %" for loss in LOSSES))
-    return f"### {title}\n\n" + table(head, lines, left=2)
+    return f"## {title}\n\n" + table(head, lines, left=2)
 
 
 def _number(value: float) -> str:
@@ -136,17 +128,18 @@ def _number(value: float) -> str:
 def _gains(apps: dict[str, list[Row]]) -> str:
     """The worth of co-design: the fastest plans beside the fastest without it, for eco and for relaxed."""
     lines = []
-    for name, rows in apps.items():
+    budgets = next(iter(apps.values()))[0]["budgets_bytes"]
+    for budget, name, rows in ((b, *each) for b in budgets for each in _within(apps, b).items()):
         kinds = {
             "one key": [row for row in rows if row["kind"] == "plain"],
             "bins": [row for row in rows if row["family"] == "bins"],
             "co-design": [row for row in rows if row["kind"] == "bins" and row["family"] != "bins"],
             "cuckoo": [row for row in rows if row["kind"] == "cuckoo"],
         }
-        for loss in (100 * ECO, 100 * RELAXED[rows[0]["measure"]]):
+        for loss in (100 * ECO, 100 * RELAXED[apps[name][0]["measure"]]):
             speed = {kind: _best(some, loss, "inferences_per_second", True) for kind, some in kinds.items()}
             times = [_times(speed[fast], speed[slow]) for fast, slow in _PAIRS]
-            lines.append((f"{NAMES.get(name, name)}, loss <= {loss:g} %", *times))
+            lines.append((f"{NAMES.get(name, name)}, {_kilobytes(budget)} kB, loss <= {loss:g} %", *times))
     return table(("times as fast", *(f"{fast} / {slow}" for fast, slow in _PAIRS)), lines)
 
 
@@ -164,11 +157,12 @@ def _chosen(apps: dict[str, list[Row]]) -> str:
             f"with all rows {some['exact']:.4f} on {some['inferences']:,} inferences of the validation split, "
             f"{some['test_exact']:.4f} on {some['test_inferences']:,} of the test split."
         )
-        for word, row in chosen(rows, some["measure"]):
+        picked = [(b, *pair) for b in some["budgets_bytes"] for pair in chosen(rows, some["measure"], b)]
+        for budget, word, row in picked:
             hot = f" + {row['hot']} hot of {100 * row['share']:g} %" if row["hot"] else ""
             lines.append(
                 (
-                    f"{NAMES.get(name, name)}, {word}",
+                    f"{NAMES.get(name, name)}, {word}, {_kilobytes(budget)} kB",
                     _family(row["family"]),
                     f"{row['full']}{hot}",
                     f"{row['dropped_percent']:.2f}",
@@ -182,4 +176,4 @@ def _chosen(apps: dict[str, list[Row]]) -> str:
             )
     head = ("chosen for", "plan", "keys", "dropped %", "loss %", "test loss %", "kB")
     head += ("inferences/s", "timed", "client ms")
-    return "### Chosen plans\n\n" + "\n\n".join(notes) + "\n\n" + table(head, lines, left=2)
+    return "## Chosen plans\n\n" + "\n\n".join(notes) + "\n\n" + table(head, lines, left=2)

@@ -20,7 +20,7 @@ NAMES = {
     "resnet18-cifar100": "ResNet-18, CIFAR-100 (1)",
     "resnet50-cifar10": "ResNet-50, CIFAR-10",
 }
-TITLE = """# Results
+TITLE = """# Windows: accuracy, search and private runs
 
 The tables of HummingBird (Maeng and Suh, 2023) with the nets of this repository. Written by
 

@@ -60,7 +60,7 @@ def test_bytes_and_rounds_are_the_price_s(private: PrivateNet) -> None:
 
 @pytest.mark.slow
 def test_the_price_of_resnet18_is_what_was_measured() -> None:
-    """Figures of docs/results.md: 43,713 kB an image and 154 rounds, the opening among them."""
+    """Figures of docs/windows.md: 43,713 kB an image and 154 rounds, the opening among them."""
     found = shipped.cost(convert_model(get_model("resnet18", 10).eval()), (1, 3, 32, 32))
     assert found.rounds + 1 == 154 and round(found.bits / 8e3) == 43713
 

@@ -1,16 +1,10 @@
-"""The section on private lookups: each figure of a row lands in its cell, and the best row is the one shown."""
+"""The page of plans for private lookups: each figure of a row lands in its cell, and the best row is the one shown."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from hummingbird.errors import InputError
-from scripts.papers import results, results_lookup
-from scripts.papers.results_lookup import LOSSES, read, section
+from scripts.papers.results_lookup import LOSSES, page
 
 
 def row(family: str, loss: float, speed: float, **more: Any) -> dict[str, Any]:
@@ -18,7 +12,7 @@ def row(family: str, loss: float, speed: float, **more: Any) -> dict[str, Any]:
     facts = {
         **{"application": "movielens", "measure": "AUC", "higher_is_better": True, "split": "validation"},
         **{"inferences": 1000, "exact": 0.75, "test_inferences": 900, "test_exact": 0.72, "table_rows": 9743},
-        **{"row_bytes": 64, "clients": 32, "budget_bytes": 3e5, "budget_seconds": 0.3, "prf": "aes"},
+        **{"row_bytes": 64, "clients": 32, "budgets_bytes": [2e7, 1.3e6], "budget_seconds": 0.3, "prf": "aes"},
         **{"speed_model_error_percent": 12.3, "hummingbird": "0", "torch": "2", "cpu": "one core"},
         **{"command": "python -m search.pir_plan --application movielens"},
     }
@@ -48,58 +42,31 @@ def cells(text: str, title: str, line: str) -> list[str]:
 
 
 def test_the_best_plan_within_every_loss_is_shown() -> None:
-    text = section(ROWS)
+    text = page(ROWS)
     assert LOSSES == (0.05, 0.5, 2.0, 5.0)
-    speed, traffic = "### Inferences per second", "### kB per inference"
+    speed, traffic = "## Inferences per second within 20000 kB", "## kB per inference"
     assert cells(text, speed, "| MovieLens, MLP | one key per lookup |") == ["100", "150", "150", "150"]
     assert cells(text, speed, "|  | bins |") == ["-", "400", "400", "400"]
     assert cells(text, speed, "|  | bins + hot |") == ["700", "700", "900", "900"]
     assert cells(text, speed, "|  | cuckoo code |") == ["1,400"] * 4
     assert cells(text, speed, "| other | one key per lookup |") == ["-", "-", "-", "60.5"]
+    small = "## Inferences per second within 1300 kB"
+    assert cells(text, small, "| MovieLens, MLP | bins + hot |") == ["-", "-", "900", "900"]
+    assert cells(text, small, "|  | cuckoo code |") == ["1,400"] * 4
     assert cells(text, traffic, "|  | bins + hot |") == ["1,428", "1,428", "1,111", "1,111"]
-    assert cells(text, "### Thousands of PRF blocks", "|  | bins + hot |") == ["3.00"] * 4
+    assert cells(text, "## Thousands of PRF blocks", "|  | bins + hot |") == ["3.00"] * 4
 
 
 def test_gains_chosen_plans_and_where_they_come_from() -> None:
-    text = section(ROWS)
+    text = page(ROWS)
     gains = "| times as fast |"
-    assert cells(text, gains, "| MovieLens, MLP, loss <= 0.05 % |") == ["-", "7.0", "14.0", "2.0"]
-    assert cells(text, gains, "| MovieLens, MLP, loss <= 0.5 % |") == ["1.8", "4.7", "9.3", "2.0"]
-    assert cells(text, gains, "| other, loss <= 5 % |") == ["-"] * 4
-    eco = cells(text, "### Chosen plans", "| MovieLens, MLP, eco | bins + hot |")
+    assert cells(text, gains, "| MovieLens, MLP, 20000 kB, loss <= 0.05 % |") == ["-", "7.0", "14.0", "2.0"]
+    assert cells(text, gains, "| MovieLens, MLP, 20000 kB, loss <= 0.5 % |") == ["1.8", "4.7", "9.3", "2.0"]
+    assert cells(text, gains, "| other, 1300 kB, loss <= 5 % |") == ["-"] * 4
+    eco = cells(text, "## Chosen plans", "| MovieLens, MLP, eco, 20000 kB | bins + hot |")
     assert eco == ["16 + 24 hot of 10 %", "7.12", "0.04", "1.25", "1,428.0", "700", "560", "2.12"]
-    assert cells(text, "### Chosen plans", "| MovieLens, MLP, relaxed | bins + hot |")[-3] == "700"
-    assert cells(text, "### Chosen plans", "| other, relaxed | one key per lookup |")[-3:-1] == ["60", "48"]
+    assert cells(text, "## Chosen plans", "| MovieLens, MLP, relaxed, 20000 kB | bins + hot |")[-3] == "700"
+    assert cells(text, "## Chosen plans", "| other, relaxed, 20000 kB | one key per lookup |")[-3:-1] == ["60", "48"]
     assert "python -m search.pir_plan --application movielens\npython -m search.pir_plan other\n" in text
     assert "0.7500 on 1,000 inferences of the validation split, 0.7200 on 900 of the test split" in text
     assert "(12 % off at most)" in " ".join(text.split()) and "{" not in text
-
-
-def test_files_are_read_in_order_and_others_refused(tmp_path: Path) -> None:
-    for name, some in (("a", ROWS[:2]), ("b", ROWS[2:])):
-        (tmp_path / f"{name}.json").write_text(json.dumps(some))
-    assert read([tmp_path / "a.json", tmp_path / "b.json"]) == ROWS
-    for wrong in ("", "[]", "{}", "[1]", '[{"family": "bins"}]'):
-        (tmp_path / "wrong.json").write_text(wrong)
-        with pytest.raises(InputError, match="no rows of plans"):
-            read([tmp_path / "wrong.json"])
-    with pytest.raises(InputError, match="cannot read the rows: No such file"):
-        read([tmp_path / "absent.json"])
-
-
-def test_the_page_ends_with_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nets apart: tests/scripts/papers/test_results.py measures some. Wrong rows are refused before anything is
-    measured.
-    """
-    monkeypatch.setattr(results, "cases", lambda *_: [None])
-    monkeypatch.setattr(results, "measure", lambda *_: [{}])
-    monkeypatch.setattr(results.results_page, "page", lambda rows, command: f"# {command}\n")
-    rows, out = tmp_path / "rows.json", tmp_path / "page.md"
-    rows.write_text(json.dumps(ROWS))
-    assert results.main(["--lookup", str(rows), "--out", str(out)]) == 0
-    assert out.read_text() == "# python -m scripts.papers.results --lookup rows.json --out page.md\n\n" + section(ROWS)
-    assert results.main(["--out", str(out)]) == 0
-    assert results_lookup.INTRODUCTION[:20] not in out.read_text()
-    monkeypatch.setattr(results, "cases", lambda *_: pytest.fail("measured"))
-    rows.write_text("[]")
-    assert results.main(["--lookup", str(rows), "--out", str(out)]) == 1

@@ -1,0 +1,118 @@
+"""HummingBird: Tables 1 to 3, Figures 1, 3 and 7 to 12."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.papers.items import IN_KIND, NOT, REMADE, Item, Line, Paper
+
+_NET = {"kind": "accuracy", "net": "resnet18-cifar10"}
+
+
+def _accuracy(setting: str, paper: str) -> Line:
+    where = {**_NET, "setting": setting}
+    return Line(f"ResNet-18, CIFAR-10, {setting}: %", paper, "windows", where, "accuracy_percent", "{:.2f}")
+
+
+def _search(setting: str) -> Line:
+    where: dict[str, Any] = {**_NET, "kind": "search", "setting": setting}
+    return Line(f"ResNet-18, CIFAR-10, {setting}: seconds", "270 to 336 (A100)", "windows", where, "seconds", "{:,.0f}")
+
+
+def _resnet(link: str, window: str, contestant: str, paper: str) -> Line:
+    where = {"link": link, "window": window, "protocol": contestant}
+    return Line(
+        f"ResNet-18, {window}, {link}: times faster than CrypTen, dealer online",
+        paper,
+        "resnet",
+        where,
+        "speedup_total",
+        "{:.1f}",
+    )
+
+
+PAPER = Paper(
+    name="HummingBird",
+    source="Maeng, Suh: Approximating ReLU on a Reduced Ring for Efficient MPC-based Private Inference (2023)",
+    machine="two NVIDIA A100 or V100; CrypTen",
+    items=(
+        Item(
+            "Table 1",
+            "accuracy by window: six nets",
+            IN_KIND,
+            "ResNet-18 on CIFAR-10 with the nets shipped here, and on a split of its own of CIFAR-100; ResNet-50 has "
+            "not been trained here; Tiny-ImageNet's training half is not at hand",
+            "windows.md#accuracy-tables-1-and-3-figure-7",
+            (
+                _accuracy("exact", "92.78"),
+                _accuracy("eco", "92.78"),
+                _accuracy("8/64", "0.3 below exact"),
+                _accuracy("6/64", "90.09"),
+            ),
+        ),
+        Item(
+            "Table 2",
+            "seconds of a search",
+            IN_KIND,
+            "one of six nets, on two cores in place of an A100",
+            "windows.md#search-time-table-2",
+            (_search("8/64"), _search("6/64")),
+        ),
+        Item(
+            "Table 3",
+            "accuracy after fine-tuning with windows in place",
+            IN_KIND,
+            "one of six nets; on the windows shipped here, found by a better search, it does not help",
+            "windows.md#accuracy-tables-1-and-3-figure-7",
+            (_accuracy("6/64 fine-tuned", "91.04"),),
+        ),
+        Item(
+            "Figure 1",
+            "images a second of ResNet-18, 512 images",
+            NOT,
+            "two GPUs; no machine with a GPU measured it",
+            "gpu.md",
+        ),
+        Item(
+            "Figure 3",
+            "the communication of a ReLU by part",
+            NOT,
+            "CrypTen's parts are not metered apart",
+            "protocol.md",
+        ),
+        Item(
+            "Figures 7 and 9",
+            "times faster than CrypTen, by net, window and link",
+            IN_KIND,
+            "ResNet-18 on two cores in place of two GPUs, for one window in place of eco, 8/64 and 6/64",
+            "benchmarks.md",
+        ),
+        Item("Figure 8", "the same on V100s", NOT, "no machine with a GPU measured it", "gpu.md"),
+        Item(
+            "Figure 10",
+            "computation and communication, before and after",
+            IN_KIND,
+            "by stage of ResNet-18, here only",
+            "benchmarks.md",
+        ),
+        Item(
+            "Figure 11",
+            "accuracy against bits kept",
+            REMADE,
+            "",
+            "windows.md#accuracy-tables-1-and-3-figure-7",
+        ),
+        Item("Figure 12", "the windows of each layer", REMADE, "", "windows.md#windows-figure-12"),
+        Item(
+            "Section 5.4",
+            "one window for all layers loses more than 8 points at the same budget",
+            IN_KIND,
+            "ResNet-18 on CIFAR-10: the claim does not hold for these nets at 8 and 6 bits, and does at 4",
+            "windows.md#accuracy-tables-1-and-3-figure-7",
+            (
+                _accuracy("uniform 8/64", "more than 8 points below exact"),
+                _accuracy("uniform 6/64", "more than 8 points below exact"),
+            ),
+        ),
+    ),
+)
