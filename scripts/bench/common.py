@@ -31,7 +31,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.progress import progress_line
 from hummingbird.table import text_table
-from scripts.bench.contest import BESIDE, PARTS, Sample, store_of, window_of
+from scripts.bench.contest import BESIDE, PARTS, PUBLISHED, Sample, store_of, window_of
 from scripts.bench.link import Link, obstacle, places
 from scripts.bench.party import launch
 from scripts.bench.relay import relayed
@@ -60,6 +60,7 @@ class Contestant(NamedTuple):
 
 CONTESTANTS = [
     Contestant("crypten", "crypten", "drawn"),
+    Contestant("published", PUBLISHED, "drawn"),
     Contestant("gmw", "gmw", "streamed"),
     Contestant("masked-latency", "masked", "streamed", "latency"),
     Contestant("masked", "masked", "streamed", "throughput"),
@@ -134,7 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repea
     names = [contestant.name for contestant in CONTESTANTS]
     text = "where the dealer is on a link that is no loopback: far (default), over such a link; near, for free"
     parser.add_argument("--dealers", nargs="+", choices=DEALERS, default=["far"], help=text)
-    text = "which to run: CrypTen as shipped, the protocols with a dealer, masked with what was dealt before (all)"
+    text = "which to run: CrypTen as shipped, HummingBird as published, the protocols with a dealer, masked with what "
+    text += "was dealt before (all)"
     parser.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
     parser.add_argument("--device", default="cpu", help="where the parties' shares are: cpu (default), or cuda")
     shown = f"runs after one to warm up, of which the median is shown (default {repeats})"

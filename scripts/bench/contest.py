@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from scripts.bench.link import Link
 
 LINEAR = {"conv", "conv_transpose", "linear", "affine"}
 PARTS = ("linear", "relu", "rest", "wire", "offline")  # of a run's seconds
+PUBLISHED = "published"  # HummingBird as its paper has it (scripts/bench/published.py)
 BESIDE = ("expanding", "dealer")  # in other threads and processes, at the same time or before
 
 
@@ -102,7 +104,7 @@ def run_worker(
     with torch.no_grad():
         plain = net(x)
     found = []
-    for window, sample, opened in (_crypten if args.worker == "crypten" else _hummingbird)(args, net, x):
+    for window, sample, opened in (_crypten if args.worker in ("crypten", PUBLISHED) else _hummingbird)(args, net, x):
         found.append({"window": str(window), "sample": asdict(sample), **errors(opened, plain)})
     if os.environ["RANK"] == "0":
         args.result.write_text(json.dumps(found))
@@ -132,9 +134,10 @@ Runs = Iterator[tuple[BitWindow, Sample, Tensor]]
 
 
 def _crypten(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
-    """CrypTen as shipped, which has no windows."""
+    """CrypTen as shipped, which has no windows; or with the ReLU of HummingBird as published, for each window."""
     from hummingbird import graph
     from hummingbird.crypten.adapter import MPCTensor, crypten
+    from scripts.bench import published
     from scripts.bench.crypten_baseline import infer, start
 
     start()
@@ -146,13 +149,18 @@ def _crypten(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
     with crypten.no_grad():
         shared = crypten.cryptensor(x, src=0)
+        for window in [window_of(text) for text in args.windows] if args.worker == PUBLISHED else [EXACT]:
+            options: dict[str, Any] = {}
+            if args.worker == PUBLISHED:
+                options["relu"] = partial(published.relu, window=window)
+                options["price"] = partial(published.price, window=window)
 
-        def work() -> Any:
-            y = infer(steps, shared)
-            return opened(y) if args.opening else y
+            def work(options: dict[str, Any] = options) -> Any:
+                y = infer(steps, shared, **options)
+                return opened(y) if args.opening else y
 
-        sample, y = _median_run(work, crypten.communicator.get().barrier, args.repeats)
-        yield EXACT, sample, y if args.opening else opened(y)
+            sample, y = _median_run(work, crypten.communicator.get().barrier, args.repeats)
+            yield window, sample, y if args.opening else opened(y)
 
 
 def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:

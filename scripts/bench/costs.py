@@ -1,4 +1,4 @@
-"""What 1,000 images cost: core-hours, gigabytes, money and energy of a net, by who makes the material.
+"""Cost of 1,000 images: core-hours, gigabytes, money and energy of a net, by who makes the material.
 
     python -m scripts.bench.costs --prices core-hour=0.0446 gb-sent=0.09 --priced 2026-11-28 --json costs.json
     python -m scripts.bench.costs --nets resnet18 --prices core-hour=0.03 gb-sent=0.02 --priced 2026-11-28

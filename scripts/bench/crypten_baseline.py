@@ -88,15 +88,23 @@ def _conv(x: MPCTensor, a: dict[str, Any]) -> MPCTensor:
     return out if a["bias"] is None else out + a["bias"].view(-1, *[1] * len(a["stride"]))
 
 
-def evaluate(step: Step, inputs: Sequence[Any]) -> Any:
-    """One step on CrypTen tensors."""
+Relu = Callable[[MPCTensor], MPCTensor]
+Price = Callable[[int], cost.Cost]
+
+
+def _shipped(count: int) -> cost.Cost:
+    return cost.crypten_shipped_relu(count, crypten.communicator.get().get_world_size())
+
+
+def evaluate(step: Step, inputs: Sequence[Any], relu: Relu = MPCTensor.relu) -> Any:
+    """One step on CrypTen tensors. relu: computes a ReLU."""
     a = step.attrs
     if step.op == "conv":
         return _conv(inputs[0], a)
     if step.op == "linear":
         return inputs[0].matmul(a["weight"].t()) + a["bias"]
     if step.op == "relu":
-        return inputs[0].relu()
+        return relu(inputs[0])
     if step.op == "avg_pool":
         return inputs[0].avg_pool2d(a["kernel"], stride=a["stride"], padding=a["padding"])
     if step.op == "max_pool":
@@ -116,14 +124,13 @@ def evaluate(step: Step, inputs: Sequence[Any]) -> Any:
     raise InputError(f"the baseline has no {step.op!r}", where=step.name)
 
 
-def infer(steps: list[Step], x: MPCTensor) -> MPCTensor:
-    """The whole net, every step a row of the meter; ReLUs are priced."""
-    parties = crypten.communicator.get().get_world_size()
+def infer(steps: list[Step], x: MPCTensor, relu: Relu = MPCTensor.relu, price: Price = _shipped) -> MPCTensor:
+    """The whole net, every step a row of the meter. relu: computes a ReLU; price: of a number of them."""
 
     def compute(number: int, step: Step, inputs: tuple[Any, ...]) -> Any:
-        priced = cost.crypten_shipped_relu(inputs[0].nelement(), parties) if step.op == "relu" else cost.FREE
+        priced = price(inputs[0].nelement()) if step.op == "relu" else cost.FREE
         with meter.layer(step.name, step.op, priced):
-            return evaluate(step, inputs)
+            return evaluate(step, inputs, relu)
 
     net = graph.Interpreter(steps)
     values = net.start(x)

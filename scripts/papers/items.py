@@ -1,4 +1,4 @@
-"""What a page of evidence is made of: papers, their tables and figures, and lines "paper | here"."""
+"""Parts of a page of evidence: papers, their tables and figures, and lines "paper | here"."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import scripts.bench.bert
+import scripts.bench.costs
 import scripts.bench.crypten_baseline
 import scripts.bench.garble
 import scripts.bench.gpt2
@@ -40,6 +41,7 @@ import scripts.bench.text
 import scripts.bench.voice
 import scripts.bench.ways
 import scripts.demo
+import scripts.papers.__main__
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
 import scripts.papers.figures
@@ -121,6 +123,8 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench.simulate": lambda: scripts.bench.simulate.parser().format_help(),
     "scripts.bench.crypten_baseline": lambda: help_of(scripts.bench.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.papers": lambda: help_of(scripts.papers.__main__.main),
+    "scripts.bench.costs": lambda: scripts.bench.costs.parser().format_help(),
     "scripts.papers.asplos": lambda: scripts.papers.asplos.parser().format_help(),
     "scripts.papers.figures": lambda: scripts.papers.figures.parser().format_help(),
     "tests.fuzz.nets": lambda: help_of(tests.fuzz.nets.main),
