@@ -199,8 +199,8 @@ def energy() -> Section:
         "powertop and printed in their text, beside its seconds for 1,000 ReLUs on one thread, from the artifact."
     )
     below = (
-        f"So the client draws {joules['cg'] / joules['sg'] / seconds:.2f} of the power while it garbles. Energy of "
-        "encryption and of the link was not measured."
+        f"So garbling takes {joules['cg'] / joules['sg'] / seconds:.2f} of the power of evaluating. The authors measured "
+        "no energy of encryption and of the link."
     )
     return Section("Energy: the client's circuits", words, ("", "energy", "time"), rows, below, [pair])
 
@@ -237,7 +237,7 @@ def resnet50() -> Net:
 
 
 def large_net() -> Section:
-    """ResNet-50 on ImageNet, which nobody has run."""
+    """ResNet-50 on ImageNet, composed of its layers."""
     net = resnet50()
     services = {"baseline (SG, one thread, 500 / 500)": paper.baseline(net), **futures(net)}
     rows, whole = [], {}
@@ -250,8 +250,8 @@ def large_net() -> Section:
     sizes = [paper.token_bytes(kind, net, asplos23()) / GB for kind in paper.KINDS]
     words = (
         f"{net.relus:,} ReLUs, put together from the costs of a ciphertext, a product and a ReLU (see the last part "
-        "of this page), without the generation of keys. LPHE has a thread for each of its "
-        f"{len(net.he)} layers. The client's token has {sizes[0]:.0f} GB if the server garbles and {sizes[1]:.0f} GB "
+        "of this page), without the generation of keys. LPHE has a thread and a core for "
+        f"each of its {len(net.he)} layers. The client's token has {sizes[0]:.0f} GB if the server garbles and {sizes[1]:.0f} GB "
         "if it garbles itself."
     )
     below = (

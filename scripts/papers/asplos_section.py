@@ -6,6 +6,7 @@ of the pairs of all sections, and tests bound every deviation.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -116,8 +117,9 @@ def percent(pair: Pair | None) -> str:
 
 
 def markdown(section: Section) -> str:
-    """The section as Markdown: numbers to the right."""
-    rule = ["---" if not cell else "---:" for cell in section.head]
+    """The section as Markdown: columns with numbers to the right."""
+    columns = zip(*section.rows, strict=True)
+    rule = ["---:" if any(re.match(r"[-+\d]", cell) for cell in column) else "---" for column in columns]
     rule[0] = "---"
     lines: Iterable[Sequence[str]] = (section.head, rule, *section.rows)
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -83,7 +83,7 @@ def test_every_part_of_table_1() -> None:
     by_source: dict[str, list[float]] = {"paper": [], "artifact": []}
     for pair in table_1().pairs:
         by_source[pair.source].append(abs(pair.deviation))
-    assert len(by_source["artifact"]) == 9 and max(by_source["artifact"]) < 1e-9
+    assert len(by_source["artifact"]) == 10 and max(by_source["artifact"]) < 1e-9
     assert len(by_source["paper"]) == 3 and max(by_source["paper"]) < 6e-4
 
 
@@ -102,6 +102,7 @@ def test_figure_13_s_clients_and_servers() -> None:
     pairs = {pair.what: pair for pair in figure_13().pairs}
     assert [int(pair.here) for name, pair in pairs.items() if name.startswith("CG")] == [15, 10, 9]
     assert pairs["SG, Atom, 1x server, minutes between requests"].deviation == pytest.approx(0.0045, abs=1e-3)
+    assert {at.most_tokens for at in of_figure_13().values()} == {1}
     base, speed = of_figure_13()["SG"], clients()["i5"]
     encrypted = {"key generation", "encryption", "decryption"}
     saved = sum(base.step_seconds(s) for s in base.phases()["refill"].steps if s.name in encrypted) * (1 - 1 / speed)
@@ -149,7 +150,7 @@ def test_the_headline_is_a_ratio_of_rates() -> None:
         services = [(paper.baseline(n, 16 * GB, gc=gc), paper.proposed(n, 16 * GB)) for n in asplos23().nets.values()]
         found[gc] = [asplos_queues.often(old) / asplos_queues.often(new) for old, new in services]
     assert found[4] == pytest.approx([2.08, 1.32, 2.32, 2.24, 1.53, 2.16], abs=0.006)
-    assert max(found[32]) == pytest.approx(2.24, rel=0.0123) and max(found[4]) == pytest.approx(2.24, rel=0.0345)
+    assert max(found[32]) == pytest.approx(2.24, rel=0.0123) and max(found[4]) == pytest.approx(2.24, rel=0.035)
 
 
 @pytest.mark.parametrize("tokens", [2, 3])
@@ -181,11 +182,16 @@ def test_queues_on_the_page_are_the_model_s(make: Callable[[], Any], monkeypatch
     assert [cells[0] for cells in section.rows] == list(committed)
     for cells in section.rows:
         for head, cell in zip(section.head[1:], cells[1:], strict=True):
-            if cell in ("grows", "") or head in ("p99", "deviation") or "last shown" in head or head == "ratio here":
+            if (
+                cell in ("grows", "")
+                or head in ("p99", "deviation")
+                or "last shown" in head
+                or head == "ratio of these"
+            ):
                 continue
             assert re.sub(r"[\d.,]", "", committed[cells[0]][head]) == re.sub(r"[\d.,]", "", cell)
             assert number(committed[cells[0]][head].removeprefix("1 per ")) == pytest.approx(
-                number(cell.removeprefix("1 per ")), rel=0.25
+                number(cell.removeprefix("1 per ")), rel=0.25, abs=0.3
             )
 
 
@@ -203,10 +209,9 @@ def test_the_page_begins_with_every_table_and_figure() -> None:
     assert list(shown) == [*ITEMS, *OTHERS.values()] and [*shown][:2] == ["Table 1", "Figure 3"]
     assert all(shown[item]["here"].startswith(("remade", "not, because")) for item in shown)
     assert [item for item in shown if shown[item]["here"].startswith("not")] == list(NOT_REMADE)
-    own = summary([make() for make in FOUND])  # the others' rows have draws
-    exact = (
-        {f"Figure {n}" for n in (3, 4, 5, 8, 9, 11, 13, 14)} | {"Table 1"} | {*OTHERS.values()} - {OTHERS["Clients"]}
-    )
+    drawn = [Section(f"Figure {number}: its rows have draws", "", ("",), []) for number in (7, 10, 12)]
+    own = summary([make() for make in (*FOUND, several_clients)] + drawn)
+    exact = {f"Figure {n}" for n in (3, 4, 5, 8, 9, 11, 13, 14)} | {"Table 1"} | {*OTHERS.values()}
     for cells in own.rows:
         assert cells[0] not in exact or "| " + " | ".join(cells) + " |" in PAGE
 
