@@ -199,8 +199,8 @@ def energy() -> Section:
         "powertop and printed in their text, beside its seconds for 1,000 ReLUs on one thread, from the artifact."
     )
     below = (
-        f"So garbling takes {joules['cg'] / joules['sg'] / seconds:.2f} of the power of evaluating. The authors measured "
-        "no energy of encryption and of the link."
+        f"So garbling takes {joules['cg'] / joules['sg'] / seconds:.2f} of the power of evaluating. The authors "
+        "measured no energy of encryption and of the link."
     )
     return Section("Energy: the client's circuits", words, ("", "energy", "time"), rows, below, [pair])
 
@@ -251,8 +251,8 @@ def large_net() -> Section:
     words = (
         f"{net.relus:,} ReLUs, put together from the costs of a ciphertext, a product and a ReLU (see the last part "
         "of this page), without the generation of keys. LPHE has a thread and a core for "
-        f"each of its {len(net.he)} layers. The client's token has {sizes[0]:.0f} GB if the server garbles and {sizes[1]:.0f} GB "
-        "if it garbles itself."
+        f"each of its {len(net.he)} layers. The client's token has {sizes[0]:.0f} GB if the server garbles and "
+        f"{sizes[1]:.0f} GB if it garbles itself."
     )
     below = (
         "The paper's text estimates 9.6 million ReLUs and 215 s. The sources at hand do not say from which speeds; the "

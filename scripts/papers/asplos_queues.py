@@ -111,8 +111,8 @@ def figure_7() -> Section:
         rows.append((f"{1 / rate / 60:.1f}", *(f"{part / 60:.2f}" for part in parts), *cells))
     words = (
         "Baseline, ResNet-18 on TinyImageNet, 128 GB at the client, four threads for circuits at the server: mean "
-        "minutes from arrival to prediction, by minutes between requests, from one in three hours to one in a quarter "
-        "of an hour. The parts are the work with the image, waiting for a token (what was to be in advance), and "
+        "minutes from arrival to prediction, by minutes between requests. The parts are the work with the image, "
+        "waiting for a token (what was to be in advance), and "
         "waiting for requests before it. The three columns behind are the model in the way of the authors' program, "
         f"and that program. The largest rate that is sustained is one request in {often(at):.1f} minutes: beyond it a "
         "day's mean grows with the day."

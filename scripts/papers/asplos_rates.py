@@ -269,10 +269,10 @@ def several_clients() -> Section:
     alone, nine = (paper.several("cg", net, n, up=835e6, down=165e6, store=16 * GB) for n in (1, 9))
     own = int(SERVER_STORE) // nine.token_bytes["server"]
     words = (
-        "ResNet-18 on TinyImageNet: clients with 16 GB and a link of their own, divided as in Figure 11, and one server "
-        f"with LPHE. Its {CORES} cores and {SERVER_STORE / 1e12:g} TB are divided equally (`paper.several`): threads for each client, "
-        "seconds of a refill, tokens of each client, and seconds between the requests of all clients that can be kept "
-        "up with. Nine clients with 16 GB each are a case of the paper."
+        "ResNet-18 on TinyImageNet: clients with 16 GB and a link of their own, divided as in Figure 11, and one "
+        f"server with LPHE. Its {CORES} cores and {SERVER_STORE / 1e12:g} TB are divided equally (`paper.several`): "
+        "threads for each client, seconds of a refill, tokens of each client, and seconds between the requests of all "
+        "clients that can be kept up with. Nine clients with 16 GB each are a case of the paper."
     )
     below = (
         f"With CG nine clients are served {9 * often(alone) / often(nine):.1f} times as often as one. The server's "
