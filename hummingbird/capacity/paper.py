@@ -10,7 +10,7 @@ labels are sent and circuits evaluated. Steps follow one another, so that T_off 
         T_on = input/u + encode + labels/d + linear + gc(client evaluates) + prediction/d
     CG: GC   = gc(client garbles) + encode + circuits/u + base OTs/d
         T_on = input/u + linear + encode + OT set-up/d + OTs/u + gc(server evaluates) + prediction/d
-    token    = 8 linear values + ReLUs (18,248 SG, 3,590 CG) bytes, at the client
+    token    = 8 linear values + ReLUs (18,248 SG, 3,590 CG) bytes, at the client; at the server 3,590 and 18,248
 
 HE is read from a table by threads (LPHE: layers in parallel); u and d are bytes per second of the client's link.
 
@@ -31,12 +31,14 @@ from hummingbird.capacity.service import Compute, Host, Phase, Send, Service, Wo
 from hummingbird.errors import ConfigError
 
 KINDS = {"sg": "evaluator", "cg": "garbler"}  # the client's side of the circuits
+_OTHER = {"evaluator": "garbler", "garbler": "evaluator"}
 VALUE_BYTES = 8
 # Names of steps by category.
 HE = ("homomorphic evaluation", "encryption", "decryption")
 GC = ("garbling", "evaluation", "encoding")
 WIRE = ("key", "ciphertexts", "replies", "circuits", "OT set-up", "OTs", "base OTs", "input", "labels", "prediction")
 BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
+CORES, SERVER_STORE = 32, 10e12  # of the paper's server: cores, bytes
 
 
 class Threads(NamedTuple):
@@ -62,14 +64,16 @@ def service(
     up: float,
     down: float,
     store: float = 0,
+    server_store: float | None = None,
     profile: PublishedProfile | None = None,
 ) -> Service:
     """Make the model (`Service`) of the service that Garimella et al. describe: one client, one server, garbled ReLUs.
 
     It runs one refill, the work in advance, and one request at a time. kind: "sg" if the server garbles, "cg" if the
     client garbles. net: has the seconds and bytes of the steps. threads: of client and server. up, down: bits per
-    second of the client's link. store: bytes that the client can store. profile: measurements of garbling, by default
-    `asplos23`.
+    second of the client's link. store: bytes that the client can store. server_store: bytes that the server can store
+    for this client; None: any number, and the model has no token at the server. profile: measurements of garbling, by
+    default `asplos23`.
     Raises ConfigError for another kind, fewer than one thread, more threads for homomorphic evaluation than the net's
     table has, and no bandwidth.
     """
@@ -84,16 +88,52 @@ def service(
             f"{threads.he} HE threads, but {net.name} was measured with 1 to {len(net.he)}", where="threads", hint=hint
         )
     refill, request = _phases(kind, net, threads, profile)
+    server, tokens = Host(cores=max(threads.he, threads.gc)), {"client": token_bytes(kind, net, profile)}
+    if server_store is not None:
+        server = dataclasses.replace(server, store=server_store)
+        tokens["server"] = server_token_bytes(kind, net, profile)
     return Service(
         name=f"{profile.name}/{kind} {net.name}",
         hosts={
             "client": Host(cores=threads.client, store=store, up=up, down=down),
-            "server": Host(cores=max(threads.he, threads.gc)),
+            "server": server,
         },
         refill=refill,
         request=request,
-        token_bytes={"client": token_bytes(kind, net, profile)},
+        token_bytes=tokens,
     )
+
+
+def several(
+    kind: str,
+    net: Net,
+    clients: int,
+    *,
+    up: float,
+    down: float,
+    store: float,
+    cores: int = CORES,
+    server_store: float = SERVER_STORE,
+    profile: PublishedProfile | None = None,
+) -> Service:
+    """Make the model of the part of a server that one of several clients gets, with this client's own machine.
+
+    The server's cores and its store are divided equally, so that clients do not wait for each other: each has `cores //
+    clients` threads for homomorphic evaluation (at most one for each layer) and as many for circuits. All clients
+    together are so many replicas, each of which gets its own client's requests: `run(..., replicas=clients, choices=1)`
+    gives each request to a random client, and the largest rate of all is `clients` times that of `limits`.
+    kind, net, profile: as for `service`. clients: how many. up, down: bits per second of each client's link. store:
+    bytes that each client can store. cores, server_store: cores and bytes of the server.
+    Raises ConfigError for fewer than one client, and for more clients than cores, besides the errors of `service`.
+    """
+    check_count(clients, "clients", 1, "clients")
+    if clients > cores:
+        hint = f"at most {cores}, or a server with more cores"
+        raise ConfigError(f"{clients} clients of a server with {cores} cores", where="clients", hint=hint)
+    own = cores // clients
+    threads = Threads(client=ONE.client, he=min(own, len(net.he)), gc=own)
+    share = server_store / clients
+    return service(kind, net, threads, up=up, down=down, store=store, server_store=share, profile=profile)
 
 
 def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
@@ -102,6 +142,24 @@ def token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
     kind: "sg" if the server garbles, "cg" if the client garbles. profile: has the bytes for each ReLU.
     """
     return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
+
+
+def server_token_bytes(kind: str, net: Net, profile: PublishedProfile) -> int:
+    """Return the bytes that the server stores for one token.
+
+    kind: "sg" if the server garbles, "cg" if the client garbles, and the server keeps the circuits. profile: has the
+    bytes for each ReLU.
+    """
+    return VALUE_BYTES * net.server_values + profile.bytes_per_relu[_OTHER[KINDS[kind]]] * net.relus
+
+
+def client_joules(kind: str, profile: PublishedProfile) -> float:
+    """Return the joules of the client's processor for the circuits of the paper's unit of ReLUs.
+
+    kind: "sg": the client evaluates them; "cg": it garbles them. profile: has the measured energy. The paper measured
+    no energy of encryption and of the link.
+    """
+    return profile.joules["eval_client" if kind == "sg" else "garble_client"]
 
 
 def _phases(kind: str, net: Net, threads: Threads, profile: PublishedProfile) -> tuple[Phase, Phase]:

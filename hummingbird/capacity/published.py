@@ -142,7 +142,8 @@ class Net:
     """The seconds and bytes of a net in the services of Garimella et al.: measured by the authors, or composed from its
     layers.
 
-    relus: number of ReLUs for one image. linear_values: number of values that the client stores for linear layers.
+    relus: number of ReLUs for one image. linear_values, server_values: number of values that the client and the server
+    store for linear layers.
     keygen, encrypt, decrypt: seconds. key: bytes of the keys. up, down: bytes of ciphertexts to and from the server.
     he: seconds of the homomorphic evaluation; he[t - 1] on t threads. sg: further figures if the server garbles; cg: if
     the client garbles.
@@ -151,6 +152,7 @@ class Net:
     name: str
     relus: int
     linear_values: int
+    server_values: int
     keygen: float
     key: int
     encrypt: float
@@ -179,7 +181,8 @@ class PublishedProfile:
 
     source: where they were published. lines: the seconds for a number of ReLUs, by work and side: "garble_client",
     "garble_server", "eval_client", "eval_server". bytes_per_relu: bytes that the "garbler" and the "evaluator" store
-    for each ReLU. nets: the measured nets by name. units: costs of one ciphertext, one ReLU and so on, from which those
+    for each ReLU. joules: energy of the client's processor for the paper's unit of ReLUs, by "garble_client" and
+    "eval_client". nets: the measured nets by name. units: costs of one ciphertext, one ReLU and so on, from which those
     of other nets are computed. error: by name of a measured net, then by "refill" or "request": the largest relative
     error of seconds that are computed from the net's layers.
     """
@@ -188,6 +191,7 @@ class PublishedProfile:
     source: str
     lines: Mapping[str, LinearFit]
     bytes_per_relu: Mapping[str, int]
+    joules: Mapping[str, float]
     nets: Mapping[str, Net]
     units: Units
     error: Mapping[str, Mapping[str, float]]
@@ -224,6 +228,7 @@ def parse(data: Mapping[str, Any]) -> PublishedProfile:
         source=data["source"],
         lines={name: LinearFit(*line) for name, line in data["lines"].items()},
         bytes_per_relu=data["bytes_per_relu"],
+        joules=data["joules"],
         nets={name: _net(name, net) for name, net in data["nets"].items()},
         units=Units(**data["units"]),
         error=data["error"],

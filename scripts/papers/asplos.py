@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,8 +28,23 @@ from hummingbird.capacity.profile import Profile, load
 from hummingbird.capacity.published import asplos23
 from hummingbird.capacity.service import Hosts
 from hummingbird.progress import progress_line
+from scripts.papers.asplos_charts import BELOW
+from scripts.papers.asplos_costs import figure_3, figure_4, figure_5, figure_8, figure_9, table_1
 from scripts.papers.asplos_profile import torch_net
-from scripts.papers.asplos_tables import GB, QUEUES, SUMS, Section, markdown, offline, online, spoken
+from scripts.papers.asplos_proposal import (
+    energy,
+    figure_11,
+    figure_11_sweep,
+    figure_14,
+    figure_14_parts,
+    large_net,
+    stores,
+    totals,
+)
+from scripts.papers.asplos_queues import figure_7, figure_10, tails
+from scripts.papers.asplos_rates import PANEL_SECTIONS, figure_13, figure_13_curves, rates, several_clients
+from scripts.papers.asplos_section import GB, Section, markdown, offline, online, spoken
+from scripts.papers.asplos_summary import summary
 from scripts.program import main_of, new_parser
 
 OUT = Path(__file__).parents[2] / "docs/capacity.md"
@@ -46,17 +61,15 @@ This page is their evaluation by `hummingbird.capacity`, written by
 A client has images classified by a server's net. In advance the server computes linear layers on encrypted masks, and
 one of the two garbles the ReLUs: the server (SG) or the client (CG). That makes a token, which the client stores and an
 image uses up. Seconds and bytes of each step are the authors' own, published with their artifact
-(`hummingbird/capacity/profiles/asplos23.json`); `hummingbird/capacity/paper.py` has the formulas. Ratios are the
-model's number over the paper's. The artifact names its nets for 32x32 images after CIFAR-10.
+(`hummingbird/capacity/profiles/asplos23.json`); `hummingbird/capacity/paper.py` has the formulas. Deviations are those
+of the model's number from theirs. The artifact names its nets for 32x32 images after CIFAR-10.
 """
-# Charts by the title of the section that they stand below; `python -m scripts.papers.figures` draws them from its
-# table.
-_CHARTS = {
-    "Figures 7 and 12": "![Minutes from arrival to prediction against the rate](figures/capacity-rate.svg)",
-    "Figure 10": "![Minutes from arrival to prediction against the store](figures/capacity-store.svg)",
-    "Figure 14": "![Seconds of a request with faster primitives](figures/capacity-future.svg)",
-}
-
+# The sections in the page's order.
+SECTIONS: Sequence[Callable[[], Section]] = (
+    *(table_1, figure_3, figure_4, figure_5, figure_7, figure_8, figure_9, figure_10),
+    *(figure_11_sweep, figure_11, rates, *PANEL_SECTIONS, figure_13, figure_13_curves, figure_14, figure_14_parts),
+    *(totals, energy, stores, several_clients, large_net, tails),
+)
 
 STORE, RTT = 16 * GB, 2e-3
 WINDOWS = {"exact": EXACT, "[20:12)": BitWindow(20, 12)}
@@ -115,9 +128,9 @@ def composed_section() -> Section:
 def page(sections: Sequence[Section], command: str) -> str:
     """The whole page in Markdown."""
     parts = [_HEAD.format(command=command)]
-    for section in sections:
-        chart = next((line for title, line in _CHARTS.items() if section.title.startswith(title)), "")
-        parts.append(markdown(section) + (f"\n{chart}\n" if chart else ""))
+    for section in (summary(sections), *sections):
+        drawn = [(name, words) for name, (title, words) in BELOW.items() if section.title.startswith(title)]
+        parts.append(markdown(section) + "".join(f"\n![{words}](figures/{name}.svg)\n" for name, words in drawn))
     return "\n".join(parts)
 
 
@@ -132,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     """Compute all sections and write the page."""
     machine = load(args.profile) if args.profile else None
-    sections = [make() for make in (*SUMS, *QUEUES, composed_section)]
+    sections = [make() for make in progress_line((*SECTIONS, composed_section), desc="sections")]
     sections += [masked_section(machine)] if machine else []
     command = "python -m scripts.papers.asplos" + (" --profile profile.json" if machine else "")
     args.out.write_text(page(sections, command), encoding="utf-8")

@@ -73,6 +73,7 @@ def test_bytes_of_the_measured_nets(name: str) -> None:
         assert paper.token_bytes(kind, made, PROFILE) == pytest.approx(
             paper.token_bytes(kind, measured, PROFILE), rel=2e-3
         )
+    assert made.server_values == measured.server_values
     assert made.sg.labels == pytest.approx(measured.sg.labels, rel=1e-6)
     assert made.up == pytest.approx(measured.up, rel=3e-3)  # one array has a small last ciphertext
 

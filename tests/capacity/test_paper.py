@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from hummingbird.capacity import paper
+from hummingbird.capacity import paper, poisson, run
+from hummingbird.capacity.limit import limits
 from hummingbird.capacity.paper import Threads
 from hummingbird.capacity.published import asplos23, parse
 from hummingbird.errors import ConfigError
 from scripts.papers import asplos_profile
-from scripts.papers.asplos_tables import futures, offline, online, total
+from scripts.papers.asplos_section import offline, online, total
 from scripts.train.data import read_text
 from tests.support.covering import every
 
@@ -40,6 +41,16 @@ def settings() -> list[Setting]:
         (kind, name, *link, *counts, store)
         for (kind, name), link, counts, store in zip(cases[:30], links, threads, stores, strict=False)
     ]
+
+
+SERVER_VALUES = {  # SERVER_LINEAR_STORAGE of the artifact
+    "cifar10/resnet18": 557066,
+    "cifar10/resnet32": 303114,
+    "cifar10/vgg16": 284682,
+    "tinyimagenet/resnet18": 2228424,
+    "tinyimagenet/resnet32": 1212616,
+    "tinyimagenet/vgg16": 1114312,
+}
 
 
 def plainly(setting: Setting) -> tuple[float, float, int, int]:
@@ -119,25 +130,7 @@ def test_the_profile_is_that_of_the_published_arrays() -> None:
             c = constants["networks"][f"{name}/server-garbler"]
             kept = constants["storage_bytes_per_relu"]["evaluator" if kind == "sg" else "garbler"]
             assert at.token_bytes["client"] == 8 * c["CLIENT_LINEAR_STORAGE"] + c["NUM_RELU"] * kept
-
-
-def test_table_1() -> None:
-    at = paper.baseline(R18)
-    assert (offline(at), online(at), total(at)) == pytest.approx((1809, 243, 2052), rel=1e-3)
-
-
-def test_figure_9() -> None:
-    assert (R18.he[0] / 60, R18.he[-1] / 60) == pytest.approx((17.76, 2.35), rel=1e-3)
-    assert round(sum(net.he[0] / net.he[-1] for net in PROFILE.nets.values()) / 6, 1) == 9.7
-
-
-def test_figure_14() -> None:
-    assert [round(seconds) for seconds in futures(R18).values()] == [930, 1052, 662, 645, 492, 54, 6]
-
-
-def test_totals_of_six_nets() -> None:
-    ratios = [total(paper.baseline(net)) / total(paper.proposed(net)) for net in PROFILE.nets.values()]
-    assert round(sum(ratios) / 6, 1) == 1.8 and max(ratios) == pytest.approx(2.24, abs=0.02)
+            assert net.server_values == c["SERVER_LINEAR_STORAGE"]
 
 
 def test_figure_10_s_ends() -> None:
@@ -161,6 +154,81 @@ def test_the_best_split_is_what_a_search_finds(name: str, kind: str) -> None:
     assert abs(searched - up) <= 1e6 and seconds(up) <= seconds(searched)
 
 
+@pytest.mark.parametrize(("name", "kind"), every(5, [*itertools.product(PROFILE.nets, paper.KINDS)]))
+def test_the_server_s_store_bounds_the_tokens(name: str, kind: str) -> None:
+    """The side that evaluates keeps 18,248 bytes for each ReLU, the side that garbles 3,590."""
+    net = PROFILE.net(name)
+    own, other = {"sg": (18248, 3590), "cg": (3590, 18248)}[kind]
+    sizes = {"client": 8 * net.linear_values + own * net.relus, "server": 8 * SERVER_VALUES[name] + other * net.relus}
+    room = {"client": 7 * sizes["client"], "server": 3 * sizes["server"]}
+    link = {"up": 5e8, "down": 5e8}
+    free = paper.service(kind, net, store=room["client"], **link)
+    bound = paper.service(kind, net, store=room["client"], server_store=room["server"], **link)
+    assert (free.token_bytes, free.most_tokens) == ({"client": sizes["client"]}, 7)
+    assert (bound.token_bytes, bound.most_tokens) == (sizes, 3)
+    assert paper.service(kind, net, store=room["client"], server_store=room["server"] - 1, **link).most_tokens == 2
+    assert paper.service(kind, net, store=room["client"] // 7, server_store=room["server"], **link).most_tokens == 1
+    assert (bound.refill, bound.request) == (free.refill, free.request)
+
+
+def test_what_the_client_saves_is_at_the_server() -> None:
+    """Who garbles decides where the bytes are, not how many they are."""
+    for net in PROFILE.nets.values():
+        whole = {
+            paper.token_bytes(kind, net, PROFILE) + paper.server_token_bytes(kind, net, PROFILE) for kind in paper.KINDS
+        }
+        assert len(whole) == 1
+
+
+def test_energy_of_the_circuits() -> None:
+    sg, cg = (paper.client_joules(kind, PROFILE) for kind in ("sg", "cg"))
+    assert (sg, cg) == (1.25, 2.33) and cg / sg == pytest.approx(1.8, rel=0.036)
+
+
+LINK = {"up": 835e6, "down": 165e6, "store": 16e9}
+
+
+@pytest.mark.parametrize("kind", paper.KINDS)
+def test_one_client_has_the_whole_server(kind: str) -> None:
+    alone = paper.several(kind, R18, 1, **LINK)
+    threads = Threads(4, len(R18.he), 32)
+    assert alone == paper.service(kind, R18, threads, server_store=10e12, **LINK)
+
+
+def test_clients_divide_cores_and_store() -> None:
+    """Three threads of 32 for each of nine; their ends are those of a server with as many threads."""
+    nine = paper.several("cg", R18, 9, **LINK)
+    assert (offline(nine), online(nine)) == plainly(("cg", "tinyimagenet/resnet18", 835, 165, 4, 3, 3, 16))[:2]
+    assert nine.hosts["server"].store == 10e12 / 9 and nine.most_tokens == 1
+    size = nine.token_bytes["server"]
+    assert paper.several("cg", R18, 9, **LINK, server_store=9 * size).most_tokens == 1
+    assert paper.several("cg", R18, 9, **LINK, server_store=9 * size - 10).most_tokens == 0
+    rates = [n * limits(paper.several("cg", R18, n, **LINK))[0].rate for n in (1, 2, 4, 8, 16, 32)]
+    assert rates == sorted(rates) and rates[-1] < 32 * rates[0]
+
+
+def test_clients_are_replicas_without_a_choice() -> None:
+    """A Poisson stream that is divided at random is one at each client: the latency is that of one client alone."""
+    nine = paper.several("cg", R18, 9, **LINK)
+    rate = 0.5 * limits(nine)[0].rate
+    size = {"runs": 50, "requests": 9000, "engine": "recurrence"}
+    shared = run(nine, None, poisson(9 * rate), replicas=9, choices=1, **size)
+    alone = run(nine, None, poisson(rate), **size)
+    assert shared.quantile(0.5).value == pytest.approx(alone.quantile(0.5).value, rel=0.05)
+    assert shared.quantile(0.95).value == pytest.approx(alone.quantile(0.95).value, rel=0.05)
+    other = run(nine, None, poisson(9 * rate), replicas=9, **size)  # which any client could serve
+    assert other.quantile(0.95).value < 0.8 * alone.quantile(0.95).value
+
+
+def test_clients_without_a_core() -> None:
+    with pytest.raises(
+        ConfigError, match=re.compile("33 clients of a server with 32 cores.*\nhint: at most 32", re.DOTALL)
+    ):
+        paper.several("cg", R18, 33, **LINK)
+    with pytest.raises(ConfigError, match="0 clients"):
+        paper.several("cg", R18, 0, **LINK)
+
+
 def test_more_refills_take_longer_each() -> None:
     at = paper.side_by_side(paper.proposed(R18, 140e9), "cg", R18, 4)
     line = PROFILE.lines["garble_client"].at(R18.relus)
@@ -176,6 +244,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a thread": ({"threads": Threads(4, 1, 0.5)}, "threads.gc"),  # type: ignore[arg-type]
     "no bandwidth": ({"up": 0}, "bits per second"),
     "a negative store": ({"store": -1}, "store"),
+    "a negative store of the server": ({"server_store": -1}, "store"),
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hummingbird.errors import InputError
-from scripts.papers import figures
-from scripts.papers.figures import Bar, Line, Panel
+from scripts.papers import charts, figures
+from scripts.papers.charts import Bar, Line, Panel
 from tests.support.paths import ROOT
 
 pytest.importorskip("matplotlib")
@@ -67,7 +67,7 @@ def test_a_committed_chart_is_that_of_its_table(name: str) -> None:
 
 
 def test_the_comparison_of_charts_can_fail() -> None:
-    text = figures.bar_chart("A", "words", [Bar("half", [(1, "a"), (1, "b")], "2"), Bar("all", [(4, "a")])], {"a": "x"})
+    text = charts.bar_chart("A", "words", [Bar("half", [(1, "a"), (1, "b")], "2"), Bar("all", [(4, "a")])], {"a": "x"})
     assert same(text, text)
     more = [Bar("half", [(1, "a"), (1.01, "b")], "2"), Bar("all", [(4, "a")])]
     for changed in (
@@ -75,7 +75,7 @@ def test_the_comparison_of_charts_can_fail() -> None:
         text.replace("words", "other"),
         text.replace("#d18f1f", "#d18f1e"),
         text.replace('id="bar-0-1"', 'id="bar-0-2"'),
-        figures.bar_chart("A", "words", more, {"a": "x"}),
+        charts.bar_chart("A", "words", more, {"a": "x"}),
     ):
         assert not same(text, changed)
 
@@ -99,17 +99,17 @@ def test_tables_are_read_by_their_heads(tmp_path: Path) -> None:
     page.write_text(
         "# A\n\n| a | b |\n|---|---:|\n| x | 1 |\n\n## B\n\ntext\n\n| a | b |\n|---|---:|\n| x | 1,234.5 ± 2 |\n"
     )
-    assert figures.table(page, "# A") == {"x": {"a": "x", "b": "1"}}
-    assert figures.number(figures.table(page, "## B")["x"]["b"]) == 1234.5
+    assert charts.table(page, "# A") == {"x": {"a": "x", "b": "1"}}
+    assert charts.number(charts.table(page, "## B")["x"]["b"]) == 1234.5
     for words in ("## C", "1,234.5"):
         with pytest.raises(InputError, match="no table"):
-            figures.table(page, words)
+            charts.table(page, words)
     with pytest.raises(InputError, match="begins with no number"):
-        figures.number("none sent")
+        charts.number("none sent")
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
-    text = figures.bar_chart("A & B", "w", [Bar("half", [(1, "a"), (1, "b")], "2"), Bar("all", [(4, "a")])], {"a": "x"})
+    text = charts.bar_chart("A & B", "w", [Bar("half", [(1, "a"), (1, "b")], "2"), Bar("all", [(4, "a")])], {"a": "x"})
     bars = {name: [x for x, _ in corners] for name, corners in marks(text).items()}
     lengths = {name: max(xs) - min(xs) for name, xs in bars.items()}
     assert lengths["bar-1-0"] / 4 == pytest.approx(lengths["bar-0-0"]) == pytest.approx(lengths["bar-0-1"])
@@ -120,7 +120,7 @@ def test_bars_are_as_long_as_their_numbers() -> None:
 def test_points_are_where_their_numbers_are() -> None:
     line = Line("a", [(1, 0, "low"), (10, 5, ""), (100, 10, "high")])
     panel = Panel("up", "across", [line], (1, 10, 100), (0, 5, 10), logarithmic=True)
-    text = figures.line_chart("title", "words", [panel], {"a": "x"})
+    text = charts.line_chart("title", "words", [panel], {"a": "x"})
     (low, middle, high) = marks(text)["line-0-0"]
     assert middle == pytest.approx([(a + b) / 2 for a, b in zip(low, high, strict=True)])
     assert low[0] < high[0] and low[1] > high[1]  # y of an SVG grows downwards
