@@ -58,7 +58,7 @@ def _anchor(title: str) -> str:
 
 def _paper(paper: Paper, runs: Mapping[str, Run], records: Mapping[str, Record]) -> str:
     items = [(item.name, item.title, _STATES[item.state], item.reason, _link(item)) for item in paper.items]
-    listed = table(("table or figure", "contents", "", "why", "page"), items, left=5)
+    listed = table(("table or figure", "contents", "here", "why", "page"), items, left=5)
     lines = [(item, line) for item in paper.items for line in item.lines if line.run in records]
     parts = [f"## {paper.name}\n\n{paper.source}. Measured there on {paper.machine}.\n\n{listed}"]
     if lines:
