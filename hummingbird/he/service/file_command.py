@@ -44,7 +44,8 @@ it has the images in the clear, and he-decrypt needs it. Every run draws new ran
 _EVALUATE = """Compute a net on a file of requests; this side has no key and sees no image and no result.
 
 With --follow, the net is loaded once, and lines on standard input name the files: REQUEST, a tab, ANSWER. A line on
-standard output follows each: "done" with the number of requests and the seconds, or "error:" with the reason."""
+standard output follows each: "done:" with the number of requests and the seconds, or "error:" with the reason. An empty
+line ends the program."""
 _DECRYPT = """Decrypt the answers to a file of requests, with the key and the batches of he-encrypt.
 
 Answers of another client, net or request are refused. Do not publish outputs in full precision: their errors tell of
@@ -104,7 +105,9 @@ def evaluate(args: argparse.Namespace) -> int:
         print(_evaluated(server, args.request, args.out))
         return 0
     print(f"ready: net {messages.digest(server.public.to_json().encode())[:16]}", flush=True)
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, ""):
+        if line == "\n":
+            break
         request, tab, answer = line.rstrip("\n").partition("\t")
         try:
             if not tab:
