@@ -45,7 +45,7 @@ def install(clone: Path, weights: Path, samples: Tensor) -> he.Public:
 
     weights: of the net. samples: images (n, 1, 28, 28), as for `plan`. InputError for a folder that is no clone.
     """
-    missing = [name for name in ("harness/run_submission.py", "scripts", "submission") if not (clone / name).exists()]
+    missing = [name for name in ("harness", "scripts", "submission") if not (clone / name).is_dir()]
     if missing:
         hint = "git clone https://github.com/fhe-benchmarking/ml-inference.git"
         raise InputError(f"no clone of the workload: there is no {missing[0]}", where=str(clone), hint=hint)

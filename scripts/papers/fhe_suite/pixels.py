@@ -20,13 +20,14 @@ MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's training pixels, as in scripts/tr
 
 def images(path: Path) -> np.ndarray:
     """The images of a text, normalised: float32 (n, 1, 28, 28). ValueError if it holds anything else."""
-    words = path.read_text().split()
-    if not words or len(words) % SIDE**2:
-        raise ValueError(f"{path} has {len(words)} numbers, and an image has {SIDE**2}")
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty")
     try:
-        pixels = np.array(words, dtype=np.float32)
+        pixels = np.loadtxt(path, dtype=np.float32, ndmin=2)
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from None
+    if pixels.shape[1] != SIDE**2:
+        raise ValueError(f"{path} has {pixels.shape[1]} numbers in a line, and an image has {SIDE**2}")
     if not bool(((pixels >= 0) & (pixels <= 1)).all()):  # also for NaN
         raise ValueError(f"{path} has pixels that are not from 0 to 1")
     return ((pixels - MEAN) / DEVIATION).astype(np.float32).reshape(-1, 1, SIDE, SIDE)

@@ -17,8 +17,11 @@ import torch
 from hummingbird import he
 from hummingbird.__main__ import main
 from hummingbird.he.runtime import messages
+from models import trained
+from scripts.papers.fhe_suite.install import WEIGHTS, plan
 from scripts.train.data import load
 from tests.support import python
+from tests.support.data import data_folder
 from tests.support.he_service import SHAPE, close, images, small_net, square_net
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -230,11 +233,7 @@ def test_a_server_that_follows(made: Path, tmp_path: Path) -> None:
 
 def test_accuracy_on_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """300 test images through the shipped net: the answers are those in the clear, and at least 97 % are right."""
-    if not (folder := os.environ.get("HUMMINGBIRD_DATA")) or not (Path(folder) / "mnist").is_dir():
-        pytest.skip("HUMMINGBIRD_DATA names no folder with mnist")
-    from models import trained
-    from scripts.papers.fhe_suite.install import WEIGHTS, plan
-
+    folder = data_folder("mnist")
     samples, (x, y) = load("mnist", "train", folder)[0][:500], load("mnist", "test", folder)
     made = plan(WEIGHTS, samples)
     assert made.public.parameters.degree == 4096 and len(made.public.parameters.primes) == 4

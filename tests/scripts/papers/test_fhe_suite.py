@@ -115,7 +115,12 @@ def test_a_folder_that_is_no_clone(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("", "0 numbers"), ("0.5 0.5\n", "2 numbers"), ("x " * 784, "could not convert"), ("nan " * 784, "from 0 to 1")],
+    [
+        ("", "is empty"),
+        ("0.5 0.5\n", "2 numbers"),
+        ("x " * 784, "could not conv"),
+        ("nan " * 784, "from 0 to 1"),
+    ],
 )
 def test_pixels_that_are_none(tmp_path: Path, text: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(text)
