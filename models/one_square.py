@@ -17,7 +17,7 @@ class OneSquare(nn.Module):
     hidden: values that are squared. border: rows and columns dropped on each side.
     """
 
-    def __init__(self, num_classes: int, *, hidden: int = 128, border: int = 3) -> None:
+    def __init__(self, num_classes: int, *, hidden: int = 128, border: int = 4) -> None:
         super().__init__()
         if not 0 <= border < 14:
             raise ValueError(f"border is {border}; an image of 28 x 28 has borders of 0 to 13")
@@ -31,6 +31,6 @@ class OneSquare(nn.Module):
         return self.fc2(x * x)
 
 
-def one_square(num_classes: int, *, hidden: int = 128, border: int = 3) -> OneSquare:
+def one_square(num_classes: int, *, hidden: int = 128, border: int = 4) -> OneSquare:
     """The net of one square; see `OneSquare`."""
     return OneSquare(num_classes, hidden=hidden, border=border)

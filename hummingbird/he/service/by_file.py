@@ -28,7 +28,7 @@ from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, In
 from hummingbird.he.runtime import messages
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.precision import Precision
+from hummingbird.he.runtime.precision import LEAST, Precision
 from hummingbird.he.runtime.server import Server
 
 _BATCH = "{:06}.batch"
@@ -122,10 +122,22 @@ def decrypt_from(client: Client, batches: Path, answers: Path) -> Decrypted:
         batch = client.resume(name)
         with _at(answers, number, count):
             batch.accept(answer)
+            _check_noise(batch.precision)
         parts.append(batch.parts())
         precision.append(batch.precision)
         images += batch.images
     return Decrypted(client.public.joined(parts), images, precision)
+
+
+def _check_noise(precision: Precision) -> None:
+    """Raise InputError if the slots that hold no image came back as noise: the answer is damaged, or wrong.
+
+    A ciphertext of which one bit has changed decrypts to noise in all slots. A full batch has no slots to tell.
+    """
+    measured = precision.measured
+    if measured is not None and float(measured.median()) < LEAST:
+        what = f"it decrypts to noise: {float(measured.median()):.1f} bits of its free slots are right, not {LEAST}"
+        raise InputError(what, where="answer", hint="request or answer changed on the way, or the server is not honest")
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,11 @@ def keygen(args: argparse.Namespace) -> int:
     except OSError as error:
         hint = "the owner of the net makes it: he-convert --public"
         raise InputError(f"cannot read: {error.strerror}", where=str(args.public), hint=hint) from None
-    public = Public.from_json(text)
+    try:
+        public = Public.from_json(text)
+    except InputError as error:
+        hint = "the description is the file of he-convert --public, not the server's file"
+        raise InputError(error.what, where=str(args.public), hint=hint) from None
     check_turns(public, str(args.public))
     Client(public).save(args.out)
     print(f"key for the net {messages.digest(text)[:16]}: {args.out} stays with its owner")
@@ -126,6 +130,7 @@ def _evaluated(server: Server, request: Path, answer: Path) -> str:
 
 def decrypt(args: argparse.Namespace) -> int:
     """Run `he-decrypt`: decrypt answers, print precision, and the accuracy if there are labels; write the outputs."""
+    options.check_out(args)
     client = Client.load(args.client)
     labels = None if args.labels is None else options.array_of(args.labels, "--labels")
     options.check_labels(args, [*places(client.public.structure)])

@@ -140,4 +140,4 @@ def test_pixels_and_labels(tmp_path: Path) -> None:
 
 def test_the_client_needs_no_more_pixels_than_the_net_reads() -> None:
     plan = install.plan(install.WEIGHTS, normalised(drawn(64)))
-    assert isinstance(plan, he.Plan) and plan.public.turns[0].sent == 22 * 22 + 1
+    assert isinstance(plan, he.Plan) and plan.public.turns[0].sent == 20 * 20 + 1
