@@ -38,7 +38,7 @@ _AGAIN = "was it copied completely? is it the file of this net?"
 
 @dataclass(frozen=True)
 class Decrypted:
-    """What `decrypt_from` returns: a net's results for all images, their number, and the precision of each batch."""
+    """The results of a net for all images, their number, and the precision of each batch, from `decrypt_from`."""
 
     outputs: Any
     images: int
@@ -162,6 +162,8 @@ def _count(path: Path, kind: str, public: Public) -> int:
         for number in range(count):
             file.seek(number * size)
             head = file.read(messages.HEAD_BYTES)
+            if len(head) < messages.HEAD_BYTES and whole > messages.HEAD_BYTES:
+                raise InputError(f"{whole} bytes, and each message in it has {size}", where=str(path), hint=_AGAIN)
             with _at(path, number, count):
                 messages.read_head(head, kind, public, net, min(size, whole - number * size))
     return count

@@ -1,4 +1,4 @@
-"""What the client of the workload computes in the clear: pixels from a text before, labels to a text after.
+"""The client's work in the clear: it reads pixels from a text before, and writes labels to a text after.
 
     python -m scripts.papers.fhe_suite.pixels images test_pixels.txt images.npy
     python -m scripts.papers.fhe_suite.pixels labels logits.npy predictions.txt

@@ -196,7 +196,7 @@ def test_a_distance_is_that_of_every_coefficient_of_every_ciphertext() -> None:
 
 
 def test_a_sum_of_errors_stays_below_the_likely_bound_and_comes_near_its_tail() -> None:
-    """Of 2^21 sums of N errors, all are below the bound for a tail of 2^-95; some exceed that for a tail of 2^-8."""
+    """All of 2^21 sums of N errors are below the bound for a tail of 2^-95; some exceed that for a tail of 2^-8."""
     degree, count = 1024, 2048
     bound = math.sqrt(21 * degree * 96 * math.log(2))
     assert likely(degree, 2) == math.ceil(2 * bound + 21) < added(degree, 2)
