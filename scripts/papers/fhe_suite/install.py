@@ -12,6 +12,7 @@ measured.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
@@ -51,6 +52,7 @@ def install(clone: Path, weights: Path, samples: Tensor) -> he.Public:
         raise InputError(f"no clone of the workload: there is no {missing[0]}", where=str(clone), hint=hint)
     made = plan(weights, samples)
     submission = clone / "submission"
+    end_server(submission / "build" / "server.in")
     shutil.rmtree(submission)
     submission.mkdir()
     he.Server(made).save(submission / "net.server")
@@ -65,6 +67,13 @@ def install(clone: Path, weights: Path, samples: Tensor) -> he.Public:
     for name in SCRIPTS:
         shutil.copy(HERE / name, clone / "scripts" / name)
     return made.public
+
+
+def end_server(pipe: Path) -> None:
+    """Tell the server of an earlier run to end, by an empty line in its pipe, if there is one."""
+    if pipe.is_fifo():
+        with open(os.open(pipe, os.O_RDWR), "w") as into:  # opened for both, so that it does not wait for a reader
+            into.write("\n")
 
 
 def run(args: argparse.Namespace) -> None:

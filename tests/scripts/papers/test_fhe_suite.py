@@ -48,9 +48,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "harness/run_submission.py").touch()
     (tmp_path / "submission/src/server_encrypted_compute.cpp").touch()
     yield tmp_path
-    if (pipe := tmp_path / "submission/build/server.in").exists():
-        with open(os.open(pipe, os.O_RDWR), "w") as into:
-            into.write("\n")
+    install.end_server(tmp_path / "submission/build/server.in")
 
 
 def text_of(x: torch.Tensor) -> str:
@@ -89,8 +87,7 @@ def test_the_stages_as_the_harness_calls_them(clone: Path) -> None:
         ended = subprocess.run([programs / "server_encrypted_compute", "1"], cwd=clone, timeout=PROGRAM)
         assert ended.returncode == code and (io / "ciphertexts_download/answer").exists() == (not code)
 
-    with open(os.open(programs / "server.in", os.O_RDWR), "w") as into:
-        into.write("\n")  # an empty line ends it
+    install.end_server(programs / "server.in")
     until(lambda: not serving(programs), "the server to end")
 
 
