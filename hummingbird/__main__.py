@@ -16,11 +16,13 @@ COMMANDS = (
     *("serve", "ask", "plan"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server", "pir-owner"),
+    *("he-convert", "he-keygen", "he-encrypt", "he-evaluate", "he-decrypt"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),
 )
 # Commands that hummingbird/commands/services.py has together, each as a function `add_NAME`.
 _SERVICES = {
     *("dealer", "pir-server", "he-server", "he-client"),
+    *("he-convert", "he-keygen", "he-encrypt", "he-evaluate", "he-decrypt"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),
 }
 

@@ -17,6 +17,7 @@ from models.cryptonets import cryptonets
 from models.digits import digits
 from models.impala import impala_cifar10, impala_mnist
 from models.mobilenet import mobilenetv2
+from models.one_square import one_square
 from models.resnet import resnet18, resnet32, resnet34, resnet50
 from models.vgg import vgg16
 from models.vit import vit
@@ -43,6 +44,7 @@ MODELS: dict[str, ModelSpec] = {
     "impala-cifar10": ModelSpec(impala_cifar10, (3, 32, 32)),
     "mobilenetv2": ModelSpec(mobilenetv2, (3, 96, 96)),
     "vit": ModelSpec(vit, (3, 32, 32)),
+    "one-square": ModelSpec(one_square, (1, 28, 28)),
 }
 
 

@@ -17,6 +17,7 @@ PRINTING = {
     "__main__.py",
     "rpc/programs.py",
     "he/service/command.py",
+    "he/service/file_command.py",
     "hybrid/command.py",
     "pir/serving/command.py",
 }  # and commands/

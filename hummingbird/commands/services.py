@@ -60,6 +60,42 @@ def add_he_client(commands: Any) -> None:
     command.add_client(commands)
 
 
+def add_he_convert(commands: Any) -> None:
+    """Add the command `he-convert`, which makes a server's file and a description for clients, to the command line."""
+    from hummingbird.commands.sources import add_model_arguments, net_of
+    from hummingbird.he.service import file_command
+
+    file_command.add_convert(commands, add_model_arguments, net_of)
+
+
+def add_he_keygen(commands: Any) -> None:
+    """Add the command `he-keygen`, which makes a client's key, to the command line."""
+    from hummingbird.he.service import file_command
+
+    file_command.add_keygen(commands)
+
+
+def add_he_encrypt(commands: Any) -> None:
+    """Add the command `he-encrypt`, which encrypts images to a file of requests, to the command line."""
+    from hummingbird.he.service import file_command
+
+    file_command.add_encrypt(commands)
+
+
+def add_he_evaluate(commands: Any) -> None:
+    """Add the command `he-evaluate`, which computes a net on a file of requests, to the command line."""
+    from hummingbird.he.service import file_command
+
+    file_command.add_evaluate(commands)
+
+
+def add_he_decrypt(commands: Any) -> None:
+    """Add the command `he-decrypt`, which decrypts a file of answers, to the command line."""
+    from hummingbird.he.service import file_command
+
+    file_command.add_decrypt(commands)
+
+
 def add_gc_server(commands: Any) -> None:
     """Add the command `gc-server` to the command line: it serves a private net to clients that have the images."""
     from hummingbird.commands.sources import add_model_arguments, net_of

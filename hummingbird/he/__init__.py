@@ -15,7 +15,7 @@ scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
 bfv/      products of a single layer, exact mod 2^k: the offline phase of hybrid inference
 compile/  from a net to a plan: which role computes each step, bounds of its values, and scales
 runtime/  executes a plan: client, server, the tensors that they exchange, and all of it as bytes and files
-service/  client and server as programs, over gRPC
+service/  client and server as programs, over gRPC or through files
 """
 
 from hummingbird.he.compile.convert import convert_model, make_plan

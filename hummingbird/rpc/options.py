@@ -256,9 +256,15 @@ def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Ten
         if labels.shape != images[0].shape[:1]:
             what = f"labels are {tuple(labels.shape)}, expected ({len(images[0])},)"
             raise InputError(what, where="--labels", hint="one for each image")
-    if args.out is not None and not args.out.parent.is_dir():
-        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    check_out(args)
     return images, labels
+
+
+def check_out(args: argparse.Namespace) -> None:
+    """Raise InputError if --out is set and its folder does not exist."""
+    if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
+        what = f"{args.out} is a folder" if args.out.is_dir() else f"there is no folder {args.out.parent}"
+        raise InputError(what, where="--out", hint="name a file in a folder that exists")
 
 
 def decided(outputs: Tensor) -> Tensor:

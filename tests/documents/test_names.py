@@ -44,6 +44,7 @@ import scripts.demo
 import scripts.papers.__main__
 import scripts.papers.asplos
 import scripts.papers.asplos_profile
+import scripts.papers.fhe_suite.install
 import scripts.papers.figures
 import scripts.papers.results
 import scripts.recommend
@@ -126,6 +127,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.papers": lambda: help_of(scripts.papers.__main__.main),
     "scripts.bench.costs": lambda: scripts.bench.costs.parser().format_help(),
     "scripts.papers.asplos": lambda: scripts.papers.asplos.parser().format_help(),
+    "scripts.papers.fhe_suite.install": lambda: scripts.papers.fhe_suite.install.parser().format_help(),
     "scripts.papers.figures": lambda: scripts.papers.figures.parser().format_help(),
     "tests.fuzz.nets": lambda: help_of(tests.fuzz.nets.main),
     "scripts.tools.gpu": lambda: help_of(scripts.tools.gpu.main),
@@ -322,6 +324,7 @@ def test_no_address_and_no_path_of_a_machine(path: Path) -> None:
 
 
 EXAMPLES = {"my_net.py", "my_data.py", "SCRIPT.py", "threading.py"}  # a user's, and Python's own
+EXAMPLES |= {"harness/run_submission.py"}  # of another project
 SOURCES = [path for top in ("hummingbird", "models", "scripts", "search") for path in (ROOT / top).rglob("*.py")]
 
 

@@ -33,6 +33,7 @@ _RELUS = {
     "impala-cifar10": 2 * 64 * 1024 + 2 * 64 * 256 + 2 * 64 * 64 + 16 * 64,
     "mobilenetv2": 0,  # its activations are ReLU6
     "vit": 24 * 256 + 48 * 64,
+    "one-square": 0,
 }
 
 
@@ -166,6 +167,7 @@ def test_unknown_names_and_options_are_named() -> None:
         ("resnet18", "image_size", 48),
         ("vgg16", "pool", "none"),
         ("cryptonets", "activation", "gelu"),
+        ("one-square", "border", 14),
     ):
         with pytest.raises(ValueError, match=f"{option} is {value!r}"):
             get_model(name, 10, **{option: value})

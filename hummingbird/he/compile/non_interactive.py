@@ -404,6 +404,8 @@ class PlanAttempt(PlanBuilder):
         flood = math.floor(math.log2(room / masking.deviation(0)))
         hidden = masking.distance_bits(flood, self.degree, size, answers)
         lift = max(0, math.ceil(masking.DISTANCE - hidden))
+        while masking.distance_bits(flood + lift, self.degree, size, answers) < masking.DISTANCE:
+            lift += 1  # a part of the distance does not shrink with the flood
         return Mask(lift, flood + lift)
 
 

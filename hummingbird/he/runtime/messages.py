@@ -101,10 +101,10 @@ def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R
     return records.of(fields, head, **how)
 
 
-def read_head(data: bytes, kind: str, public: Public, net: str) -> MessageHead:
+def read_head(data: bytes, kind: str, public: Public, net: str, length: int | None = None) -> MessageHead:
     """Check the head and the length of a request or an answer; return the head.
 
-    data: all bytes of the message. kind: `REQUEST` or `ANSWER`.
+    data: all bytes of the message, or its first `HEAD_BYTES`, with its length. kind: `REQUEST` or `ANSWER`.
     public: the net's description for clients. net: the digest of this description.
     Raises AgreementError for another kind, format, release or net; InputError for another length or malformed bytes.
     """
@@ -118,8 +118,8 @@ def read_head(data: bytes, kind: str, public: Public, net: str) -> MessageHead:
     if head.turn >= len(public.turns):
         raise malformed(f"turn {head.turn} of {len(public.turns)}", where)
     size = HEAD_BYTES + public.turn_bytes(public.turns[head.turn])[kind == ANSWER]
-    if len(data) != size:
-        what = f"{len(data)} bytes, and turn {head.turn} has {size}"
+    if (length := len(data) if length is None else length) != size:
+        what = f"{length} bytes, and turn {head.turn} has {size}"
         raise InputError(what, where=where, hint="was it copied completely?")
     return head
 

@@ -9,13 +9,23 @@ flood F, and sends
 
 The phase grows by F and by
 
-    sum_i s^i (r_i e + f_i + g_i s),    at most 21 (2N + 1) (1 + N + .. + N^(k-1)) in a coefficient,
+    sum_i s^i (r_i e + f_i + g_i s),    |f| <= 21, r and s ternary.
 
-as |e|, |f|, |g| <= 21 and r, s are ternary. F is uniform over an interval of width 2^B in every coefficient, so for
-each ciphertext the phase is within N bound / 2^B of the exact one plus F, in statistical distance, whatever the small
-polynomials are. c_0 follows from the phase and the other parts. Of the other parts only c_1 contains r_0, and r_0 a +
-g_0 is a sample of ring learning with errors under the secret r_0: if that problem is as hard as the parameters assume,
-c_1 looks uniform to the client too. Then only c_2 contains r_1, and so on to c_k.
+Every coefficient of r_i e and of g_i s is a sum of at most N products of a ternary number with an error of its own. A
+centred binomial error is half a sum of 42 random signs, so such a sum X is sub-Gaussian with the variance 21 N / 2
+(Hoeffding 1963): |X| > t with a probability of at most 2 exp(-t^2 / (21 N)), which is 2^-95 for t^2 = 21 N ln(2^96).
+So all of it is, in a coefficient, at most
+
+    (2 t + 21) (1 + N + .. + N^(k-1)),    but for a probability of at most 2 k 2^-95 for each coefficient.
+
+The errors e are those of an honest client's encryption, which draws new ones for each request; s may be any. (Without
+this argument the first factor is 21 (2N + 1), 5 bits more at N = 4096, and nets need more primes.)
+
+F is uniform over an interval of width 2^B in every coefficient. So the phase of each ciphertext is within N (bound /
+2^B + 2 k 2^-95) of the exact one plus F, in statistical distance, also beside the small polynomials. c_0 follows from
+the phase and the other parts. Of the other parts only c_1 contains r_0, and r_0 a + g_0 is a sample of ring learning
+with errors under the secret r_0: if that problem is as hard as the parameters assume, c_1 looks uniform to the client
+too. Then only c_2 contains r_1, and so on to c_k.
 
 The server does not switch the modulus before it masks. So the exact phase is the net with integer weights, evaluated on
 the client's own plaintexts and encryption errors, and later steps cannot reveal more. Up to the distance above,
@@ -31,20 +41,35 @@ import torch
 from torch import Tensor
 
 from hummingbird import prg
-from hummingbird.he.scheme.ckks import NOISE
+from hummingbird.he.scheme.ckks import NOISE, VARIANCE
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary, wide
 
 DISTANCE = 40  # bits: a batch's answers are within 2^-DISTANCE of ones that depend only on the net's values
+_TAIL = 95  # bits: each sum of errors exceeds its bound with a probability of at most 2^-95
 
 
 def added(degree: int, size: int) -> int:
     """Return a bound on what masking changes in a coefficient of a decrypted ciphertext, apart from the flood.
 
-    The flood is the large uniform noise that hides the weights; masking also adds random encryptions of zero.
-    degree: number of coefficients of a polynomial. size: components of the ciphertext.
+    The flood is the large uniform noise that hides the weights; masking also adds random encryptions of zero. The bound
+    holds for any randomness. degree: number of coefficients of a polynomial. size: components of the ciphertext.
     """
     return NOISE * (2 * degree + 1) * sum(degree**i for i in range(size - 1))
+
+
+def likely(degree: int, size: int) -> int:
+    """Return the bound that holds in `added`'s place with all but the probability `unlikely`, and is much smaller.
+
+    degree: number of coefficients of a polynomial. size: components of the ciphertext.
+    """
+    inner = 2 * math.sqrt(2 * VARIANCE * degree * (_TAIL + 1) * math.log(2)) + NOISE
+    return math.ceil(inner) * sum(degree**i for i in range(size - 1))
+
+
+def unlikely(size: int) -> float:
+    """Return the probability with which the bound `likely` may fail in one coefficient. size: components."""
+    return 2 * (size - 1) * 2.0**-_TAIL
 
 
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
@@ -53,7 +78,7 @@ def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
     flood: log2 of the range of the noise that hides the weights. degree, size: degree and number of components of a
     ciphertext. count: number of ciphertexts.
     """
-    return flood - math.log2(added(degree, size)) - math.log2(degree * count)
+    return -math.log2(degree * count * (likely(degree, size) * 2.0**-flood + unlikely(size)))
 
 
 def deviation(flood: int) -> float:

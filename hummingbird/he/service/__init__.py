@@ -1,1 +1,1 @@
-"""Client and server of encrypted inference as programs, over gRPC."""
+"""Client and server of encrypted inference as programs, over gRPC or through files."""

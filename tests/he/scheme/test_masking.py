@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hummingbird import prg
 from hummingbird.he.compile.convert import make_plan
 from hummingbird.he.runtime import report
 from hummingbird.he.runtime import server as server_module
@@ -20,9 +21,9 @@ from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
-from hummingbird.he.scheme.masking import added, distance_bits, masked
+from hummingbird.he.scheme.masking import added, distance_bits, likely, masked
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.ciphertexts import phase
+from hummingbird.kernels.ciphertexts import noise, phase, ternary
 from tests.support.chance import chi_square_limit
 from tests.support.he_cases import LINEAR, PRODUCTS, Fn, images, made
 
@@ -139,7 +140,7 @@ def test_what_a_mask_adds(kind: str, size: int, monkeypatch: pytest.MonkeyPatch)
     assert float(grown.square().mean().sqrt()) == pytest.approx(masking.deviation(flood), rel=0.03)  # 16,384 values
     monkeypatch.setattr(masking, "wide", lambda ring, stream, n, bits: torch.zeros(n, 4, 4096, dtype=torch.int32))
     rest = float(key.decrypt(masked(ring, nothing, zero, flood, kind), kind).abs().max())
-    assert 2.0**-7 * 4096 ** ((size - 2) / 2) < rest <= added(4096, size)
+    assert 2.0**-7 * 4096 ** ((size - 2) / 2) < rest <= likely(4096, size)
 
 
 @pytest.mark.parametrize("name", [*LINEAR, *PRODUCTS])
@@ -188,6 +189,20 @@ def test_every_part_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_distance_is_that_of_every_coefficient_of_every_ciphertext() -> None:
     """Shifting a uniform number of 2^B values by e changes e / 2^B of its distribution: N coefficients, n answers."""
     for flood, degree, size, count in ((70, 4096, 2, 1), (90, 8192, 3, 5), (61, 4096, 2, 3)):
-        shift = Fraction(21 * (2 * degree + 1) * sum(degree**i for i in range(size - 1)))
-        distance = degree * count * shift / (1 << flood)
+        most = 2 * math.sqrt(21 * degree * 96 * math.log(2)) + 21
+        shift = Fraction(math.ceil(most) * sum(degree**i for i in range(size - 1)))
+        distance = degree * count * (shift / (1 << flood) + Fraction(2 * (size - 1), 1 << 95))
         assert distance_bits(flood, degree, size, count) == pytest.approx(-math.log2(distance), abs=1e-9)
+
+
+def test_a_sum_of_errors_stays_below_the_likely_bound_and_comes_near_its_tail() -> None:
+    """All of 2^21 sums of N errors are below the bound for a tail of 2^-95; some exceed that for a tail of 2^-8."""
+    degree, count = 1024, 2048
+    bound = math.sqrt(21 * degree * 96 * math.log(2))
+    assert likely(degree, 2) == math.ceil(2 * bound + 21) < added(degree, 2)
+    errors = noise(prg.fresh("cpu"), count, degree).double()
+    secrets = ternary(prg.fresh("cpu"), count * degree).view(degree, count).double()
+    largest = (errors @ secrets[:, :1024]).abs()
+    assert float(largest.max()) <= bound
+    share = float((largest > math.sqrt(21 * degree * 9 * math.log(2))).double().mean())
+    assert 0 < share <= 2.0**-8

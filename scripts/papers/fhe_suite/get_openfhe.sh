@@ -1,0 +1,2 @@
+#!/bin/sh
+# The harness calls this first; this submission needs no OpenFHE.
