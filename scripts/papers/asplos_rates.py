@@ -32,7 +32,7 @@ PANELS: Mapping[str, tuple[float, float]] = {  # the artifact's least and larges
     "tinyimagenet/resnet18": (0.0001, 0.001),
 }
 C18 = "cifar10/resnet18"
-LOADS = (0.1, 0.4, 0.6, 0.8, 0.9)  # of the proposal's largest rate
+LOADS = (0.1, 0.25, 0.4, 0.7, 0.9)  # of the proposal's largest rate
 # Rates, in requests per second, up to which the artifact's program plots the baseline and the proposal at 16 GB without
 # a gap, and the days of each rate: the commands of its artifact/generate_fig12.sh, with fewer days for the second.
 FIGURE_12: Mapping[str, tuple[float, float, int]] = {
