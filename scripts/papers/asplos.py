@@ -41,8 +41,8 @@ from scripts.papers.asplos_proposal import (
     stores,
     totals,
 )
-from scripts.papers.asplos_queues import figure_7, figure_10, tails
-from scripts.papers.asplos_rates import PANEL_SECTIONS, figure_13, figure_13_curves, rates, several_clients
+from scripts.papers.asplos_queues import figure_7, figure_10
+from scripts.papers.asplos_rates import figure_12, figure_13, figure_13_curves, rates, several_clients
 from scripts.papers.asplos_section import GB, Section, markdown, offline, online, spoken
 from scripts.papers.asplos_summary import summary
 from scripts.program import main_of, new_parser
@@ -67,8 +67,8 @@ of the model's number from theirs. The artifact names its nets for 32x32 images 
 # The sections in the page's order.
 SECTIONS: Sequence[Callable[[], Section]] = (
     *(table_1, figure_3, figure_4, figure_5, figure_7, figure_8, figure_9, figure_10),
-    *(figure_11_sweep, figure_11, rates, *PANEL_SECTIONS, figure_13, figure_13_curves, figure_14, figure_14_parts),
-    *(totals, energy, stores, several_clients, large_net, tails),
+    *(figure_11_sweep, figure_11, rates, figure_12, figure_13, figure_13_curves, figure_14, figure_14_parts),
+    *(totals, energy, stores, several_clients, large_net),
 )
 
 STORE, RTT = 16 * GB, 2e-3

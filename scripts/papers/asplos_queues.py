@@ -1,4 +1,4 @@
-"""What a stream of requests meets: Figures 7 and 10 of Garimella et al. (ASPLOS 2023), and quantiles.
+"""Latency of a stream of requests: Figures 7 and 10 of Garimella et al. (ASPLOS 2023).
 
 One client, one server, requests in order of arrival, Poisson for 24 hours from an empty store; the recurrence of
 `hummingbird.capacity`. Every request that arrives in those hours counts, also one that is served after them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from hummingbird.capacity.published import asplos23
 from hummingbird.capacity.recurrence import simulate
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.system import Draws, system_of
-from scripts.papers.asplos_section import ARTIFACT, GB, R18, Pair, Section, offline, online, percent, total
+from scripts.papers.asplos_section import ARTIFACT, GB, R18, Pair, Section, offline, online, percent
 
 DAY = 24 * 3600.0
 RUNS = 1000
@@ -164,21 +164,3 @@ def figure_10() -> Section:
     columns = [f"{name}, {of}" for name in ("RLP", "LPHE") for of in ("s", "1 per 60", "1 per 30", "1 per 18")]
     head = ("store", "K", *columns)
     return Section("Figure 10: refills or layers side by side", words, head, rows, below, pairs)
-
-
-def tails() -> Section:
-    """What a mean leaves out: quantiles of the proposal."""
-    at = paper.proposed(asplos23().net(R18), 16 * GB)
-    rows = []
-    for every in (120, 60, 45, 33, 25, 20, 18):
-        found = latency(at, 1 / (60 * every))
-        rows.append((f"{every}", *(f"{value / 60:.2f}" for value in (found.p50, found.mean, found.p99))))
-    words = (
-        "The paper has means only. ResNet-18 on TinyImageNet, the proposal with 16 GB: minutes from arrival to "
-        "prediction in half of the cases, on average, and in one of a hundred, by minutes between requests. A request "
-        f"takes {total(at) / 60:.1f} minutes in all, {online(at) / 60:.1f} of them with the image."
-    )
-    return Section("Tails: what a mean leaves out", words, ("minutes between requests", "p50", "mean", "p99"), rows)
-
-
-QUEUES: Sequence[Callable[[], Section]] = (figure_7, figure_10, tails)
