@@ -1,5 +1,6 @@
 """Rows of scripts/bench/hybrid.py: encrypted linear layers, both sides in one process on one thread.
 
+Times are those of a core, which other work on the machine changes less: one thread computes, and nothing waits.
 A layer's time is that of everything offline but the wire: packing and encryption of r, products, masks, the reply,
 decryption; its weights are transformed before. Beside it stands the time of Impala's Table 3, for the convolutions of
 that table. The linear layers are those of its Table 2, which has 5 ms to 510 ms for them, with all keys there.
@@ -9,7 +10,8 @@ Each layer is checked before it is timed: both shares add up to W r.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +122,7 @@ def layers(repeats: int, shapes: tuple[Shape, ...] = LAYERS) -> Iterator[Row]:
         layout, size = case.layout, case.check()
         asked = case.ask()
         answered, _ = case.answer(asked)
-        client = 1e3 * (median(case.ask, repeats) + median(lambda: case.read(answered), repeats))  # noqa: B023 - runs now
+        client = 1e3 * (_median(case.ask, repeats) + _median(lambda: case.read(answered), repeats))  # noqa: B023 - runs now
         server = _server(case, repeats)
         parts = {"client_milliseconds": client, "server_milliseconds": server, "products": layout.products}
         yield row(f"layer {shape.name}", "ms", client + server, mark=shape.mark, paper=shape.paper, **parts)
@@ -153,12 +155,17 @@ def sparse(repeats: int, shape: Shape = SPARSE) -> Iterator[Row]:
 
 def _convolution(case: Case, repeats: int) -> float:
     parts = bfv.Fresh.from_bytes(case.ask(), case.layout.inputs).parts()
-    return 1e3 * median(lambda: case.multiply(parts), repeats)
+    return 1e3 * _median(lambda: case.multiply(parts), repeats)
 
 
 def _server(case: Case, repeats: int) -> float:
     asked = case.ask()
-    return 1e3 * median(lambda: case.answer(asked), repeats)
+    return 1e3 * _median(lambda: case.answer(asked), repeats)
+
+
+def _median(run: Callable[[], object], repeats: int) -> float:
+    """The median time of a core that a call takes, in seconds."""
+    return median(run, repeats, time.process_time)
 
 
 def switching(repeats: int) -> Iterator[Row]:
@@ -169,7 +176,7 @@ def switching(repeats: int) -> Iterator[Row]:
     yield row(
         "key switch of a ciphertext",
         "ms",
-        1e3 * median(lambda: bfv.switch_key(key, x), repeats) / 8,
+        1e3 * _median(lambda: bfv.switch_key(key, x), repeats) / 8,
         mark="<= 1",
         paper=5,
     )

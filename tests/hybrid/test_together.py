@@ -125,7 +125,7 @@ def test_the_choice_is_the_least_work(image: Any, weight: Any, options: Any, zer
 
 @pytest.mark.parametrize("garbler", GARBLERS)
 def test_answers_are_those_of_ideal_parts_bit_for_bit(garbler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a set by taps, and of slots that are dealt singly by products: both follow from the slot's masks alone."""
+    """Answers of a set by taps, and of slots that are dealt singly by products, follow from the slot's masks alone."""
     made = planned(garbler=garbler)
     work = counted(monkeypatch)
     net, x = HybridNet(made, DIGEST), images(SHAPE, SET + 1)
