@@ -70,6 +70,7 @@ SHIPPED = (
     ),
     Case("resnet18", "cifar10", "resnet18-cifar10.pt", "resnet18-cifar10-cut-9.bits.json", {}, {}),
 )
+SPARSE = Case("impala-cifar10", "cifar10", "impala-cifar10-sparse.pt", "impala-cifar10-sparse.bits.json", {}, {})
 # Name -> words for `models.get_model`, and by who garbles gigabytes of the paper: what its artifact's files for
 # CIFAR send, and 3,590 (garbler) or 18,248 (evaluator) bytes for each ReLU at the client.
 CHARACTERISED: dict[str, tuple[list[str], dict[str, dict[str, float]]]] = {
@@ -210,7 +211,7 @@ def shipped(data: str | None, count: int, repeats: int, port: int = 0, delay: fl
 
 def accuracy(data: str | None, count: int) -> Iterator[Row]:
     """Percent right of the first `count` test images: the nets themselves, and as cut, by the plaintext twin."""
-    for case in SHIPPED:
+    for case in (*SHIPPED, SPARSE):
         images, labels = (x[:count] for x in load(case.dataset, "test", data))
         net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)

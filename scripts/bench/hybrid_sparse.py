@@ -21,13 +21,12 @@ from hummingbird.bits import BitConfig
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import SET, Plan
-from scripts.bench.hybrid_nets import Served, sent
+from scripts.bench.hybrid_nets import SHIPPED, SPARSE, Served, sent
 from scripts.bench.hybrid_rows import Row, row
 from scripts.program import ROOT
 from scripts.train.data import load
 
-MODEL, DATASET = "impala-cifar10", "cifar10"
-DENSE, SPARSE = "impala-cifar10", "impala-cifar10-sparse"  # weights and windows in checkpoints/
+DENSE = next(case for case in SHIPPED if case.model == SPARSE.model)
 
 
 class Way(NamedTuple):
@@ -62,17 +61,18 @@ def predicted(plan: Plan, slots: int) -> float:
 
 def sparse(data: str | None, repeats: int) -> Iterator[Row]:
     """Seconds, processor seconds and megabytes of an image: before it is there, with it, and in all."""
-    images = load(DATASET, "test", data)[0][:SET]
+    images = load(SPARSE.dataset, "test", data)[0][:SET]
     with ExitStack() as servers:
-        nets = {}
-        for weights in (DENSE, SPARSE):
-            bits = BitConfig.load(ROOT / "checkpoints" / f"{weights}.bits.json")
-            words = ["models:trained", MODEL, "10", f"checkpoints/{weights}.pt"]
-            nets[weights] = servers.enter_context(Served(words, tuple(images.shape[1:]), bits).running())
+        nets = []
+        for case in (DENSE, SPARSE):
+            bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
+            words = ["models:trained", case.model, "10", f"checkpoints/{case.weights}"]
+            nets.append(servers.enter_context(Served(words, tuple(images.shape[1:]), bits).running()))
+        (dense, _, first), (few, _, second) = nets
         ways = [
-            Way("dense, by products", nets[DENSE][0], nets[DENSE][2], 1),
-            Way("90 % zeros, by products", nets[SPARSE][0], nets[SPARSE][2], 1),
-            Way("90 % zeros, by taps", nets[SPARSE][0], nets[SPARSE][2], SET),
+            Way("dense, by products", dense, first, 1),
+            Way("90 % zeros, by products", few, second, 1),
+            Way("90 % zeros, by taps", few, second, SET),
         ]
         yield from rows(ways, images, repeats)
 
@@ -91,7 +91,7 @@ def rows(ways: list[Way], images: Tensor, repeats: int) -> Iterator[Row]:
         parts = {"an image in all": [a + b for a, b in zip(offline, online, strict=True)], **parts}
         bytes_of = dict(zip(parts, (sum(expected), *expected), strict=True))
         for what, (seconds, used, size) in parts.items():
-            named = f"{MODEL}, {way.name}: {what}"
+            named = f"{SPARSE.model}, {way.name}: {what}"
             yield row(named, "s", seconds)
             yield row(named, "s of a core", used)
             yield row(named, "MB", size / 1e6, predicted=bytes_of[what] / 1e6)

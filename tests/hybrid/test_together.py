@@ -32,7 +32,7 @@ from hummingbird.hybrid.together import slots_together, with_sets
 from tests.fuzz.hybrid import of_slot
 from tests.hybrid.test_programs import ended, program
 from tests.support.hybrid import serving
-from tests.support.hybrid_nets import exact, images
+from tests.support.hybrid_nets import NETS, WINDOWS, exact, images
 from tests.support.patience import HANG, until
 
 SHAPE = (2, 8, 8)
@@ -139,6 +139,26 @@ def test_answers_are_those_of_ideal_parts_bit_for_bit(garbler: str, monkeypatch:
     work.clear()
     other.prepare(SET + 1)
     assert not work["terms"] and torch.equal(other(x), wanted)
+
+
+@pytest.mark.parametrize("kept", ["some", "none", "one"])
+@pytest.mark.parametrize("name", ["groups and strides", "one dimension", "volumes", "padding", "sums", "slopes"])
+def test_every_kind_of_layer_is_right_by_taps(name: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a net share ciphertexts here, whether that is less work or not."""
+    make, shape = NETS[name]
+    bits = BitConfig(BitWindow(19, 9), {"3": BitWindow(20, 9)} if name in WINDOWS else {}, input_range=1.0)
+    made = hybrid.make_plan(exact(make()), shape, bits)
+    steps = tuple(replace(step, together=SET) if isinstance(step, Linear) else step for step in made.plan.steps)
+    weights = {}
+    for number, found in made.parameters.items():
+        nonzero = found.weight != 0
+        first = nonzero & (nonzero.flatten().cumsum(0).view(nonzero.shape) == 1)
+        weights[number] = replace(found, weight=found.weight * {"some": nonzero, "none": 0, "one": first}[kept])
+    net, work = HybridNet(Model(replace(made.plan, steps=steps), weights), DIGEST), counted(monkeypatch)
+    net.prepare(SET)
+    assert work["products"] == 0 and (work["terms"] > 0) == (kept != "none")
+    x = images(shape, 2)
+    assert torch.equal(net(x), torch.cat([of_slot(net, image[None], slot) for slot, image in enumerate(x)]))
 
 
 @pytest.mark.parametrize("zeros", [0.9, 1.0])
