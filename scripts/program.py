@@ -106,7 +106,7 @@ def best(run: Callable[[], object], budget: float = 0.3) -> float:
     return min(times)
 
 
-def median(run: Callable[[], object], repeats: int) -> float:
+def median(run: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """The median time of a call in seconds, after one that is not counted."""
     run()
-    return statistics.median(taken(run) for _ in range(repeats))
+    return statistics.median(taken(run, clock) for _ in range(repeats))

@@ -7,7 +7,7 @@ images, forward and backward passes run in bfloat16 with channels-last memory; b
 float32, so that no loss scaling is needed. Weights stay float32.
 
 Stochastic weight averaging (Izmailov et al., UAI 2018) improves a trained net: more epochs at a constant rate, and the
-mean of the weights after each epoch.
+mean of the weights after each epoch. pruning.py sets weights to zero while a net trains.
 
 On several ranks (hummingbird/ranks.py) torch's DistributedDataParallel trains: each rank computes a part of every
 batch. Differences from one process:
@@ -39,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from hummingbird import ranks
+from hummingbird.commands.pruning import Pruning
 from hummingbird.errors import InputError
 
 # Several ranks -------------------------------------------------------------------------------------------------------
@@ -124,7 +125,8 @@ class Recipe:
     batch: images per step. optimizer: "sgd" or "adamw". schedule: of the learning rate, one of SCHEDULES. rate: the
     largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or "auto": on for a GPU and for
     three-channel images. seed: of order and augmentation. average: whether the result is the mean of the weights after
-    every epoch. cutmix: the proportion of batches, 0 to 1, whose images are mixed.
+    every epoch. cutmix: the proportion of batches, 0 to 1, whose images are mixed. sparsity: the part of each layer's
+    weights that is zero at the end, from 0 to below 1.
     """
 
     epochs: int
@@ -138,6 +140,7 @@ class Recipe:
     seed: int = 0
     average: bool = False
     cutmix: float = 0.0
+    sparsity: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
@@ -152,6 +155,11 @@ class Recipe:
             raise InputError(f"smoothing by {self.label_smoothing}", where="--label-smoothing", hint="from 0 to 1")
         if not 0 <= self.cutmix <= 1:
             raise InputError(f"a share of {self.cutmix}", where="--cutmix", hint="from 0 to 1; 0.5 is usual")
+        if not 0 <= self.sparsity < 1:
+            raise InputError(f"a sparsity of {self.sparsity}", where="--sparsity", hint="from 0 to below 1")
+        if self.sparsity and self.average:
+            hint = "leave one of them out: a mean over epochs has few zeros"
+            raise InputError("pruning and a mean of weights", where="--sparsity, --average", hint=hint)
 
 
 class Training:
@@ -188,6 +196,8 @@ class Training:
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.mean = AveragedModel(model) if recipe.average else None
         self.mix = _cutmix(dataset.classes) if recipe.cutmix else None
+        total = recipe.epochs * self.steps
+        self.pruning = Pruning(model, recipe.sparsity, total) if recipe.sparsity else None
 
     def _optimizer(self) -> torch.optim.Optimizer:
         recipe, parameters = self.recipe, self.model.parameters()
@@ -219,7 +229,10 @@ class Training:
                     loss = self.criterion(self._parallel(x), labels)
                 self.optimizer.zero_grad()
                 loss.backward()
-            self.optimizer.step()
+            if self.pruning is None:
+                self.optimizer.step()
+            else:
+                self.pruning.step(self.optimizer, self.schedule.last_epoch + 1)
             self.schedule.step()
             total += loss.detach()
             after_step()

@@ -1,8 +1,9 @@
 """The data's side: it draws a mask for every shared value, and computes its shares before an image is known.
 
 Offline, for each slot, it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them;
-that determines its shares of all gates' inputs. As garbler it makes all tables; as evaluator it receives labels of its
-bits by OT. A slot holds the material for the online phase:
+that determines its shares of all gates' inputs. For a set of slots, some layers' messages serve several slots. As
+garbler it makes all tables; as evaluator it receives labels of its bits by OT. A slot holds the material for the online
+phase:
 
     garbler "data"     L ^ Q for every bit; online, p ^ e comes, packed, and L ^ Q ^ (p ^ e) R goes back
     garbler "model"    labels of its own bits, tables; online, labels of the model's bits come, y + offset - r goes back
@@ -12,7 +13,7 @@ and its share of the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,12 @@ from torch import Tensor
 
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
-from hummingbird.hybrid.encrypted import layers
+from hummingbird.hybrid.encrypted import MessageSizes, layers
 from hummingbird.hybrid.gc.relu import evaluate_model, garble
 from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
 from hummingbird.hybrid.numbering import GatePosition, Numbering, hash_key, slot_seed
-from hummingbird.hybrid.plan import Plan, reduced
+from hummingbird.hybrid.plan import SET, Plan, reduced
 from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
 from hummingbird.kernels.cot import choose
@@ -59,7 +60,7 @@ class DataSide:
         check_bound(store, "data", digest)
         self.plan, self.store = plan, store
         self._digest = digest
-        self._layers, self._numbering = layers(plan), Numbering(plan)
+        self._singly, self._in_set, self._numbering = layers(plan), layers(plan, SET), Numbering(plan)
         self._key = hash_key(store.header.session)
         self._first = store.first  # no slot before it is in use, because only this process has the store
 
@@ -68,6 +69,7 @@ class DataSide:
     def prepare(self, link: MessageStream, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
         """Have `count` slots dealt in one call; ready slots stay ready if a later one fails.
 
+        They are dealt in sets of `plan.SET`, if the plan has sets, and the rest singly.
         link: the connection to the model's side. progress: called with 1 after each slot. Raises the errors of
         `MessageStream.receive` and `Store.deal`.
         """
@@ -75,29 +77,61 @@ class DataSide:
         session = self.store.header.session
         link.send("opening", messages.OfflineOpening(plan=self._digest, session=session, first=self._first).pack())
         link.send("key", secret.public().to_bytes())
-        for _ in range(count):
-            slot = self.store.deal()
-            link.send("number", slot.to_bytes(messages.NUMBER_BYTES, "little"))
-            kept = self._deal(link, secret, slot)
+        for some in self.plan.dealt(count):
+            slots = [self.store.deal() for _ in range(some)]
+            if some > 1:
+                link.send("number", messages.MANY)
+            link.send("number", messages.numbers(slots))
+            self._deal(link, secret, slots, progress)
+        link.send("end", messages.END)
+
+    def _deal(
+        self, link: MessageStream, secret: bfv.Secret, slots: Sequence[int], progress: Callable[[int], object]
+    ) -> None:
+        """Have one slot dealt, or all slots of a set. progress: called with 1 after each slot."""
+        seeds = [slot_seed(self.store.seed, slot) for slot in slots]
+        masks = [{number: self._mask(seed, number) for number in self.plan.masked} for seed in seeds]
+        products = self._products(link, secret, [arithmetic.requests(self.plan, own) for own in masks])
+        for place, (slot, seed) in enumerate(zip(slots, seeds, strict=True)):
+            linear = lambda number, step, r, place=place: products[number][place : place + 1]  # noqa: E731
+            shares, last = arithmetic.offline(self.plan, masks[place], linear)
+            values = {gate.number: shares[gate.number].reshape(-1) for gate in self._numbering.places}
+            if self.plan.garbler == "data":
+                kept = [self._garble(link, slot, seed, values, masks[place]), last]
+            else:
+                kept = [*self._take_tables(link, slot, values), last]
             link.receive("done", len(messages.DONE))
             self.store.keep(slot, kept)
             progress(1)
-        link.send("end", messages.END)
 
-    def _deal(self, link: MessageStream, secret: bfv.Secret, slot: int) -> list[Tensor]:
-        seed = slot_seed(self.store.seed, slot)
-        masks = {number: self._mask(seed, number) for number in self.plan.masked}
-        for number, r in arithmetic.requests(self.plan, masks).items():
-            link.send(f"{self.plan.steps[number].name}: Enc(r)", self._layers[number].ask(secret, r[0]))
-        replies = {
-            number: layer.read(secret, link.receive(f"{layer.step.name}: reply", layer.down).numpy().tobytes())
-            for number, layer in self._layers.items()
-        }
-        shares, last = arithmetic.offline(self.plan, masks, lambda number, step, r: replies[number])
-        values = {place.number: shares[place.number].reshape(-1) for place in self._numbering.places}
-        if self.plan.garbler == "data":
-            return [self._garble(link, slot, seed, values, masks), last]
-        return [*self._take_tables(link, slot, values), last]
+    def _products(
+        self, link: MessageStream, secret: bfv.Secret, asked: Sequence[Mapping[int, Tensor]]
+    ) -> dict[int, Tensor]:
+        """Have the model's side multiply the masks of slots by the weights of all layers, encrypted.
+
+        asked: for each slot the masks r of the layers' inputs, by number of the layer's step. Returns d = W r - s,
+        int64 (slots, *shape), by number. All masks of a slot that is dealt singly are sent before the first reply is
+        read; of a set, those of two layers, as more would fill the memory.
+        """
+        found, ahead = self._singly if len(asked) == 1 else self._in_set, len(self._singly) if len(asked) == 1 else 2
+        numbers, products = list(asked[0]), dict[int, Tensor]()
+        for place in range(len(numbers) + ahead):
+            if place < len(numbers):
+                r = torch.cat([own[numbers[place]] for own in asked])
+                for part in r.split(found[numbers[place]].slots):
+                    name = self.plan.steps[numbers[place]].name
+                    link.send(f"{name}: Enc(r)", found[numbers[place]].ask(secret, part))
+            if place >= ahead:
+                number = numbers[place - ahead]
+                products[number] = self._replies(link, secret, found[number], len(asked))
+        return products
+
+    def _replies(self, link: MessageStream, secret: bfv.Secret, layer: MessageSizes, slots: int) -> Tensor:
+        parts = []
+        for first in range(0, slots, layer.slots):
+            reply = link.receive(f"{layer.step.name}: reply", layer.down).numpy().tobytes()
+            parts.append(layer.read(secret, reply, min(layer.slots, slots - first)))
+        return torch.cat(parts)
 
     def _garble(
         self, link: MessageStream, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]

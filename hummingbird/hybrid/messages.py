@@ -4,7 +4,8 @@
     Session(stream)   opening; set-up of OTs, both ways; DONE
     Offline(stream)   opening with the first slot that the data's side may still use, public key; for every slot its
                       number, Enc(r) of all layers, replies, an OT message from the evaluator, tables from the garbler,
-                      DONE; then END in the place of a number
+                      DONE; for a set MANY and all numbers, Enc(r) and replies of all slots, then the rest for each
+                      slot; END in the place of a number
     Online(stream)    opening with the slot's number, X - r; for every layer of gates a message each way; the logits
     Keys(request)     a proxy's user with encrypted images: plan, the proxy's public key, a switching key -> their name
     Input(request)    a proxy's user: plan, ticket, X - r or encrypted X -> the model's share of the logits
@@ -15,6 +16,7 @@ plan, so neither side needs to trust the other's. Integers mod 2^k are sent as `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +36,7 @@ INPUTS = ("shares", "switched")  # of a proxy's user: X - r, or X encrypted
 DONE = b"+"
 NUMBER_BYTES = 8
 END = bytes([255]) * NUMBER_BYTES  # in the place of a slot's number
+MANY = bytes([254]) * NUMBER_BYTES  # there, too: the numbers of a set follow
 SESSION_BYTES = TICKET_BYTES = 16
 DIGEST_BYTES = 32
 SLOT_HEAD = TICKET_BYTES + SEED_BYTES  # bytes before the share of the logits in a proxy's answer
@@ -137,6 +140,16 @@ def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
 def words_bytes(count: int, ring: int) -> int:
     """Return the size in bytes of `count` packed integers mod 2^ring."""
     return bytes_of(count * ring)
+
+
+def numbers(slots: Sequence[int]) -> bytes:
+    """Return the numbers of slots as bytes, `NUMBER_BYTES` for each."""
+    return b"".join(slot.to_bytes(NUMBER_BYTES, "little") for slot in slots)
+
+
+def slots_of(data: bytes) -> list[int]:
+    """Return the numbers of slots that `numbers` has written."""
+    return [int.from_bytes(data[at : at + NUMBER_BYTES], "little") for at in range(0, len(data), NUMBER_BYTES)]
 
 
 def pack(x: Tensor, ring: int) -> Tensor:

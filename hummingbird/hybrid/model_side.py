@@ -1,8 +1,8 @@
 """The model's side: it answers encrypted masks offline, and walks the plan on X - r online.
 
-Offline, for each slot, it subtracts its masks s from the encrypted products. As evaluator it makes OTs with random
-choices e, and stores the tables that it receives. As garbler it makes all tables, for bits that are known only online.
-A slot holds
+Offline, for each slot or set of slots, it subtracts its masks s from the encrypted products. As evaluator it makes OTs
+with random choices e, and stores the tables that it receives. As garbler it makes all tables, for bits that are known
+only online. A slot holds
 
     garbler "data"     the tables; e and the keys T follow from the slot's number
     garbler "model"    the offsets of its gates; labels of its own bits follow from the slot's number
@@ -12,19 +12,19 @@ Online, a layer of gates takes one round trip, and the result is y - r, the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
 from hummingbird.he import bfv
 from hummingbird.hybrid import arithmetic, messages
-from hummingbird.hybrid.encrypted import KEY_BYTES, Weights, layers, mask_seed
+from hummingbird.hybrid.encrypted import KEY_BYTES, Weights, mask_seed
 from hummingbird.hybrid.gc.relu import evaluate, garble_model
 from hummingbird.hybrid.message_stream import MessageStream
 from hummingbird.hybrid.messages import octets
 from hummingbird.hybrid.numbering import GatePosition, Numbering, hash_key, slot_seed
-from hummingbird.hybrid.plan import Gate, Model, reduced
+from hummingbird.hybrid.plan import SET, Gate, Model, reduced
 from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
 from hummingbird.hybrid.store import Store
 from hummingbird.kernels.cot import choose
@@ -41,9 +41,9 @@ class ModelSide:
 
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters
-        self.layers, self.numbering = layers(model.plan), Numbering(model.plan)
+        self.numbering = Numbering(model.plan)
         self.factors = arithmetic.factors(model.parameters)
-        self.weights = Weights(self.layers, model.parameters)
+        self.weights = Weights(model.plan, model.parameters)
 
     @property
     def slot_bytes(self) -> int:
@@ -52,29 +52,47 @@ class ModelSide:
         return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
 
     def prepare(
-        self, link: MessageStream, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
+        self,
+        link: MessageStream,
+        store: Store,
+        room: Callable[[int], AbstractContextManager[object]] = lambda slots: nullcontext(),
     ) -> None:
         """Deal slots with the data's side, as many as it asks for, until it says that there are no more.
 
         link: the connection to the data's side. store: the session's store.
-        room: a function that returns a context manager, in which one slot is dealt. It reserves disk space for the
-        slot, or raises.
+        room: a function that returns a context manager, in which so many slots are dealt. It reserves disk space for
+        them, or raises.
         Raises the errors of `MessageStream.receive`, `MessageStream.send` and `Store.deal`.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
-        while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
-            with room():
-                slot = store.deal(int.from_bytes(number, "little"))
-                kept = self._deal(link, store, public, slot)
-                store.keep(slot, kept)
-            link.send("done", messages.DONE)
+        while (number := self._number(link, 1)) != messages.END:
+            if (several := number == messages.MANY) and not self.plan.in_sets:
+                raise messages.malformed("a set of slots, which this plan does not have")
+            slots = messages.slots_of(self._number(link, SET) if several else number)
+            with room(len(slots)):
+                for slot in slots:
+                    store.deal(slot)
+                self._products(link, store, public, slots)
+                for slot in slots:
+                    store.keep(slot, self._deal(link, store, slot))
+                    link.send("done", messages.DONE)
 
-    def _deal(self, link: MessageStream, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
-        seed = slot_seed(store.seed, slot)
-        for number, layer in self.layers.items():
-            asked = link.receive(f"{layer.step.name}: Enc(r)", layer.up).numpy().tobytes()
-            reply = self.weights.answer(number, public, asked, mask_seed(seed, number))
-            link.send(f"{layer.step.name}: reply", reply)
+    @staticmethod
+    def _number(link: MessageStream, slots: int) -> bytes:
+        return link.receive("number", slots * messages.NUMBER_BYTES).numpy().tobytes()
+
+    def _products(self, link: MessageStream, store: Store, public: bfv.PublicKey, slots: Sequence[int]) -> None:
+        """Answer the encrypted masks of all layers, for one slot or for a set."""
+        found = self.weights.singly if len(slots) == 1 else self.weights.in_set
+        seeds = [slot_seed(store.seed, slot) for slot in slots]
+        for number, layer in found.items():
+            for first in range(0, len(slots), layer.slots):
+                asked = link.receive(f"{layer.step.name}: Enc(r)", layer.up).numpy().tobytes()
+                own = [mask_seed(seed, number) for seed in seeds[first : first + layer.slots]]
+                link.send(f"{layer.step.name}: reply", self.weights.answer(number, layer, public, asked, own))
+
+    def _deal(self, link: MessageStream, store: Store, slot: int) -> list[Tensor]:
+        """Make or receive the tables of a slot's gates; return what this side keeps of the slot."""
         if self.plan.garbler == "model":
             return self._garble(link, store, slot)
         message, _, _ = receiver_of(store).random(self.numbering.first_ot(slot), self.numbering.bits)
@@ -133,7 +151,7 @@ class Online:
         self._places = {
             place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)
         }
-        hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
+        hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.weights.singly.items()}
         self._linear = arithmetic.model_linear(side.parameters, side.factors, hidden)
         self._gate: Callable[[GatePosition, Tensor, Tensor], Tensor] = self._send_labels
         if side.plan.garbler == "data":

@@ -38,7 +38,8 @@ class HybridNet(Generic[Result]):
 
     def __init__(self, model: Model, digest: str) -> None:
         self.plan, self._parts = model.plan, model
-        self._slots = self._images = 0  # so far
+        self._calls = list[int]()  # slots that each call has dealt
+        self._images = 0  # so far
         self.offline: Counter[str] = Counter()
         self.online: Counter[str] = Counter()
         self._model = ModelSide(model)
@@ -71,14 +72,14 @@ class HybridNet(Generic[Result]):
             self._model.prepare(link, self._store)
 
         both(data, model)
-        self._slots += count
+        self._calls.append(count)
 
     def report(self) -> Report:
         """Return the plan with its prices as a text table; after images have run also the counted bytes."""
         told = report.before(self._parts)
         if not self._images:
             return told
-        return Report.of(told, report.after(self.plan, self.offline, self._slots, self.online, self._images))
+        return Report.of(told, report.after(self.plan, self.offline, self._calls, self.online, self._images))
 
     def __call__(self, images: Tensor) -> Result:
         """Compute logits, float32 (n, ...), of images (n, ...), in the structure of the net's results.

@@ -31,6 +31,7 @@ MOST_RING = 32  # bits of a share, at most: limit of garbled rows and of the enc
 WIDTHS = range(2, 25)  # allowed widths of a gate, bits
 GARBLERS = ("data", "model")
 MOST_SIZE = 1 << 24  # limit on every size and index in a step
+SET = 14  # slots that are dealt at once, if that is less work: so many images of 16 x 16 fill a polynomial, for 3 x 3
 LOCAL = frozenset({"sum", "cut", "sum_pool", "taps", "rows", "cat", "reshape", "permute", "pad"})
 
 
@@ -92,6 +93,7 @@ class Linear(Step):
     The input's shares are reduced mod 2^ring too. image: shape of the input (C, H, W). weight: shape (O, C // groups,
     h, w). stride, padding, dilation: (rows, columns). A linear layer is a 1x1 convolution on (features, 1, 1); a layer
     with one spatial dimension has H = 1.
+    together: how many slots of a set share the layer's ciphertexts; 1: none do. Slots that are dealt singly never do.
     """
 
     image: tuple[int, int, int] = field(_sizes(3, 1), default=(1, 1, 1))
@@ -100,6 +102,7 @@ class Linear(Step):
     padding: tuple[int, int] = field(_sizes(2), default=(0, 0))
     dilation: tuple[int, int] = field(_sizes(2, 1), default=(1, 1))
     groups: int = field(records.whole(1, MOST_SIZE), default=1)
+    together: int = field(records.whole(1, SET), default=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +162,16 @@ class Plan:
     def gates(self) -> dict[int, Gate]:
         """The steps with garbled gates, by number, in order."""
         return dict(self._all(Gate))
+
+    @property
+    def in_sets(self) -> bool:
+        """Whether slots are dealt in sets of `SET`, because some layer's ciphertexts serve several slots."""
+        return any(step.together > 1 for step in self.linears.values())
+
+    def dealt(self, slots: int) -> list[int]:
+        """Return how many slots are dealt at once, time after time, if one call deals `slots` slots: sets, then 1."""
+        sets = slots // SET if self.in_sets else 0
+        return [SET] * sets + [1] * (slots - sets * SET)
 
     @property
     def masked(self) -> dict[int, Step]:

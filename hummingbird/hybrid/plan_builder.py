@@ -19,6 +19,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph import Ref
 from hummingbird.hybrid.plan import MOST_RING, Gate, Linear, LinearWeights, Model, Plan, Step
 from hummingbird.hybrid.scales import UnitGroup, ValueScale, fraction, holds_weights, holds_window, joined, known, power
+from hummingbird.hybrid.together import with_sets
 from hummingbird.ring import SCALE
 
 INPUT_FRACTION = 8  # fraction bits of an image: 1/256 is finer than a pixel's step in images normalized to deviation 1
@@ -209,7 +210,7 @@ class PlanBuilder:
         self._check()
         numbers = {id(draft): number for number, draft in enumerate(self.steps)}
         steps = tuple(_step(draft, tuple(Ref(numbers[id(part)]) for part in draft.inputs)) for draft in self.steps)
-        return Model(Plan(steps, garbler, input_range), parameters)
+        return Model(with_sets(Plan(steps, garbler, input_range), parameters), parameters)
 
     def _check(self) -> None:
         wide = [draft for draft in self.steps if draft.ring > MOST_RING]

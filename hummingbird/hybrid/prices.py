@@ -6,6 +6,8 @@ which name a session and a slot, are not included; requests of a proxy's users a
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hummingbird.cost import COT_SET_UP, cot_message, garbled_online
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.encrypted import KEY_BYTES, layers
@@ -24,20 +26,28 @@ def session() -> dict[str, int]:
 def call() -> dict[str, int]:
     """Return the sizes in bytes of the messages that a call for dealing slots sends once, by message name.
 
-    They do not depend on the number of slots. The first message of the call is not included; the messages for each slot
-    are in `offline`.
+    They do not depend on the number of slots. The first message of the call is not included; the messages for slots are
+    in `offline`.
     """
     return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
-def offline(plan: Plan) -> dict[str, int]:
-    """Return the sizes in bytes of the messages that deal one slot, by message name."""
-    numbering, found = Numbering(plan), {"number": messages.NUMBER_BYTES, "done": len(messages.DONE)}
-    for layer in layers(plan).values():
-        found[f"{layer.step.name}: Enc(r)"] = layer.up
-        found[f"{layer.step.name}: reply"] = layer.down
-    found["OT"] = cot_message(numbering.bits, plan.garbler == "data")
-    return found | {f"{place.gate.name}: tables": place.table_bytes for place in numbering.places}
+def offline(plan: Plan, slots: int = 1) -> dict[str, int]:
+    """Return the sizes in bytes of the messages that deal slots, by message name.
+
+    slots: how many are dealt in one call, in sets or singly (`Plan.dealt`).
+    """
+    numbering, found = Numbering(plan), Counter[str]()
+    for some, times in Counter(plan.dealt(slots)).items():
+        each = {"number": (some + (some > 1)) * messages.NUMBER_BYTES, "done": some * len(messages.DONE)}
+        for layer in layers(plan, some).values():
+            asked = -(-some // layer.slots)
+            each[f"{layer.step.name}: Enc(r)"] = asked * layer.up
+            each[f"{layer.step.name}: reply"] = asked * layer.down
+        each["OT"] = some * cot_message(numbering.bits, plan.garbler == "data")
+        each |= {f"{place.gate.name}: tables": some * place.table_bytes for place in numbering.places}
+        found.update({name: times * size for name, size in each.items()})
+    return dict(found)
 
 
 def online(plan: Plan) -> dict[str, int]:

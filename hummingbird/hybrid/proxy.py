@@ -71,7 +71,7 @@ class Proxy:
         return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
-        """Stop preparing slots, and wait until a slot that is just being dealt is complete."""
+        """Stop preparing slots, and wait until a slot or set that is just being dealt is complete."""
         self._ended.set()
         self._wanted.set()
         self._thread.join()
@@ -131,8 +131,8 @@ class Proxy:
         while not self._ended.is_set():
             self._wanted.clear()
             try:
-                while self._connection.ready < self._slots and not self._ended.is_set():
-                    self._connection.prepare(1)
+                while (lacking := self._slots - self._connection.ready) > 0 and not self._ended.is_set():
+                    self._connection.prepare(self._connection.plan.dealt(lacking)[0])
                 self._problem = ""
             except HummingbirdError as error:
                 self._problem = f"preparing failed: {error.what}"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from hummingbird.bits import BitWindow
 from hummingbird.he.bfv import noise
 from hummingbird.hybrid import prices
-from hummingbird.hybrid.encrypted import layout
-from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step
+from hummingbird.hybrid.encrypted import distance, layout
+from hummingbird.hybrid.plan import SET, Gate, Linear, Model, Plan, Step
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.ring import SCALE
 from hummingbird.table import Report, text_table
@@ -29,10 +29,10 @@ def before(model: Model) -> Report:
     for number, step in _priced(plan).items():
         room = far = ""
         if isinstance(step, Linear):
-            places, ring = layout(step), step.ring
-            norm, values = places.norms(model.parameters[number].weight), sum(len(used) for used in places.used)
-            distance = noise.distance(norm, ring, values)
-            room, far, total = f"{noise.room_bits(norm, ring):.1f}", f"{-math.log2(distance):.1f}", total + distance
+            weight = model.parameters[number].weight
+            least = min(noise.room_bits(layout(step, n).norms(weight), step.ring) for n in {1, step.together})
+            far, total = f"{-math.log2(distance(step, weight)):.1f}", total + distance(step, weight)
+            room = f"{least:.1f}"
         rows.append((*_row(plan, step), room, far))
     hidden = f"{-math.log2(total):.1f}" if total else ""
     sums = _mega(sum(prices.offline(plan).values())), _mega(sum(prices.online(plan).values()))
@@ -41,16 +41,23 @@ def before(model: Model) -> Report:
     return Report.of(text_table(head, rows, left=3, total=True), "\n".join(_notes(plan)), _behind_a_proxy(plan))
 
 
-def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> Report:
+def after(
+    plan: Plan, offline: Mapping[str, int], calls: Sequence[int], online: Mapping[str, int], images: int
+) -> Report:
     """Return a text table of the counted bytes of a slot or an image beside the predicted ones, for each layer.
 
-    offline: counted bytes by message name, of all `slots` together. online: likewise of all `images` together.
+    offline: counted bytes by message name, of all calls that dealt slots. calls: how many slots each of them dealt.
+    online: counted bytes of all `images` together.
     """
-    rows = []
-    for title, predicted, counted, times in (
-        ("offline", prices.offline(plan), offline, slots),
+    rows, dealt, slots = [], Counter[str](), sum(calls)
+    for call in calls:
+        dealt.update(prices.offline(plan, call))
+    each = {name: count / slots for name, count in dealt.items()} if slots else prices.offline(plan)
+    phases: list[tuple[str, Mapping[str, float], Mapping[str, int], int]] = [
+        ("offline", each, offline, slots),
         ("online", prices.online(plan), online, images),
-    ):
+    ]
+    for title, predicted, counted, times in phases:
         told = {name: count / times for name, count in counted.items() if name in predicted} if times else {}
         for step in [*_priced(plan).values(), None]:
             names = [name for name in predicted if _belongs(name, step)]
@@ -126,8 +133,10 @@ def _notes(plan: Plan) -> list[str]:
     data, model = prices.stored(plan)
     key, once = sum(prices.call().values()), sum(prices.session().values())
     sides = "the data's side" if plan.garbler == "data" else "the model's side"
-    rounds = len(plan.gates)
+    rounds, shared = len(plan.gates), sum(step.together > 1 for step in plan.linears.values())
+    sets = f"slots dealt in sets of {SET}: {sum(prices.offline(plan, SET).values()) / SET / 1e6:,.3f} MB each offline"
     return [
+        *([f"{sets}, as {shared} layers' ciphertexts serve several"] if shared else []),
         f"{sides} garbles; online {rounds} round trips, and one for the image",
         f"a slot in store: {data / 1e6:,.2f} MB at the data's side, {model / 1e6:,.2f} MB at the model's",
         f"in addition, {key:,} bytes for each call that deals slots, and {once:,} once for a session",

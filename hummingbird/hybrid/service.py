@@ -127,7 +127,7 @@ class Service:
     def _offline(self, link: MessageStream, owner: str) -> None:
         with self._opened(link, owner, messages.OfflineOpening) as (store, opening):
             store.discard_before(opening.first)
-            self._side.prepare(link, store, lambda: self._sessions.room(owner, self._side.slot_bytes))
+            self._side.prepare(link, store, lambda slots: self._sessions.room(owner, slots * self._side.slot_bytes))
 
     def _online(self, link: MessageStream, owner: str) -> None:
         with self._opened(link, owner, messages.OnlineOpening) as (store, opening):

@@ -146,9 +146,9 @@ class Sessions:
 
     @contextmanager
     def room(self, owner: str, size: int) -> Iterator[None]:
-        """Reserve disk space for one slot of `size` bytes for the time of the `with` block, in which the slot is dealt.
+        """Reserve `size` bytes of disk space for the time of the `with` block, in which slots of this size are dealt.
 
-        owner: the owner of the slot's session. Raises StoreError if there is no space.
+        owner: the owner of the slots' session. Raises StoreError if there is no space.
         """
         with self._lock:
             self._check_room(owner, size)

@@ -35,13 +35,13 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def choose(layer: LayerShape, degree: int) -> Blocks:
+def choose(layer: LayerShape, degree: int, images: int = 1) -> Blocks:
     """Return the `Blocks` (sizes of tiles and of groups of channels) with which a layer sends the fewest bytes.
 
     Of blocks with equally many bytes, those with the fewest products of polynomials win, then those with the fewest
     replies.
-    degree: number of coefficients of a polynomial.
-    Raises InputError if the kernel spans more than `degree` values of a channel.
+    degree: number of coefficients of a polynomial. images: how many share a polynomial.
+    Raises InputError if the kernel spans more than `degree / images` values of a channel.
     """
     rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
     phases = len(rows.phases) * len(columns.phases)
@@ -49,7 +49,8 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
     best: Blocks | None = None
     least: tuple[int, ...] = ()
     counts = even(planes)
-    for height, width, room in tiles_of(layer, degree):
+    for height, width, plane in tiles_of(layer, degree // images):
+        room = plane * images
         tiles = -(-rows.outputs // height) * -(-columns.outputs // width)
         if best and 3 * tiles > least[0]:
             continue  # even one input and one reply for each tile send more than the best
@@ -62,7 +63,7 @@ def choose(layer: LayerShape, degree: int) -> Blocks:
             products = tiles * sum(map(len, connected(layer, phases, count, block)))
             price = (sent, products, tiles * replies)
             if not best or price < least:
-                best, least = Blocks(height, width, count, block), price
+                best, least = Blocks(height, width, count, block, images), price
     assert best  # tiles_of returns at least one tile, and one plane and one output fit it
     return best
 

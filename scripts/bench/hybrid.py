@@ -10,6 +10,7 @@
     layers         encrypted layers, by products and by taps, and a key switch
     images         the shipped nets over a socket, a server program and this one: accuracy, seconds, megabytes
     accuracy       the shipped nets in the clear and as cut, by the plaintext twin: --twin images of each
+    sparse         a net with 90 % zeros: by taps, the same by products, and the dense net, side by side
     characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
 
 Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
@@ -34,7 +35,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import devices
 from hummingbird.progress import progress_line
 from hummingbird.table import text_table
-from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows
+from scripts.bench import hybrid_layers, hybrid_nets, hybrid_rows, hybrid_sparse
 from scripts.bench.hybrid_rows import HEAD, Row, cells
 from scripts.bench.link import Link, obstacle, own_loopback
 from scripts.bench.party import rows_of
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "transfers": lambda args: hybrid_rows.transfers(args.transfers),
     "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
     "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args), args.relay / 1e3),
+    "sparse": lambda args: hybrid_sparse.sparse(args.data, args.repeats),
     "accuracy": lambda args: hybrid_nets.accuracy(args.data, args.twin),
     "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args), args.relay / 1e3),
 }

@@ -70,6 +70,7 @@ SHIPPED = (
     ),
     Case("resnet18", "cifar10", "resnet18-cifar10.pt", "resnet18-cifar10-cut-9.bits.json", {}, {}),
 )
+SPARSE = Case("impala-cifar10", "cifar10", "impala-cifar10-sparse.pt", "impala-cifar10-sparse.bits.json", {}, {})
 # Name -> words for `models.get_model`, and by who garbles gigabytes of the paper: what its artifact's files for
 # CIFAR send, and 3,590 (garbler) or 18,248 (evaluator) bytes for each ReLU at the client.
 CHARACTERISED: dict[str, tuple[list[str], dict[str, dict[str, float]]]] = {
@@ -122,6 +123,12 @@ class Served:
     @contextmanager
     def net(self) -> Iterator[tuple[RemoteNet, Path]]:
         """The net behind a server of its own, with one thread, and the folder of the data's side."""
+        with self.running() as (net, folder, _):
+            yield net, folder
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[RemoteNet, Path, int]]:
+        """The net as in `net`, and the id of the server's process."""
         with tempfile.TemporaryDirectory(prefix="hb") as name:
             folder = Path(name)
             self.bits.save(folder / "bits.json")
@@ -130,17 +137,17 @@ class Served:
             words = ["gc-server", "--model", *self.model, "--input", "x".join(map(str, self.shape))]
             words += ["--bits", str(folder / "bits.json"), "--garbler", self.garbler]
             words += ["--store", str(folder / "server"), "--listen", address]
-            with serving(words, ready="gc-server listening on "):
+            with serving(words, ready="gc-server listening on ") as (process,):
                 with relayed(address, self.delay, self.port) if self.delay else nullcontext(address) as near:
                     with RemoteNet(near, folder / "client") as net:
-                        yield net, folder / "client"
+                        yield net, folder / "client", process.pid
 
 
 def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[str, float]:
     """Medians for one image, after one that is not counted: seconds, bytes, and what its slot takes in the store."""
     net.prepare(1)
     net(images[:1])
-    before, offline, online, stored = (_sent(net.offline), _sent(net.online)), [], [], 0
+    before, offline, online, stored = (sent(net.offline), sent(net.online)), [], [], 0
     for number in range(repeats):
         image = images[number % len(images)][None]
         offline.append(taken(lambda: net.prepare(1)))
@@ -149,13 +156,13 @@ def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[
     return {
         "offline_seconds": statistics.median(offline),
         "online_seconds": statistics.median(online),
-        "offline_megabytes": (_sent(net.offline) - before[0]) / repeats / 1e6,
-        "online_megabytes": (_sent(net.online) - before[1]) / repeats / 1e6,
+        "offline_megabytes": (sent(net.offline) - before[0]) / repeats / 1e6,
+        "online_megabytes": (sent(net.online) - before[1]) / repeats / 1e6,
         "stored_megabytes": stored / 1e6,
     }
 
 
-def _sent(count: Counter[str]) -> int:
+def sent(count: Counter[str]) -> int:
     """Bytes of all messages but the openings, which name the session and the release."""
     return count.total() - count["opening"]
 
@@ -204,7 +211,7 @@ def shipped(data: str | None, count: int, repeats: int, port: int = 0, delay: fl
 
 def accuracy(data: str | None, count: int) -> Iterator[Row]:
     """Percent right of the first `count` test images: the nets themselves, and as cut, by the plaintext twin."""
-    for case in SHIPPED:
+    for case in (*SHIPPED, SPARSE):
         images, labels = (x[:count] for x in load(case.dataset, "test", data))
         net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)

@@ -44,6 +44,10 @@ _EPILOG = """examples:
     constant \\
         --rate 0.03 --epochs 20 --average --half --out averaged.pt
 
+  a trained net made sparse: nine of ten weights of each layer become zero:
+    python -m scripts.train.images --model impala-cifar10 --dataset cifar10 --start impala-cifar10.pt --rate 0.05 \\
+        --epochs 12 --sparsity 0.9 --half --out sparse.pt
+
 The weights go to --out as a state dict; models.load_checkpoint reads them back. A training that was interrupted goes on
 with the same command and --resume. The data folder is described in scripts/train/data.py; HUMMINGBIRD_DATA gives it
 once for all programs.
@@ -153,6 +157,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     made.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
     made.add_argument("--cutmix", type=float, default=0.0, help="share of batches mixed by CutMix (default: 0)")
+    text = "part of each layer's weights to prune while it trains, such as 0.9 (default: 0)"
+    made.add_argument("--sparsity", type=float, default=0.0, help=text)
     made.add_argument(
         "--amp",
         choices=("auto", "on", "off"),
@@ -180,6 +186,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         options.seed,
         options.average,
         options.cutmix,
+        options.sparsity,
     )
 
 

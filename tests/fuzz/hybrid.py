@@ -236,7 +236,7 @@ def of_slot(net: HybridNet, image: Tensor, slot: int) -> Tensor:
     data, model, theirs = net._data, net._parts, slot_seed(net._store.seed, slot)
     seed = slot_seed(data.store.seed, slot)
     masks = {number: data._mask(seed, number) for number in model.plan.masked}
-    hidden = {number: layer.hidden(mask_seed(theirs, number)) for number, layer in net._model.layers.items()}
+    hidden = {number: layer.hidden(mask_seed(theirs, number)) for number, layer in net._model.weights.singly.items()}
     return model.plan.decode(ideal.run(model, model.plan.encode(image), masks, hidden))
 
 

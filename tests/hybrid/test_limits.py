@@ -45,7 +45,7 @@ def slots_for(net: RemoteNet, offered: Service, slots: int) -> Iterator[bytes]:
     numbering, side = offered._side.numbering, offered._side
     yield messages.OfflineOpening(plan=net.digest, session=net.side.store.header.session, first=0).pack()
     key = bfv.Secret.new().public().to_bytes()
-    asked = [bytes(layer.up) for layer in side.layers.values()]
+    asked = [bytes(layer.up) for layer in side.weights.singly.values()]
     if net.plan.garbler == "model":
         rest = [bytes(cot.message_bytes(numbering.bits, False))]
     else:

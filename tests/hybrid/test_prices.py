@@ -44,7 +44,7 @@ def test_every_message_has_its_predicted_size(name: str, garbler: str) -> None:
     assert without_openings(net.online) == {name: 2 * count for name, count in prices.online(net.plan).items()}
     after = net.report()
     assert after.startswith(before) and "bytes measured" in after
-    counted = report.after(net.plan, net.offline, 2, net.online, 2).splitlines()
+    counted = report.after(net.plan, net.offline, [2], net.online, 2).splitlines()
     layers = [line.split() for line in counted[2:] if not line.startswith("other  ")]
     assert layers and all(line[-1] == line[-2] for line in layers)
 
@@ -108,7 +108,7 @@ def test_weights_that_the_replies_to_an_image_would_not_hide_are_refused(monkeyp
     ]
     assert len(each) == 2
     monkeypatch.setattr(noise, "MOST_DISTANCE", sum(each))
-    Weights(found, made.parameters)
+    Weights(made.plan, made.parameters)
     monkeypatch.setattr(noise, "MOST_DISTANCE", max(each))
     with pytest.raises(ConfigError, match="hide the weights"):
-        Weights(found, made.parameters)
+        Weights(made.plan, made.parameters)

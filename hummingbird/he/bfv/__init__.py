@@ -16,8 +16,8 @@ noise       bounds: results are exact, and answers reveal nothing about the weig
 
 The modules below map a layer to polynomials, as hummingbird/polynomials does; the mapping is public:
 
-layout      several channels of one image in a polynomial: a layer is a product of polynomials
-taps        one channel of several images in a polynomial: for weights that are mostly zero
+layout      several channels, of one or several images, in a polynomial: a layer is a product of polynomials
+taps        the same products for weights that are mostly zero, from the nonzero weights alone
 """
 
 from hummingbird.he.bfv.keys import Secret, SwitchingKey, switch_key
@@ -25,7 +25,7 @@ from hummingbird.he.bfv.layout import Layout
 from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
 from hummingbird.he.bfv.reply import draw_masks, evaluate
 from hummingbird.he.bfv.scheme import DEGREE, products, transform
-from hummingbird.he.bfv.taps import Taps
+from hummingbird.he.bfv.taps import LayerWork, Terms
 
 __all__ = [
     "DEGREE",
@@ -35,7 +35,8 @@ __all__ = [
     "Reply",
     "Secret",
     "SwitchingKey",
-    "Taps",
+    "Terms",
+    "LayerWork",
     "draw_masks",
     "evaluate",
     "products",

@@ -1,33 +1,35 @@
-"""A convolution tap by tap: for weights that are mostly zero, and several inferences at once.
+"""A layer tap by tap, for weights that are mostly zero: each nonzero weight takes one multiplication of a ciphertext.
 
-A polynomial holds one plane (one channel and phase) of as many images as fit, N / (R S). An output is a sum over the
-nonzero weights, each times its input channel shifted by a monomial (kernels/ciphertexts/arithmetic.py). So the work is
-proportional to the number of nonzero weights, while the products of layout.py cost the same for any weights (Choi et
-al., Impala, 2022: sparse convolution). Each image takes a plane with its gaps, as each channel does in layout.py.
+A product of layout.py multiplies a ciphertext by a polynomial w whose coefficients are weights. Here w is the sum of
+its monomials c X^e, one for each nonzero weight: X^e moves the coefficients of the ciphertext, c multiplies them
+(kernels/ciphertexts/arithmetic.py). The sum is the same element of the ring, so the client gets the same ciphertexts,
+and only the time shows which way they were computed. The work is proportional to the number of nonzero weights (Choi et
+al., Impala, 2022: sparse convolution). Products cost the same for any weights.
 
-The time of an answer reveals how many weights are zero.
+`LayerWork` counts both ways in multiplications of a residue mod a prime, in units of 8 N, those of one product:
+
+    product of a ciphertext and a polynomial, or a term c X^e     2 parts x 4 primes x N              1
+    transform (NTT) of a ciphertext                               8 polynomials x N / 2 x log2 N      6 for N = 4096
+    reply: u, e_1, e_2, both parts back; u times the key          20 polynomials x N / 2 x log2 N     15, and 1
+
+Products need no transform, since ciphertexts come transformed. Taps transform each input back, and each sum forth.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hummingbird import cost
+from hummingbird.he.bfv.layout import Layout
 from hummingbird.he.bfv.scheme import DEGREE, RING
 from hummingbird.kernels import ciphertexts
-from hummingbird.polynomials import blocks
-from hummingbird.polynomials.layer import LayerShape, check, check_degree
-from hummingbird.polynomials.planes import Planes
+from hummingbird.polynomials.layer import check
 
-_WHERE = "he.bfv.Taps"
+_TRANSFORM = (DEGREE.bit_length() - 1) / 2
+_REPLY = 20 / 8 * _TRANSFORM + 1
+MOST_NORM = 1 << 27  # of the weights of a reply: sums of residues in the kernel stay below 2^52
 
 
 class Terms(NamedTuple):
@@ -44,140 +46,60 @@ class Terms(NamedTuple):
     factors: Tensor
 
 
-@dataclass(frozen=True)
-class Taps:
-    """The public mapping of a layer's values to polynomials, for weights that are mostly zero. `Taps.of` makes it.
+def terms(layout: Layout, weights: Tensor) -> Terms:
+    """Return the nonzero weights as `Terms`, which `multiply` takes; they are the same for every tile.
 
-    An input polynomial has one plane of each of several images; a plane has one channel's values for a tile
-    (polynomials/planes.py). A reply polynomial has one output channel of each of these images. The polynomials of the
-    inputs are ordered by tile, and so are those of the replies.
+    layout: of the layer. weights: int64 of its `weight_shape`. Raises InputError for another shape.
+
+        layout = Layout.of((64, 8, 8), (64, 64, 3, 3), padding=1, images=14)
+        terms(layout, torch.zeros(64, 64, 3, 3, dtype=torch.int64)).factors  # no terms
+    """
+    layer, planes, count, block = layout.layer, layout.planes, layout.blocks.planes, layout.blocks.outputs
+    check(weights, layer.weight_shape, "he.bfv.terms(weights)")
+    kept, output = planes.kept(weights), torch.arange(layer.output_shape[0])
+    plane = layer.channels(output)[..., None, None] * planes.phases + planes.phase
+    place = (output % block).view(-1, 1, 1, 1) * count + count - 1 - plane % count
+    shifts = (place * layout.room + planes.exponents) % (2 * layout.degree)
+    places = kept.nonzero(as_tuple=True)
+    replies = torch.arange(layout.replies // layout.tiles + 1)
+    first = torch.searchsorted(places[0] // block, replies)
+    return Terms(first, (plane // count).expand(kept.shape)[places], shifts[places], kept[places])
+
+
+def multiply(layout: Layout, x: Tensor, terms: Terms) -> Tensor:
+    """Multiply encrypted inputs by a layer's weights, and return the sum for each reply: int32 (replies, 2, 4, N).
+
+    The result is that of `Layout.multiply` with the same weights.
+    x: ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`: two polynomials each, of N coefficients
+    modulo four primes. terms: the nonzero weights, from `terms`.
+    Both x and the result are transformed (NTT). `evaluate` turns the result into a reply. N is `DEGREE`, 4096.
+    """
+    tiles = RING.intt(x).chunk(layout.tiles)
+    return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
+
+
+class LayerWork(NamedTuple):
+    """The work of the server for one message of a layer, in units of 8 N multiplications (see above).
+
+    products, terms: how many. transforms: of ciphertexts. replies: ciphertexts of the answer.
     """
 
-    layer: LayerShape
-    degree: int
-    planes: Planes
+    products: int
+    terms: int
+    transforms: int
+    replies: int
+
+    @property
+    def total(self) -> float:
+        """The sum, in units of 8 N multiplications of a residue."""
+        return self.products + self.terms + _TRANSFORM * self.transforms + _REPLY * self.replies
 
     @staticmethod
-    def of(
-        input_shape: Sequence[int],
-        weight_shape: Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        degree: int = DEGREE,
-    ) -> Taps:
-        """Make the mapping with which a layer fills the fewest polynomials for each image.
+    def by_products(layout: Layout) -> LayerWork:
+        """Count the work by products, which does not depend on the weights."""
+        return LayerWork(layout.products, 0, 0, layout.replies)
 
-        input_shape: (C, H, W), (C, L) or (features,); weight_shape: as in torch. stride, padding, dilation: one number,
-        or one for each dimension. degree: coefficients of a polynomial, N. Raises the errors of `Layout.of`.
-
-            taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
-        """
-        check_degree(degree, f"{_WHERE}.of")
-        layer = LayerShape.of(input_shape, weight_shape, stride, padding, dilation, groups)
-
-        def sent(tile: tuple[int, int, int]) -> float:
-            height, width, size = tile
-            return -(-layer.rows.outputs // height) * -(-layer.columns.outputs // width) / (degree // size)
-
-        height, width, _ = min(blocks.tiles_of(layer, degree), key=sent)
-        return Taps(layer, degree, Planes(layer.rows, layer.columns, height, width))
-
-    @property
-    def images(self) -> int:
-        """Number of images whose values share a polynomial."""
-        return self.degree // self.planes.size
-
-    @property
-    def tiles(self) -> int:
-        """Number of tiles that the output is cut into."""
-        return len(self.planes.tiles)
-
-    @property
-    def inputs(self) -> int:
-        """Number of polynomials that the inputs of all tiles fill: the ciphertexts that the client sends."""
-        return self.tiles * self.layer.input_shape[0] * self.planes.phases
-
-    @property
-    def replies(self) -> int:
-        """Number of polynomials that the outputs of all tiles fill: the ciphertexts that the server sends back."""
-        return self.tiles * self.layer.output_shape[0]
-
-    @property
-    def up_bytes(self) -> int:
-        """Size in bytes of the client's message with the encrypted inputs of all images, for polynomials of `DEGREE`
-        coefficients.
-        """
-        return cost.bfv_fresh(self.inputs)
-
-    @property
-    def down_bytes(self) -> int:
-        """Size in bytes of the server's message, which holds the replies for all images."""
-        return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
-
-    def pack_input(self, x: Tensor) -> Tensor:
-        """Return the inputs of several images as polynomials for `Secret.encrypt`, int64 (inputs, N).
-
-        x: the inputs, int64 (images, *input_shape). Raises InputError for another shape.
-        """
-        layer = self.layer
-        check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
-        split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
-        full = split.unflatten(1, (self.images, -1)).transpose(1, 2).reshape(self.inputs, -1)
-        return F.pad(full, (0, self.degree - full.shape[1]))
-
-    def terms(self, weights: Tensor) -> Terms:
-        """Return the nonzero weights as `Terms`, which `multiply` takes; they are the same for every tile.
-
-        weights: int64 of `weight_shape`.
-        """
-        layer, planes = self.layer, self.planes
-        check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
-        kept = planes.kept(weights)
-        channels = layer.channels(torch.arange(layer.output_shape[0]))
-        plane = (channels[..., None, None] * planes.phases + planes.phase).expand(kept.shape)
-        output, *_ = places = kept.nonzero(as_tuple=True)
-        first = torch.searchsorted(output, torch.arange(layer.output_shape[0] + 1))
-        shifts = (planes.exponents % (2 * self.degree)).expand(kept.shape)
-        return Terms(first, plane[places], shifts[places], kept[places])
-
-    def multiply(self, x: Tensor, terms: Terms) -> Tensor:
-        """Multiply encrypted inputs by a layer's weights, and return the sum for each reply: int32 (replies, 2, 4, N).
-
-        x: ciphertexts of the inputs, int32 (inputs, 2, 4, N), from `Fresh.parts`: two polynomials each, of N
-        coefficients modulo four primes.
-        terms: the nonzero weights, from `Taps.terms`.
-        Both x and the result are transformed (NTT). `evaluate` turns the result into a reply. N is `DEGREE`, 4096.
-        """
-        tiles = RING.intt(x).chunk(self.tiles)
-        return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
-
-    def unpack(self, polys: Tensor) -> Tensor:
-        """Return the outputs, int64 (images, *output_shape), from the decrypted polynomials, int64 (replies, N)."""
-        check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
-        tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
-        out = self.planes.join([part[:, places] for part, places in tiles])
-        return out.transpose(0, 1).reshape(self.images, *self.layer.output_shape)
-
-    @cached_property
-    def used(self) -> tuple[Tensor, ...]:
-        """The positions of the coefficients that hold outputs: for each reply a tensor int64 (values,), ascending."""
-        return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
-
-    def norms(self, weights: Tensor) -> int:
-        """Return the factor by which this layer's weights can enlarge the noise of a ciphertext, an int.
-
-        It is the largest sum of |weights| over one output channel. weights: the layer's, int64 of `weight_shape`.
-        """
-        check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
-        return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
-
-    @cached_property
-    def _places(self) -> list[Tensor]:
-        """The positions of outputs among the coefficients of a reply, as a list with one tensor for each tile.
-
-        Each tensor is int64 (images, height, width), as a reply has one output channel.
-        """
-        first = torch.arange(self.images)[:, None, None] * self.planes.size
-        return [first + self.planes.places(tile) for tile in self.planes.tiles]
+    @staticmethod
+    def by_taps(layout: Layout, nonzero: int) -> LayerWork:
+        """Count the work by taps. nonzero: how many weights are not zero, of those that are in use."""
+        return LayerWork(0, layout.tiles * nonzero, layout.inputs + layout.replies, layout.replies)

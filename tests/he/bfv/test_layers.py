@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +12,16 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.he import bfv
+from hummingbird.he.bfv import taps
 
 SECRET = bfv.Secret.new()
 PUBLIC = SECRET.public()
 
 
-def exchange(layout: bfv.Layout | bfv.Taps, r: Tensor, weights: Any, k: int) -> tuple[Tensor, Tensor]:
+def exchange(layout: bfv.Layout, r: Tensor, multiply: Callable[[Tensor], Tensor], k: int) -> tuple[Tensor, Tensor]:
     """Both sides' shares, d and s, over the bytes that they send."""
     up = SECRET.encrypt(layout.pack_input(r), k).to_bytes()
-    sums = layout.multiply(bfv.Fresh.from_bytes(up, layout.inputs).parts(), weights)
+    sums = multiply(bfv.Fresh.from_bytes(up, layout.inputs).parts())
     masks = bfv.draw_masks(prg.fresh(), layout.replies, k)
     down = bfv.evaluate(PUBLIC, sums, masks, k, layout.used).to_bytes()
     assert (len(up), len(down)) == (layout.up_bytes, layout.down_bytes)
@@ -49,22 +51,24 @@ def test_a_layer_is_shared(shapes: Any, options: Any, k: int) -> None:
     torch.manual_seed(0)
     layout = bfv.Layout.of(*shapes, *options)
     r, weights = torch.randint(1 << k, shapes[0]), torch.randint(-127, 128, shapes[1])
-    d, s = exchange(layout, r, bfv.transform(layout.pack_weights(weights)), k)
+    transformed = bfv.transform(layout.pack_weights(weights))
+    d, s = exchange(layout, r, lambda x: layout.multiply(x, transformed), k)
     assert ((d + s) % (1 << k)).equal(layer(r[None], weights, options, k)[0])
 
 
 @pytest.mark.parametrize(
-    ("shapes", "options", "k"),
+    ("shapes", "options", "images", "k"),
     [
-        (((3, 14, 14), (4, 3, 3, 3)), (1, 1, 1, 1), 20),
-        (((4, 80, 80), (4, 1, 3, 3)), (2, 1, 1, 4), 32),
-        (((40,), (3, 40)), (), 16),
+        (((3, 14, 14), (4, 3, 3, 3)), (1, 1, 1, 1), 14, 20),
+        (((4, 80, 80), (4, 1, 3, 3)), (2, 1, 1, 4), 2, 32),
+        (((40,), (3, 40)), (), 14, 16),
     ],
 )
-def test_a_sparse_layer_is_shared_by_taps(shapes: Any, options: Any, k: int) -> None:
+def test_a_sparse_layer_of_several_images_is_shared_by_taps(shapes: Any, options: Any, images: int, k: int) -> None:
     torch.manual_seed(0)
-    layout = bfv.Taps.of(*shapes, *options)
-    r, weights = torch.randint(1 << k, (layout.images, *shapes[0])), torch.randint(-127, 128, shapes[1])
+    layout = bfv.Layout.of(*shapes, *options, images=images)
+    r, weights = torch.randint(1 << k, (images, *shapes[0])), torch.randint(-127, 128, shapes[1])
     weights *= torch.rand(shapes[1]) < 0.3
-    d, s = exchange(layout, r, layout.terms(weights), k)
+    terms = taps.terms(layout, weights)
+    d, s = exchange(layout, r, lambda x: taps.multiply(layout, x, terms), k)
     assert ((d + s) % (1 << k)).equal(layer(r, weights, options, k))

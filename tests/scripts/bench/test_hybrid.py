@@ -98,7 +98,10 @@ def test_a_server_that_does_not_start_is_named(capfd: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.slow if "resnet" in case.model else []) for case in hybrid_nets.SHIPPED],
+    [
+        pytest.param(case, marks=pytest.mark.slow if "resnet" in case.model else [])
+        for case in (*hybrid_nets.SHIPPED, hybrid_nets.SPARSE)
+    ],
     ids=lambda case: case.weights,
 )
 def test_the_windows_that_are_shipped_make_a_plan(case: hybrid_nets.Case) -> None:
