@@ -82,6 +82,9 @@ def measure(name: str) -> None:
         if record.others <= MOST_OTHERS:
             break
         print(f"{name}: other programs used {record.others:.2f} cores (try {attempt} of {_TRIES})", file=sys.stderr)
+    before = evidence.load(run) if run.path.exists() else None
+    if record.others > MOST_OTHERS and before is not None and before.problem(run) is None:
+        raise HummingbirdError("the machine is busy; the record stays as it was", where=name, hint="try again later")
     evidence.save(run, record)
     write_pages()  # an interrupted call leaves pages that belong to the records
 
@@ -119,7 +122,7 @@ def _list(records: Mapping[str, Record]) -> None:
 
 def _check(records: Mapping[str, Record]) -> None:
     found = faults(PAPERS, RUNS, records)
-    for path, text in pages(records).items():
+    for path, text in pages(records).items() if not found else ():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             found.append(f"{path.relative_to(ROOT)}: differs from what the records say; run python -m scripts.papers")
     for fault in found:

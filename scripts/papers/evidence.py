@@ -1,8 +1,8 @@
 """Evidence: commands whose figures the pages show, and the record that each measurement leaves in docs/evidence.
 
 A record has the command, the commit, the date, the machine, the versions, the load and all rows of figures. It says
-which code it measured by a digest of that code without its comments, docstrings and spaces: prose may change after a
-measurement, code may not.
+which code it measured by a digest of that code without its comments, docstrings and empty lines: prose may change after
+a measurement, code may not.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from scripts.program import ROOT, single_threaded
 FOLDER = ROOT / "docs/evidence"
 MOST_OTHERS = 0.15  # cores that other programs may use while a run is measured
 _COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
+_HEADERS = "hummingbird/kernels/cpu/csrc/*.h"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
@@ -45,7 +46,8 @@ class Run:
     """A command that measures, and the code that it measures.
 
     name: names the record. command: starts with `python -m`, and takes --json. code: glob patterns of the measured
-    files, from the repository's root. minutes: roughly, on two cores. repeats: how often it is run; figures are the
+    files, from the repository's root; the command's own file belongs to them, and with files in C++ all headers of the
+    kernels. minutes: roughly, on two cores. repeats: how often it is run; figures are the
     medians.
     """
 
@@ -72,8 +74,9 @@ class Run:
 
     def files(self) -> list[Path]:
         """Return the measured files, sorted. Raises InputError for a pattern that matches none."""
-        found: set[Path] = set()
-        for pattern in self.code:
+        module, found = self.command.split()[2].replace(".", "/"), set[Path]()
+        headers = [_HEADERS] if any(pattern.endswith(".cpp") for pattern in self.code) else []
+        for pattern in (f"{module}.py", *headers, *self.code):
             matching = {path for path in ROOT.glob(pattern) if path.suffix in (".py", ".cpp", ".h")}
             if not matching:
                 raise InputError(f"no file matches {pattern}", where=self.name, hint="mend the run's list of code")
@@ -82,10 +85,10 @@ class Run:
 
 
 def essence(path: Path) -> str:
-    """Return a source file's text without comments, docstrings and spaces. path: of a .py, .cpp or .h file."""
+    """Return a source file's text without comments, docstrings and empty lines. path: of a .py, .cpp or .h file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        return "".join(_COMMENTS.sub(lambda match: match[1] or "", text).split())
+        return _lines(_COMMENTS.sub(lambda match: match[1] or "", text))
     lines = [line.encode() for line in text.splitlines()]  # positions of ast are bytes, those of tokenize characters
     cut: list[tuple[int, int, int, int]] = []
     for node in ast.walk(ast.parse(text)):
@@ -102,7 +105,12 @@ def essence(path: Path) -> str:
     for first_line, start, last_line, end in sorted(cut, reverse=True):
         kept = lines[first_line - 1][:start] + lines[last_line - 1][end:]
         lines[first_line - 1 : last_line] = [kept, *[b""] * (last_line - first_line)]
-    return "".join(b"\n".join(lines).decode().split())
+    return _lines(b"\n".join(lines).decode())
+
+
+def _lines(text: str) -> str:
+    stripped = (line.rstrip() for line in text.splitlines())  # what a line begins with has a meaning in Python
+    return "\n".join(line for line in stripped if line)
 
 
 @dataclass(frozen=True)
@@ -231,13 +239,13 @@ def _git(*words: str) -> str:
 
 
 def _busy() -> float:
-    """Return the seconds that all cores have worked since the machine's start."""
+    """Return the seconds that all cores have worked, or were taken by the host's other guests, since the start."""
     try:
         line = Path("/proc/stat").read_text().partition("\n")[0]
     except OSError:
         raise EnvironmentProblem("no /proc/stat", where="load", hint="records are made on Linux") from None
-    user, nice, system, _, _, interrupts, soft, *_ = map(int, line.split()[1:])
-    return (user + nice + system + interrupts + soft) / _TICK
+    user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, line.split()[1:])
+    return (user + nice + system + interrupts + soft + stolen) / _TICK
 
 
 def _children() -> float:

@@ -6,17 +6,27 @@ from scripts.papers.evidence import Run
 
 _CSRC = "hummingbird/kernels/cpu/csrc"
 _HE = (
-    *("hummingbird/he/scheme/*.py", "hummingbird/he/runtime/*.py", "hummingbird/kernels/cpu/ciphertexts.py"),
-    *(f"{_CSRC}/ciphertexts.cpp", f"{_CSRC}/ntt.*", f"{_CSRC}/products.cpp"),
+    *("hummingbird/he/scheme/*.py", "hummingbird/he/runtime/*.py", "hummingbird/he/compile/*.py"),
+    *("hummingbird/kernels/cpu/ciphertexts.py", "scripts/bench/he*.py"),
+    *(f"{_CSRC}/ciphertexts.cpp", f"{_CSRC}/ntt.cpp", f"{_CSRC}/products.cpp"),
 )
-_LOOKUPS = (f"{_CSRC}/dpf.*", f"{_CSRC}/slices.h", "hummingbird/kernels/cpu/lookups.py", "hummingbird/pir/dpf.py")
+_LOOKUPS = (f"{_CSRC}/dpf.cpp", "hummingbird/kernels/cpu/lookups.py", "hummingbird/pir/dpf.py")
 _PLANS = (*_LOOKUPS, "hummingbird/pir/batching/*.py", "search/pir_*.py")
-_GARBLING = (f"{_CSRC}/garble.*", "hummingbird/hybrid/gc/*.py")
+_GARBLING = (f"{_CSRC}/garble.cpp", "hummingbird/hybrid/gc/*.py", "scripts/bench/three_adders.cpp")
 _HYBRID = (
     *_GARBLING,
-    *("hummingbird/he/bfv/*.py", f"{_CSRC}/bfv.cpp", f"{_CSRC}/ntt.*", f"{_CSRC}/cot.cpp", "hummingbird/ot/*.py"),
+    *("hummingbird/he/bfv/*.py", "hummingbird/ot/*.py", "hummingbird/hybrid/*.py", "hummingbird/polynomials/*.py"),
+    *(f"{_CSRC}/bfv.cpp", f"{_CSRC}/ntt.cpp", f"{_CSRC}/cot.cpp", f"{_CSRC}/monomials.cpp", "scripts/bench/hybrid*.py"),
 )
-_SHARES = ("hummingbird/mpc/protocols/masked.py", "hummingbird/mpc/protocols/gmw.py", f"{_CSRC}/masked.cpp")
+_SHARES = (
+    *("hummingbird/mpc/protocols/*.py", "hummingbird/mpc/layers/*.py", f"{_CSRC}/masked.cpp", f"{_CSRC}/products.cpp"),
+    *(f"{_CSRC}/dealing.cpp", f"{_CSRC}/kernels.cpp"),
+)
+_CONTEST = (
+    *_SHARES,
+    "hummingbird/crypten/*.py",
+    *(f"scripts/bench/{name}.py" for name in ("published", "contest", "crypten_baseline")),
+)
 _PLAN = "python -m search.pir_plan --budget-bytes 300kB 150kB 75kB"
 
 RUNS = {
@@ -64,21 +74,27 @@ RUNS = {
         Run("hybrid-sparse", "python -m scripts.bench.hybrid --only sparse --repeats 3", _HYBRID, 3, 1),
         Run("hybrid-accuracy", "python -m scripts.bench.hybrid --only accuracy --twin 10000", _HYBRID, 15, 1),
         Run("hybrid-nets", "python -m scripts.bench.hybrid --only characterised", _HYBRID, 4, 1),
-        Run("relu", "python -m scripts.bench.relu --links loopback 10gbit 352mbit", _SHARES, 6, 1),
+        Run("relu", "python -m scripts.bench.relu --links loopback 10gbit 352mbit", _CONTEST, 6, 1),
         Run(
             "resnet",
             "python -m scripts.bench.resnet --batch 8 --weights trained --links loopback 10gbit 352mbit",
-            _SHARES,
+            _CONTEST,
             15,
             1,
         ),
         Run(
             "costs",
             "python -m scripts.bench.costs --prices core-hour=0.0446 gb-sent=0.09 --priced 2026-11-28",
-            (*_SHARES, "hummingbird/mpc/pair/*.py", "hummingbird/ot/*.py"),
+            (*_SHARES, "hummingbird/mpc/pair/*.py", "hummingbird/ot/*.py", "hummingbird/capacity/*.py"),
             15,
             1,
         ),
-        Run("windows", "python -m scripts.papers.results --checkpoints checkpoints", _SHARES, 90, 1),
+        Run(
+            "windows",
+            "python -m scripts.papers.results --checkpoints checkpoints",
+            (*_CONTEST, "hummingbird/simulation/*.py", "hummingbird/window_search/*.py"),
+            90,
+            1,
+        ),
     )
 }

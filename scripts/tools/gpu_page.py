@@ -154,7 +154,7 @@ def _machines(state: dict[str, Any]) -> str:
 def page(state: dict[str, Any]) -> str:
     """The tables in Markdown; a dry run's say first that they show nothing about speed. One line if nothing was run."""
     if not state["steps"]:
-        return "No machine with a GPU: not measured yet. No figure of any page is of a GPU.\n"
+        return "No machine with a GPU: not measured yet. No figure that was measured here is of a GPU.\n"
     warning = "**A dry run on a CPU with tiny sizes: no figure below says anything about a GPU.**\n\n"
     parts = [_machines(state), _MARKS.lstrip(), _marks(state), _kernels(state), _steps(state)]
     return (warning if state.get("dry_run") else "") + "\n".join(parts)

@@ -33,7 +33,7 @@ def _circuit(circuit: str, what: str, paper: str = "-") -> tuple[Line, ...]:
             "evaluate_ms",
             "{:.2f}",
         ),
-        Line(f"a ReLU, {what}: bytes of its tables", "-", "garbling", where, "bytes_each", "{:.0f}"),
+        Line(f"a ReLU, {what}: bytes of its tables", "-", "garbling", where, "bytes_each", "{:.1f}"),
     )
 
 

@@ -40,6 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(evidence, "FOLDER", tmp_path / "docs/evidence")
     (tmp_path / "tool.py").write_text(TOOL)
     (tmp_path / "measured.py").write_text(MEASURED)
+    (tmp_path / "failing.py").write_text("raise SystemExit(1)\n")
     git(tmp_path, "init", "-q")
     commit(tmp_path)
     return Run("tool", "python -m tool", ("measured.py",), 1, 2)
@@ -74,6 +75,9 @@ def test_prose_may_change_after_a_measurement_and_code_may_not(run: Run, tmp_pat
     source = tmp_path / "measured.py"
     source.write_text(MEASURED.replace("Return", "Give").replace("# of one core", "# of a core").replace("\n\n", "\n"))
     assert record.problem(run) is None
+    for code in (MEASURED.replace("1.5", "1.4"), MEASURED.replace("    return", "    if True:\n        return")):
+        source.write_text(code)
+        assert record.problem(run) == "older than the code that it measures"
     source.write_text(MEASURED.replace("1.5", "1.4"))
     assert record.problem(run) == "older than the code that it measures"
     with pytest.raises(InputError, match=r"code that is not committed: measured\.py"):
@@ -88,13 +92,13 @@ def test_prose_may_change_after_a_measurement_and_code_may_not(run: Run, tmp_pat
 @pytest.mark.parametrize(
     ("name", "text", "kept"),
     [
-        ("a.py", 'x = "# no comment"  # é comment\ny = 1', 'x="#nocomment"y=1'),
-        ("a.py", '"""Docs."""\nclass A:\n    """é."""\n    b = "é"  # é\n', 'classA:b="é"'),
-        ("a.py", 'def f():\n    """One.\n\n    Two.\n    """\n    return """kept"""\n', 'deff():return"""kept"""'),
-        ("a.py", 'f(\n    1,\n    "a" "b",\n)  # end\n', 'f(1,"a""b",)'),
-        ("a.py", '"é" + x  # a\n', '"é"+x'),
-        ("a.cpp", 'int a = 1; // one\n/* two\n */ const char* b = "// no";\n', 'inta=1;constchar*b="//no";'),
-        ("a.h", "#define A 1 // one\n", "#defineA1"),
+        ("a.py", 'x = "# no comment"  # é comment\n\ny = 1', 'x = "# no comment"\ny = 1'),
+        ("a.py", '"""Docs."""\nclass A:\n    """é."""\n    b = "é"  # é\n', 'class A:\n    b = "é"'),
+        ("a.py", 'def f():\n    """One.\n\n    Two.\n    """\n    return """ a"""\n', 'def f():\n    return """ a"""'),
+        ("a.py", 'f(\n    "a" "b",\n)  # end\n', 'f(\n    "a" "b",\n)'),
+        ("a.py", '"é" + x  # a\n', '"é" + x'),
+        ("a.cpp", 'int a = 1; // one\n/* two\n */ const char* b = "// no";\n', 'int a = 1;\n const char* b = "// no";'),
+        ("a.h", "#define A 1 // one\n", "#define A 1"),
     ],
 )
 def test_the_essence_of_a_source_is_its_code(name: str, text: str, kept: str, tmp_path: Path) -> None:
@@ -106,13 +110,15 @@ def test_what_cannot_be_measured_is_an_error(run: Run, tmp_path: Path, monkeypat
     with pytest.raises(InputError, match=r"no file matches absent\.py \(at tool\)"):
         evidence.measure(replace(run, code=("absent.py",)))
     with pytest.raises(HummingbirdError, match="the command ended with code 1"):
-        evidence.measure(replace(run, command="python -m absent"))
+        evidence.measure(replace(run, command="python -m failing"))
     (tmp_path / "tool.py").write_text(TOOL.replace('"net": "b", ', ""))
+    with pytest.raises(InputError, match=r"code that is not committed: tool\.py"):  # the command's own file
+        evidence.measure(replace(run, repeats=1))
+    commit(tmp_path)
     record = evidence.measure(replace(run, repeats=1))
     for where, key in (({"net": "c"}, "seconds"), ({"torch": "2"}, "seconds"), ({"net": "a"}, "torch")):
         with pytest.raises(InputError, match=r"rows with .*, expected one"):
             record.figure(where, key)
-    (tmp_path / "tool.py").write_text(TOOL.replace('"b", ', 'str(__import__("time").time()), str(id(rows)): 1, ', 1))
     evidence.save(run, record)
     for text in ("", "{}", "[]", '{"common": {}, "repeats": [[1]]}', run.path.read_text()[:-9]):
         run.path.write_text(text)
@@ -178,8 +184,8 @@ def test_spread() -> None:
 
 def test_faults_of_the_register_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
-    runs = {"tool": Run("tool", "python -m tool", ("scripts/papers/items.py",), 1)}
-    right = replace(RECORD, code=runs["tool"].digest())
+    runs = {"tool": Run("tool", "python -m scripts.papers.plot", ("scripts/papers/items.py",), 1)}
+    right = replace(RECORD, command=runs["tool"].command, code=runs["tool"].digest())
 
     def faults(*items: Item, record: Record = right) -> str:
         return "\n".join(papers.faults((replace(PAPER, items=items),), runs, {"tool": record}))
@@ -190,7 +196,7 @@ def test_faults_of_the_register_are_found(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "there is no page docs/absent.md" in faults(Item("Table 1", "", REMADE, "", "absent.md#x"))
     assert "there is no run other" in faults(Item("Table 1", "", REMADE, "", "", (replace(LINE, run="other"),)))
     assert "0 rows with" in faults(Item("Table 1", "", REMADE, "", "", (replace(LINE, where={"net": "z"}),)))
-    assert "older than the code" in faults(record=RECORD)
+    assert "older than the code" in faults(record=replace(right, code="0"))
     assert "busy machine" in faults(record=replace(right, others=1.0))
     (tmp_path / "stray.json").write_text("{}")
     assert "stray.json: there is no such run" in faults()
@@ -199,11 +205,24 @@ def test_faults_of_the_register_are_found(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_busy_machine_is_measured_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(papers, "RUNS", {"tool": run})
     monkeypatch.setattr(papers, "pages", lambda records: {})
-    loads = [1.0, 0.5, 0.01]
-    monkeypatch.setattr(evidence, "measure", lambda run: replace(RECORD, others=loads.pop(0)))
+    right = replace(RECORD, command=run.command, code=run.digest())
+    loads = [1.0, 0.5, 0.01, 1.0, 1.0, 1.0]
+    monkeypatch.setattr(evidence, "measure", lambda run: replace(right, others=loads.pop(0)))
     papers.measure("tool")
     loaded = evidence.load(run)
-    assert loads == [] and loaded and loaded.others == 0.01
+    assert len(loads) == 3 and loaded and loaded.others == 0.01
+    with pytest.raises(HummingbirdError, match="the machine is busy; the record stays as it was"):
+        papers.measure("tool")
+    assert evidence.load(run) == loaded
+
+
+def test_every_line_names_one_row_of_its_benchmark() -> None:
+    """Rows of two contestants that draw their triples themselves, of several windows and links."""
+    line = next(line for item in PAPERS[0].items for line in item.lines if "CrypTen: ms" in line.what)
+    shared = {"link": "loopback", "material": "drawn", "seconds_per_image": 1.0}
+    rows = [{"protocol": "CrypTen 0.4.1", "window": "[64:0)", **shared}]
+    rows += [{"protocol": "published", "window": window, **shared} for window in ("[24:0)", "[20:12)")]
+    assert replace(RECORD, repeats=[rows]).figure(line.where, line.key) == [1.0]
 
 
 def test_records_and_pages_belong_to_the_code(capsys: pytest.CaptureFixture[str]) -> None:
