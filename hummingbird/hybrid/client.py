@@ -111,11 +111,26 @@ class Connection:
     def prepare(self, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
         """Prepare `count` slots with the server; calls progress(1) after each.
 
-        If one slot fails, the earlier ones stay ready.
+        If one slot fails, the earlier ones stay ready. If the server refuses a set, slots are dealt singly: there may
+        be room for some of them.
         """
-        if count > 0:
+        if count <= 0:
+            return
+        made = 0
+
+        def counted(slots: int) -> None:
+            nonlocal made
+            made += slots
+            progress(slots)
+
+        try:
             with self.call("Offline", self.offline) as link:
-                self.side.prepare(link, count, progress)
+                self.side.prepare(link, count, counted)
+        except PeerError:
+            if made >= count or self.plan.dealt(count - made)[0] == 1:
+                raise
+            with self.call("Offline", self.offline) as link:
+                self.side.prepare(link, count - made, progress, singly=True)
 
     def close(self) -> None:
         """Disconnect, and release the store; may be called twice."""

@@ -66,18 +66,24 @@ class DataSide:
 
     # Offline ----------------------------------------------------------------------------------------------------------
 
-    def prepare(self, link: MessageStream, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
+    def prepare(
+        self,
+        link: MessageStream,
+        count: int,
+        progress: Callable[[int], object] = lambda slots: None,
+        singly: bool = False,
+    ) -> None:
         """Have `count` slots dealt in one call; ready slots stay ready if a later one fails.
 
         They are dealt in sets of `plan.SET`, if the plan has sets, and the rest singly.
-        link: the connection to the model's side. progress: called with 1 after each slot. Raises the errors of
-        `MessageStream.receive` and `Store.deal`.
+        link: the connection to the model's side. progress: called with 1 after each slot. singly: whether there are no
+        sets. Raises the errors of `MessageStream.receive` and `Store.deal`.
         """
         secret = bfv.Secret.new()
         session = self.store.header.session
         link.send("opening", messages.OfflineOpening(plan=self._digest, session=session, first=self._first).pack())
         link.send("key", secret.public().to_bytes())
-        for some in self.plan.dealt(count):
+        for some in [1] * count if singly else self.plan.dealt(count):
             slots = [self.store.deal() for _ in range(some)]
             if some > 1:
                 link.send("number", messages.MANY)
@@ -111,7 +117,7 @@ class DataSide:
 
         asked: for each slot the masks r of the layers' inputs, by number of the layer's step. Returns d = W r - s,
         int64 (slots, *shape), by number. All masks of a slot that is dealt singly are sent before the first reply is
-        read; of a set, those of two layers, as more would fill the memory.
+        read; of a set, those of three layers, as more would fill the memory.
         """
         found, ahead = self._singly if len(asked) == 1 else self._in_set, len(self._singly) if len(asked) == 1 else 2
         numbers, products = list(asked[0]), dict[int, Tensor]()

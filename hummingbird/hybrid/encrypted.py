@@ -150,10 +150,12 @@ class Weights:
 def distance(step: Linear, weight: Tensor) -> float:
     """Bound the statistical distance of a layer's replies for one slot from ones that hide its weights.
 
-    The bound holds for slots that are dealt singly, and for those of a set. weight: int64 of `step.weight`.
+    The bound holds for slots that are dealt singly, and for those of a set, whose last message may have room for more
+    slots than are left. weight: int64 of `step.weight`.
     """
     norm = max(layout(step, slots).norms(weight) for slots in {1, step.together})
-    return noise.distance(norm, step.ring, step.count)
+    sent = -(-SET // step.together) * step.together  # slots' values in the messages of a set
+    return noise.distance(norm, step.ring, -(-step.count * sent // SET))
 
 
 def mask_seed(slot_seed: bytes, number: int) -> bytes:

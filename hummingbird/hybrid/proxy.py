@@ -26,7 +26,7 @@ from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.client import Connection, by_a_sound_slot
 from hummingbird.hybrid.data_side import Slot, mask_seed
 from hummingbird.hybrid.message_stream import MessageStream
-from hummingbird.hybrid.plan import reduced
+from hummingbird.hybrid.plan import SET, reduced
 from hummingbird.hybrid.proxy_view import proxy_view
 from hummingbird.hybrid.store import SlotError
 from hummingbird.hybrid.switched import Image
@@ -128,11 +128,13 @@ class Proxy:
         return call
 
     def _keep_ready(self) -> None:
+        plan = self._connection.plan
+        least = SET if plan.in_sets and self._slots >= 2 * SET else 1  # a whole set is dealt while another one serves
         while not self._ended.is_set():
             self._wanted.clear()
             try:
-                while (lacking := self._slots - self._connection.ready) > 0 and not self._ended.is_set():
-                    self._connection.prepare(self._connection.plan.dealt(lacking)[0])
+                while (lacking := self._slots - self._connection.ready) >= least and not self._ended.is_set():
+                    self._connection.prepare(plan.dealt(lacking)[0])
                 self._problem = ""
             except HummingbirdError as error:
                 self._problem = f"preparing failed: {error.what}"

@@ -4,11 +4,11 @@
     python -m scripts.bench.costs --nets resnet18 --prices core-hour=0.03 gb-sent=0.02 --priced 2026-11-28
 
 One party's work on this machine is measured, each net by itself; bytes are those of the plan. The sheet adds up what
-all parties and the dealer do for an image: the material (offline) and the inference (online), and what they send, to
-each other and to the client. Cores and links are paid for as they are used: a service that idles costs more
-(`hummingbird plan run --prices`). The method is that of studies of the price of private inference: seconds of
-processors at a price for an hour, and bytes sent at a price for a gigabyte. Energy is that of the processor's package
-while a party works, per core-second, where Linux shows it (RAPL, Intel and AMD).
+all parties and the dealer do for an image: the material (offline) and the inference (online, with a party's expansion
+of a dealer's seeds), and what they send, to each other and to the client. Cores and links are paid for as they are
+used: a service that idles costs more (`hummingbird plan run --prices`). The method is that of studies of the price of
+private inference: seconds of processors at a price for an hour, and bytes sent at a price for a gigabyte. Energy is
+that of the processor's package while a party works, per core-second, where Linux shows it (RAPL, Intel and AMD).
 
     resnet18    ResNet-18 for CIFAR-10 with its shipped windows of 8 bits
     resnet50    torchvision's ResNet-50 for images of 224x224, random weights, windows [20:12)

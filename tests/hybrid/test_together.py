@@ -16,7 +16,7 @@ from torch import nn
 
 from hummingbird import hybrid
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import InputError, StoreError
+from hummingbird.errors import InputError, PeerError, StoreError
 from hummingbird.he import bfv
 from hummingbird.he.bfv import layout as layouts
 from hummingbird.he.bfv import taps
@@ -282,6 +282,36 @@ def test_a_proxy_keeps_sets_ready(tmp_path: Path) -> None:
         finally:
             proxy.close()
         assert held.offline["0: reply"] == prices.offline(made.plan, SET)["0: reply"]
+
+
+def test_where_a_set_has_no_room_slots_are_dealt_singly(tmp_path: Path) -> None:
+    """A server with room for five slots: as many are dealt, by a client and by a proxy, and then the error says why."""
+    made = planned()
+    size = ModelSide(made).slot_bytes
+    with serving(made, tmp_path / "m", disk=5 * size) as (address, _):
+        with Connection(address, tmp_path / "d", timeout=HANG) as held:
+            proxy = Proxy(held, SET + 2)
+            try:
+                until(lambda: held.ready >= 4, "single slots to be prepared")
+            finally:
+                proxy.close()
+        with RemoteNet(address, tmp_path / "e", timeout=HANG) as net, pytest.raises(PeerError, match="above the limit"):
+            net.prepare(SET)
+
+
+def test_a_proxy_of_two_sets_replaces_a_whole_set(tmp_path: Path) -> None:
+    made = planned()
+    with serving(made, tmp_path / "m") as (address, _), Connection(address, tmp_path / "d", timeout=HANG) as held:
+        proxy, once = Proxy(held, 2 * SET), prices.offline(made.plan, SET)["0: reply"]
+        try:
+            until(lambda: held.offline["0: reply"] == 2 * once, "two sets to be prepared")
+            for _ in range(SET):
+                held.side.take()
+                proxy._wanted.set()
+            until(lambda: held.offline["0: reply"] == 3 * once, "the used set to be replaced")
+        finally:
+            proxy.close()
+        assert held.ready == 2 * SET
 
 
 @contextmanager

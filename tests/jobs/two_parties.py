@@ -36,16 +36,18 @@ def write(place: Path, line: str) -> None:
 
 def recorded(place: Path) -> None:
     """Have both sides write down every slot, before its first byte is sent."""
-    data_deal, model_deal = DataSide._deal, ModelSide._deal
+    data_deal, model_deal = DataSide._deal, ModelSide._products
     answer, begin = DataSide.answer, ModelSide.begin
 
-    def deal_at_data(self: DataSide, link: MessageStream, secret: Any, slot: int) -> Any:
-        write(place, f"dealt data {slot}")
-        return data_deal(self, link, secret, slot)
+    def deal_at_data(self: DataSide, link: MessageStream, secret: Any, slots: Any, progress: Any) -> Any:
+        for slot in slots:
+            write(place, f"dealt data {slot}")
+        return data_deal(self, link, secret, slots, progress)
 
-    def deal_at_model(self: ModelSide, link: MessageStream, store: Store, public: Any, slot: int) -> Any:
-        write(place, f"dealt model {slot}")
-        return model_deal(self, link, store, public, slot)
+    def deal_at_model(self: ModelSide, link: MessageStream, store: Store, public: Any, slots: Any) -> Any:
+        for slot in slots:
+            write(place, f"dealt model {slot}")
+        return model_deal(self, link, store, public, slots)
 
     def answer_at_data(self: DataSide, link: MessageStream, slot: Slot) -> None:
         write(place, f"used data {slot.number}")
@@ -56,7 +58,7 @@ def recorded(place: Path) -> None:
         write(place, f"used model {slot}")
         return online
 
-    DataSide._deal, ModelSide._deal = deal_at_data, deal_at_model  # type: ignore[method-assign]
+    DataSide._deal, ModelSide._products = deal_at_data, deal_at_model  # type: ignore[method-assign]
     DataSide.answer, ModelSide.begin = answer_at_data, begin_at_model  # type: ignore[method-assign]
 
 

@@ -192,7 +192,7 @@ class ClientBatch:
             raise InputError("the batch is complete", where="ClientBatch.request", hint="result() has the outputs")
         number = self._turn - 1 if self._due else self._turn
         packed = (piece for sent in self.uploads(number) for piece in messages.pack_upload(self.public, sent))
-        return b"".join([self._head(messages.REQUEST, number).pack(), *packed])
+        return self._head(messages.REQUEST, number).pack(packed)
 
     def accept(self, answer: bytes) -> None:
         """Decrypt and store the server's answer to the last request.

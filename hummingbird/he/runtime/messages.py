@@ -16,15 +16,15 @@ heartbeats. An opening is JSON: format, release, digest of the client's `Public`
 ends with its client.
 
 Without a connection, a request is a head and the slices up of one turn, and an answer a head and its slices down. A
-head is JSON, filled with spaces to `HEAD_BYTES` bytes: kind, format, release, digest of the client's `Public`, batch
-and turn.
+head is JSON, filled with spaces to `HEAD_BYTES` bytes: kind, format, release, digest of the client's `Public`, batch,
+turn and digest of the slices, which finds damage, not an attacker.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +44,7 @@ REQUEST, ANSWER = "he-request", "he-answer"
 FORMAT = 2  # version of the messages, and of the expansion of seeds
 HEAD_BYTES = 256  # of a request or an answer
 BATCH_BYTES = 16  # of the random number that names a batch
+_BODY_BYTES = 16  # of the digest of a message's slices
 _MOST_HEAD = 8 << 20  # bytes: a server's file has the description of the net in it
 _HINT = "the bytes were damaged, or come from another program or release"
 _R = TypeVar("_R")
@@ -67,7 +68,7 @@ class MessageHead:
     """The first `HEAD_BYTES` bytes of a request or an answer.
 
     kind: `REQUEST` or `ANSWER`. net: the digest of the net's description. batch: a random number that the client has
-    drawn for the batch, in hexadecimal digits. turn: its number.
+    drawn for the batch, in hexadecimal digits. turn: its number. body: the digest of the slices, from `pack`.
     """
 
     kind: str = field(records.one_of((REQUEST, ANSWER)))
@@ -76,10 +77,17 @@ class MessageHead:
     net: str = field(records.digits(32))
     batch: str = field(records.digits(BATCH_BYTES))
     turn: int = field(records.whole(0, MOST_STEPS))
+    body: str = field(records.digits(_BODY_BYTES), default="0" * 2 * _BODY_BYTES)
 
-    def pack(self) -> bytes:
-        """Return the head's bytes."""
-        return records.write(self).encode().ljust(HEAD_BYTES)
+    def pack(self, slices: Iterable[bytes]) -> bytes:
+        """Return a request or an answer: this head, with the digest of the slices, and the slices."""
+        body = b"".join(slices)
+        head = replace(self, body=_seal(body))
+        return b"".join([records.write(head).encode().ljust(HEAD_BYTES), body])
+
+
+def _seal(body: bytes | memoryview) -> str:
+    return hashlib.sha256(body).hexdigest()[: 2 * _BODY_BYTES]
 
 
 def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R:
@@ -102,11 +110,12 @@ def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R
 
 
 def read_head(data: bytes, kind: str, public: Public, net: str, length: int | None = None) -> MessageHead:
-    """Check the head and the length of a request or an answer; return the head.
+    """Check the head, the length and the digest of a request or an answer; return the head.
 
-    data: all bytes of the message, or its first `HEAD_BYTES`, with its length. kind: `REQUEST` or `ANSWER`.
-    public: the net's description for clients. net: the digest of this description.
-    Raises AgreementError for another kind, format, release or net; InputError for another length or malformed bytes.
+    data: all bytes of the message; or its first `HEAD_BYTES`, with its length: then no digest is compared. kind:
+    `REQUEST` or `ANSWER`. public: the net's description for clients. net: the digest of this description.
+    Raises AgreementError for another kind, format, release or net; InputError for another length or digest, and malformed
+    bytes.
     """
     where = kind.removeprefix("he-")
     if not isinstance(data, (bytes, bytearray)):
@@ -118,9 +127,12 @@ def read_head(data: bytes, kind: str, public: Public, net: str, length: int | No
     if head.turn >= len(public.turns):
         raise malformed(f"turn {head.turn} of {len(public.turns)}", where)
     size = HEAD_BYTES + public.turn_bytes(public.turns[head.turn])[kind == ANSWER]
-    if (length := len(data) if length is None else length) != size:
-        what = f"{length} bytes, and turn {head.turn} has {size}"
+    if (found := len(data) if length is None else length) != size:
+        what = f"{found} bytes, and turn {head.turn} has {size}"
         raise InputError(what, where=where, hint="was it copied completely?")
+    if length is None and (seal := _seal(memoryview(data)[HEAD_BYTES:])) != head.body:
+        what = f"the bytes after the head have the digest {seal[:16]}, the head says {head.body[:16]}"
+        raise InputError(what, where=where, hint="it was damaged on the way: copy it again")
     return head
 
 

@@ -82,7 +82,7 @@ class Server:
         for sent in messages.uploads(self.public, head.turn, request, self.device):
             turn.receive(sent)
         packed = (piece for back in turn.downloads() for piece in messages.pack_download(self.public, back))
-        return b"".join([replace(head, kind=messages.ANSWER).pack(), *packed])
+        return replace(head, kind=messages.ANSWER).pack(packed)
 
     def turn(self, number: int) -> ServerRound:
         """Begin turn `number` of one client; return the `ServerRound` that takes its messages and answers."""

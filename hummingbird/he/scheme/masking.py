@@ -84,7 +84,8 @@ def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
 def deviation(flood: int) -> float:
     """Return the standard deviation of the flood, the uniform noise that masks each coefficient of an answer.
 
-    flood: log2 of the width of its range. The rest of the mask is smaller by a factor of 2^40 at least.
+    flood: log2 of the width of its range. The rest of the mask is smaller by a factor of 2^40 at least,
+    but for the probability `unlikely`.
     """
     return 2.0**flood / math.sqrt(12)
 

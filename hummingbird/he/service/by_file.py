@@ -56,7 +56,8 @@ def encrypt_to(client: Client, images: Tensor, requests: Path, batches: Path) ->
     """Encrypt images to a file of requests for the server; return its size in bytes.
 
     images: float (n, *input_shape), n >= 1. requests: the file; a file of this name is replaced.
-    batches: a folder, made if missing, for the batches that `decrypt_from` needs: they have the images in the clear.
+    batches: a folder, made with mode 0700 if missing, for the batches that `decrypt_from` needs: files of mode 0600
+    that have the images in the clear. If this fails, no batch is left there.
     Raises InputError for images that the net does not take, for a folder that holds batches already, and for files that
     cannot be written; ConfigError for a net of several turns.
     """
@@ -75,7 +76,12 @@ def encrypt_to(client: Client, images: Tensor, requests: Path, batches: Path) ->
             batch.save(batches / _BATCH.format(number))
             yield request
 
-    return _save(requests, pieces())
+    try:
+        return _save(requests, pieces())
+    except BaseException:  # batches without requests would be in the way of the next call
+        for path in _batches_in(batches):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def evaluate_to(server: Server, requests: Path, answers: Path) -> int:
@@ -130,14 +136,15 @@ def decrypt_from(client: Client, batches: Path, answers: Path) -> Decrypted:
 
 
 def _check_noise(precision: Precision) -> None:
-    """Raise InputError if the slots that hold no image came back as noise: the answer is damaged, or wrong.
+    """Raise InputError if the slots that hold no image came back as noise: the server's answer is wrong.
 
-    A ciphertext of which one bit has changed decrypts to noise in all slots. A full batch has no slots to tell.
+    A ciphertext of which one bit has changed decrypts to noise in all slots. A batch with fewer than two free slots
+    cannot tell.
     """
     measured = precision.measured
     if measured is not None and float(measured.median()) < LEAST:
         what = f"it decrypts to noise: {float(measured.median()):.1f} bits of its free slots are right, not {LEAST}"
-        raise InputError(what, where="answer", hint="request or answer changed on the way, or the server is not honest")
+        raise InputError(what, where="answer", hint="the server is not honest, or computes wrongly")
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ The file has mode 0600 and never goes to a server: whoever reads it can decrypt 
 description must come from the owner of the net; its parameters must pass both security tables."""
 _ENCRYPT = """Encrypt images to a file of requests for the server.
 
-The server sees how many batches there are, and nothing of the images. The folder of batches stays here, with mode 0700:
-it has the images in the clear, and he-decrypt needs it. Every run draws new randomness."""
+The server sees how many batches there are, and nothing of the images. The folder of batches stays here: its files, of
+mode 0600, have the images in the clear, and he-decrypt needs them. Every run draws new randomness."""
 _EVALUATE = """Compute a net on a file of requests; this side has no key and sees no image and no result.
 
 With --follow, the net is loaded once, and lines on standard input name the files: REQUEST, a tab, ANSWER. A line on
@@ -54,6 +54,7 @@ the key."""
 
 def convert(args: argparse.Namespace, net: nn.Module) -> int:
     """Run `he-convert`: convert a net, print the plan, and write the server's file and the description."""
+    _apart(args.out, "--out", args.public, "--public")
     samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
     model = convert_model(net, args.input, "polynomial", input_range=args.range, samples=samples)
     print(model.report())
@@ -65,6 +66,12 @@ def convert(args: argparse.Namespace, net: nn.Module) -> int:
         raise InputError(f"cannot write: {error.strerror}", where=str(args.public)) from None
     print(f"net {messages.digest(text)[:16]}: {args.out} is for the server, {args.public} for clients")
     return 0
+
+
+def _apart(one: Path, option: str, other: Path, other_option: str) -> None:
+    """Raise InputError if two options name one file, of which the later one written would replace the other."""
+    if one.resolve() == other.resolve():
+        raise InputError(f"one file for both: {one}", where=f"{option}, {other_option}", hint="name two files")
 
 
 def keygen(args: argparse.Namespace) -> int:
@@ -88,6 +95,7 @@ def keygen(args: argparse.Namespace) -> int:
 def encrypt(args: argparse.Namespace) -> int:
     """Run `he-encrypt`: encrypt images; print seconds and sizes."""
     devices.keep_freed_memory()
+    _apart(args.client, "--client", args.request, "--request")
     client = Client.load(args.client)
     images = options.array_of(args.images, "--images").float()
     started = time.perf_counter()

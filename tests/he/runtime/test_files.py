@@ -169,6 +169,10 @@ def test_another_net_is_refused_by_both_digests(models: dict[str, he.HEModel]) -
         batch.accept(strange)
 
 
+def with_body(message: bytes, body: bytes) -> bytes:
+    return records.read(message[:HEAD], messages.MessageHead, name="head").pack([body])
+
+
 def with_head(message: bytes, **changed: Any) -> bytes:
     head = records.read(message[:HEAD], messages.MessageHead, name="head")
     return json.dumps({**records.plain(head), **changed}).encode().ljust(HEAD) + message[HEAD:]
@@ -187,7 +191,13 @@ def with_head(message: bytes, **changed: Any) -> bytes:
         (lambda m: m[:100], InputError, "malformed head"),
         (lambda m: b"", InputError, "malformed head"),
         (lambda m: random.Random(0).randbytes(len(m)), InputError, "malformed head"),
-        (lambda m: m[: HEAD + SEED_BYTES] + b"\xff" * (len(m) - HEAD - SEED_BYTES), InputError, "not below its prime"),
+        (lambda m: m[: HEAD + SEED_BYTES] + b"\xff" * (len(m) - HEAD - SEED_BYTES), InputError, "have the digest"),
+        (lambda m: m[:-1] + bytes([m[-1] ^ 1]), InputError, "have the digest"),
+        (
+            lambda m: with_body(m, m[HEAD : HEAD + SEED_BYTES] + b"\xff" * (len(m) - HEAD - SEED_BYTES)),
+            InputError,
+            "its prime",
+        ),
         (lambda m: m.decode("latin1"), InputError, "expected bytes, got str"),
     ],
 )
@@ -206,7 +216,7 @@ def test_a_refused_answer_changes_nothing(models: dict[str, he.HEModel]) -> None
         answer = model.server.answer(batch.request())
         for wrong in (
             answer[:-1],
-            answer[:HEAD] + b"\xff" * (len(answer) - HEAD),
+            with_body(answer, b"\xff" * (len(answer) - HEAD)),
             b"",
             with_head(answer, kind="he-request"),
         ):
@@ -236,7 +246,7 @@ def test_an_answer_that_is_wrong_in_its_last_slice_is_forgotten(tmp_path: Path) 
     answer = model.server.answer(batch.request())
     last = model.public.down_bytes(model.public.turns[0].returns[1], 32)
     with pytest.raises(InputError, match="not below its prime"):
-        batch.accept(answer[:-last] + b"\xff" * last)
+        batch.accept(with_body(answer, answer[HEAD:-last] + b"\xff" * last))
     batch.save(tmp_path / "my.batch")  # without what was refused
     assert not batch.complete
     resumed = client.resume(tmp_path / "my.batch")

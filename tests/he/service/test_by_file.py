@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird import he
+from hummingbird import he, records
 from hummingbird.__main__ import main
 from hummingbird.he.runtime import messages
 from models import trained
@@ -138,6 +138,11 @@ def flipped(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+def resealed(data: bytes) -> bytes:
+    """The same bit, with the digest of the changed bytes: what a dishonest server could send."""
+    return records.read(data[:HEAD], messages.MessageHead, name="head").pack([flipped(data)[HEAD:]])
+
+
 def noise(data: bytes) -> bytes:
     return os.urandom(len(data))
 
@@ -174,6 +179,10 @@ CASES: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ("he-encrypt", "--client=a.client", "--images=x.npy", "--request=out", "--batches=a"),
         ["has 1 batches already"],
     ),
+    "a request in place of the key": (
+        ("he-encrypt", "--client=a.client", "--images=x.npy", "--request=a.client", "--batches=new"),
+        ["one file for both"],
+    ),
     "neither way": (("he-evaluate", "--net=net.server", "--request=a.request"), ["--follow"]),
 }
 
@@ -188,7 +197,7 @@ def test_files_that_do_not_fit_each_other(made: Path, name: str, capsys: pytest.
     assert {path.name: path.stat().st_mtime_ns for path in made.rglob("*")} == before  # nothing was written
 
 
-@pytest.mark.parametrize("change", [cut, longer, flipped, noise, noise_behind_the_head, nothing, doubled])
+@pytest.mark.parametrize("change", [cut, longer, flipped, resealed, noise, noise_behind_the_head, nothing, doubled])
 @pytest.mark.parametrize("kind", ["request", "answer"])
 def test_damaged_files(
     made: Path, tmp_path: Path, kind: str, change: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
@@ -200,14 +209,15 @@ def test_damaged_files(
         words = (*EVALUATE, "--net=net.server", "--request=a.request")
     else:
         words = (*DECRYPT, *(A + "a.answer").split())
-    if kind == "request" and change in (doubled, flipped):  # the server cannot tell, and the client can
+    if kind == "request" and change in (doubled, resealed):  # the server cannot tell, and the client can
         Runner(copy)(*words)
         words = (*DECRYPT, *(A + "out").split())
         kind = "out"
         capsys.readouterr()
     Runner(copy)(*words, fails=True)
     said = capsys.readouterr().err
-    assert f"{copy}/" in said and "\nhint: " in said and ("to noise" in said) == (change is flipped), said
+    assert f"{copy}/" in said and "\nhint: " in said and ("to noise" in said) == (change is resealed), said
+    assert ("have the digest" in said) == (change in (flipped, noise_behind_the_head)), said
     assert not (copy / "out.npy").exists() and (kind == "out" or not (copy / "out").exists())
 
 

@@ -348,4 +348,4 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert text.count("    python -m scripts.train.images --model") == 3 and "models.load_checkpoint" in text
+    assert text.count("    python -m scripts.train.images --model") == 4 and "models.load_checkpoint" in text
