@@ -114,8 +114,8 @@ def read_head(data: bytes, kind: str, public: Public, net: str, length: int | No
 
     data: all bytes of the message; or its first `HEAD_BYTES`, with its length: then no digest is compared. kind:
     `REQUEST` or `ANSWER`. public: the net's description for clients. net: the digest of this description.
-    Raises AgreementError for another kind, format, release or net; InputError for another length or digest, and malformed
-    bytes.
+    Raises AgreementError for another kind, format, release or net; InputError for another length or digest, and
+    malformed bytes.
     """
     where = kind.removeprefix("he-")
     if not isinstance(data, (bytes, bytearray)):
