@@ -81,13 +81,16 @@ class MessageHead:
 
     def pack(self, slices: Iterable[bytes]) -> bytes:
         """Return a request or an answer: this head, with the digest of the slices, and the slices."""
-        body = b"".join(slices)
-        head = replace(self, body=_seal(body))
-        return b"".join([records.write(head).encode().ljust(HEAD_BYTES), body])
+        body = list(slices)
+        head = replace(self, body=_seal(*body))
+        return b"".join([records.write(head).encode().ljust(HEAD_BYTES), *body])
 
 
-def _seal(body: bytes | memoryview) -> str:
-    return hashlib.sha256(body).hexdigest()[: 2 * _BODY_BYTES]
+def _seal(*pieces: bytes | memoryview) -> str:
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()[: 2 * _BODY_BYTES]
 
 
 def checked_head(text: str | bytes, kind: str, head: type[_R], where: str) -> _R:
