@@ -145,7 +145,7 @@ def _caller(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _linked(args: argparse.Namespace) -> Iterator[list[TableServer]]:
-    """Connect to both servers of a table, inside a `with` block; of several tables to the one of --name."""
+    """Connect to both servers inside a `with` block. If --name is given, calls go to the table of that name."""
     links = connected(args.servers, timeout=args.timeout, where=f"pir-owner {args.action}", **_caller(args))
     try:
         yield links if args.name is None else [TableLink(link, args.name) for link in links]

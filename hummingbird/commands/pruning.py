@@ -4,8 +4,8 @@ The part of zeros rises from 0 to its end by a cubic (Zhu and Gupta, "To prune, 
 
     sparsity (1 - (1 - step / ramp)^3)
 
-over the first half of the training; in the second half the other weights adapt to the zeros. Biases and batch norms
-have few weights, and keep them all.
+over the first half of the training; in the second half the other weights adapt to the zeros. Biases, norms, embeddings
+and all parameters outside of convolution and linear layers keep their values.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import math
 import torch
 from torch import nn
 
+_PRUNED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 class Pruning:
     """Keeps a part of the weights of each convolution and linear layer at zero during a training.
 
     model: the net. sparsity: the part of each layer's weights that is zero at the end, 0 to 1, rounded down. steps: of
-    the whole training. A weight that is zero has been pruned; so no other state is needed to resume.
+    the whole training. A weight that is zero stays zero; so no other state is needed to resume.
     """
 
     def __init__(self, model: nn.Module, sparsity: float, steps: int) -> None:
-        self._weights = [weight for weight in model.parameters() if weight.dim() > 1]
+        layers = (layer for layer in model.modules() if isinstance(layer, _PRUNED))
+        self._weights = list(dict.fromkeys(layer.weight for layer in layers))
         self._sparsity, self._ramp = sparsity, max(1, steps // 2)
 
     def zeros(self, step: int) -> float:

@@ -136,23 +136,6 @@ def serve_proxy(args: argparse.Namespace) -> int:
     return 0
 
 
-def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Add a program to the command line, with an example at the end of its help; return its parser.
-
-    commands: argparse's subparsers, from `add_subparsers`. name: of the program. text: its entry in the list of
-    programs.
-    description: the text of its help. example: the arguments of the example.
-    """
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"example:\n  python -m hummingbird {name} {example}",
-    )
-    return parser
-
-
 def add_server(
     commands: Any,
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
@@ -165,7 +148,7 @@ def add_server(
     """
     text = "Offer a private net to clients that have the images; two parties, no dealer."
     example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
-    sub = command(commands, "gc-server", text, _SERVER, example)
+    sub = options.add_program(commands, "gc-server", text, _SERVER, example)
     add_model_arguments(sub)
     sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--bits", required=True, metavar="FILE", help="windows of the activations (find-bits)")
@@ -195,7 +178,7 @@ def add_connection(sub: argparse.ArgumentParser) -> None:
 def add_prepare(commands: Any) -> None:
     """Add the program `gc-prepare` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Have slots dealt for images that are not known yet."
-    sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
+    sub = options.add_program(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
     add_connection(sub)
     options.add_caller(sub)
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; created if missing")
@@ -207,7 +190,7 @@ def add_client(commands: Any) -> None:
     """Add the program `gc-client` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Have a server compute logits of images that it does not see."
     example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
-    sub = command(commands, "gc-client", text, _CLIENT, example)
+    sub = options.add_program(commands, "gc-client", text, _CLIENT, example)
     add_connection(sub)
     options.add_caller(sub)
     sub.add_argument("--store", type=Path, metavar="DIR", help="folder of your own slots; created if missing")
@@ -224,7 +207,7 @@ def add_proxy(commands: Any) -> None:
     """Add the program `gc-proxy` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     text = "Prepare slots for users of a net, who need no store."
     example = "--server unix:gc.sock --store slots --listen unix:proxy.sock"
-    sub = command(commands, "gc-proxy", text, _PROXY, example)
+    sub = options.add_program(commands, "gc-proxy", text, _PROXY, example)
     add_connection(sub)
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; created if missing")
     sub.add_argument("--slots", type=count, default=16, help="number of slots to keep ready (default: %(default)s)")

@@ -74,6 +74,22 @@ def shape(text: str) -> tuple[int, ...]:
 # Certificates ---------------------------------------------------------------------------------------------------------
 
 
+def add_program(commands: Any, name: str, line: str, description: str, example: str) -> argparse.ArgumentParser:
+    """Add a program to the command line, with an example at the end of its help; return its parser.
+
+    commands: argparse's subparsers, from `add_subparsers`. name: of the program. line: its entry in the list of
+    programs. description: the text of its help. example: the arguments of the example.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=line,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example:\n  python -m hummingbird {name} {example}",
+    )
+    return parser
+
+
 def add_tls(
     parser: argparse._ActionsContainer,
     cert: str = "this side's certificate (PEM); a server's is for its host name",

@@ -2,7 +2,7 @@
 
 Both nets run behind servers of their own. Slots that are dealt singly are by products; those of a set are by taps where
 the plan says so (hummingbird/hybrid/together.py). All ways take turns, and each deals as many slots in a turn. Beside
-seconds stand those of a core that both sides used, user and system, which other work on the machine changes less.
+seconds are the processor seconds of both sides, user and system: other work on the machine changes these less.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
 
 def predicted(plan: Plan, slots: int) -> float:
-    """Bytes of a slot of which each call deals so many, with its part of the call."""
+    """Bytes of a slot before the image, if a call deals `slots` slots, each with its part of the call's own bytes."""
     return (sum(prices.offline(plan, slots).values()) + sum(prices.call().values())) / slots
 
 

@@ -63,7 +63,7 @@ def relu(x: MPCTensor, window: BitWindow) -> MPCTensor:
 
 
 def _ands(pairs: Sequence[tuple[Tensor, Tensor]], width: int) -> list[Tensor]:
-    """AND pairs of sharings by XOR, in one round: Beaver's triples, of which `width` bits are opened."""
+    """Compute the AND of each pair of XOR sharings, in one round: Beaver's triples, with `width` bits opened each."""
     x, y = (torch.stack(side) for side in zip(*pairs, strict=True))
     a, b, c = (part.share & (2**width - 1) for part in _provider().generate_binary_triple(x.size(), y.size()))
     e, d = _opened(torch.stack([x ^ a, y ^ b]), width)

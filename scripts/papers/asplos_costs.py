@@ -42,7 +42,7 @@ FIGURE_3 = {
 }
 FIGURE_3_BYTES = {"sg": 18248, "cg": 3590}
 # Seconds of the homomorphic evaluation in Figure 4: sums of off_server_compute_he_eval in simulator/experiments/utils,
-# another run than the one of the table by threads.
+# which are not the measurements of the table by threads.
 FIGURE_4 = {
     "cifar10/resnet18": 286.003,
     "cifar10/resnet32": 40.942,
@@ -133,8 +133,8 @@ def figure_4() -> Section:
     words = (
         "Minutes of a request in the baseline: the homomorphic evaluation on one thread of the server, garbling on "
         "four of its threads and evaluating circuits on the client's four. The authors' figure takes the evaluation's "
-        "seconds from another run than their table by threads, which this page uses; garbling and evaluating are one "
-        "line each, theirs as ours. The rows of ImageNet are composed of layers."
+        "seconds from other measurements than their table by threads, which this page uses; garbling and evaluating "
+        "are a straight line each, the same for them and here. The rows of ImageNet are composed of layers."
     )
     head = ("", "HE, min", "theirs", "deviation", "garbling, min", "evaluating, min")
     return Section("Figure 4: computing", words, head, rows, "", pairs)

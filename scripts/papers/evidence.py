@@ -34,6 +34,7 @@ from scripts.program import ROOT, single_threaded
 
 FOLDER = ROOT / "docs/evidence"
 MOST_OTHERS = 0.15  # cores that other programs may use while a run is measured
+_LONGER = 20  # times the expected minutes after which a command is stopped
 _COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
 _HEADERS = "hummingbird/kernels/cpu/csrc/*.h"
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -223,7 +224,12 @@ def _rows(run: Run) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         command = [sys.executable, *words[1:], "--json", str(path)]
-        ended = subprocess.run(command, cwd=ROOT, env=single_threaded(), stdin=subprocess.DEVNULL)
+        try:
+            limit = 60 * _LONGER * run.minutes
+            ended = subprocess.run(command, cwd=ROOT, env=single_threaded(), stdin=subprocess.DEVNULL, timeout=limit)
+        except subprocess.TimeoutExpired:
+            what = f"the command has not ended after {limit:.0f} s, and takes {run.minutes:g} minutes"
+            raise HummingbirdError(what, where=run.command, hint="is the machine busy, or much slower?") from None
         if ended.returncode or not path.exists():
             raise HummingbirdError(f"the command ended with code {ended.returncode}", where=run.command)
         return list(json.loads(path.read_text(encoding="utf-8")))

@@ -10,8 +10,8 @@ from scripts.papers.results_page import table
 
 _HEAD = """# Results: five papers, and the figures here
 
-Every table and figure of five papers that holds measurements: remade, remade in kind, or not, with the reason. Figures
-here come from records, which name the command, the commit, the machine and its load. This page is written by
+Tables and figures of five papers: remade, remade in kind, or not, with the reason. Figures here come from records,
+which name the command, the commit, the machine and its load. This page is written by
 
 ```sh
 python -m scripts.papers

@@ -74,7 +74,6 @@ RUNS = {
         Run("hybrid-sparse", "python -m scripts.bench.hybrid --only sparse --repeats 3", _HYBRID, 3, 1),
         Run("hybrid-accuracy", "python -m scripts.bench.hybrid --only accuracy --twin 10000", _HYBRID, 15, 1),
         Run("hybrid-nets", "python -m scripts.bench.hybrid --only characterised", _HYBRID, 4, 1),
-        Run("relu", "python -m scripts.bench.relu --links loopback 10gbit 352mbit", _CONTEST, 6, 1),
         Run(
             "resnet",
             "python -m scripts.bench.resnet --batch 8 --weights trained --links loopback 10gbit 352mbit",

@@ -100,15 +100,12 @@ def add_server(
     add_model_arguments: a function that adds to a parser the options that name a net. build: a function that makes the
     net from the parsed options.
     """
-    sub = commands.add_parser(
-        "he-server",
-        help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
-        description=_SERVER,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example:\n"
-        "  python -m hummingbird he-server --model models:trained cryptonets 10 checkpoints/cryptonets-relu.pt \\\n"
-        "      activation=relu --input 1x28x28 --listen unix:he.sock",
+    line = "Evaluate a net on ciphertexts for clients; sees no image and no result."
+    example = (
+        "--model models:trained cryptonets 10 checkpoints/cryptonets-relu.pt \\\n"
+        "      activation=relu --input 1x28x28 --listen unix:he.sock"
     )
+    sub = options.add_program(commands, "he-server", line, _SERVER, example)
     add_model_arguments(sub)
     sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
@@ -129,14 +126,9 @@ def add_server(
 
 def add_client(commands: Any) -> None:
     """Add the program `he-client` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
-    sub = commands.add_parser(
-        "he-client",
-        help="Have a server evaluate its net on encrypted images.",
-        description=_CLIENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example:\n"
-        "  python -m hummingbird he-client --server unix:he.sock --images images.npy --labels labels.npy --out out.npy",
-    )
+    example = "--server unix:he.sock --images images.npy --labels labels.npy --out out.npy"
+    line = "Have a server evaluate its net on encrypted images."
+    sub = options.add_program(commands, "he-client", line, _CLIENT, example)
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     options.add_images(sub, "outputs")
     text = "batches in flight at a time (default: %(default)s)"

@@ -69,7 +69,7 @@ def convert(args: argparse.Namespace, net: nn.Module) -> int:
 
 
 def _apart(one: Path, option: str, other: Path, other_option: str) -> None:
-    """Raise InputError if two options name one file, of which the later one written would replace the other."""
+    """Raise InputError if two options name the same file: writing one would destroy the other."""
     if one.resolve() == other.resolve():
         raise InputError(f"one file for both: {one}", where=f"{option}, {other_option}", hint="name two files")
 
@@ -155,18 +155,6 @@ def decrypt(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add(commands: Any, name: str, summary: str, text: str, example: str) -> argparse.ArgumentParser:
-    """Add a program to the command line; return its parser. example: the words after the program's name."""
-    made: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"example:\n  python -m hummingbird {name} {example}",
-    )
-    return made
-
-
 def add_convert(
     commands: Any,
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
@@ -181,7 +169,9 @@ def add_convert(
         "--model models:trained cryptonets 10 checkpoints/cryptonets-square.pt \\\n"
         "      activation=square --input 1x28x28 --out net.server --public client.json"
     )
-    sub = _add(commands, "he-convert", "Make a server's file from a net, for encrypted images.", _CONVERT, example)
+    sub = options.add_program(
+        commands, "he-convert", "Make a server's file from a net, for encrypted images.", _CONVERT, example
+    )
     add_model_arguments(sub)
     sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--range", type=positive, metavar="X", help="bound on |input|, which clients check (default: 4)")
@@ -195,7 +185,9 @@ def add_convert(
 def add_keygen(commands: Any) -> None:
     """Add the program `he-keygen` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     example = "--public client.json --out my.client"
-    sub = _add(commands, "he-keygen", "Make a client's secret key, for encrypted images.", _KEYGEN, example)
+    sub = options.add_program(
+        commands, "he-keygen", "Make a client's secret key, for encrypted images.", _KEYGEN, example
+    )
     sub.add_argument("--public", required=True, type=Path, metavar="FILE.json", help="the net's description")
     sub.add_argument("--out", required=True, type=Path, metavar="FILE", help="the client's new file, with the key")
     sub.set_defaults(run=keygen)
@@ -204,7 +196,7 @@ def add_keygen(commands: Any) -> None:
 def add_encrypt(commands: Any) -> None:
     """Add the program `he-encrypt` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     example = "--client my.client --images images.npy --request request --batches my.batches"
-    sub = _add(commands, "he-encrypt", "Encrypt images to a file for a server.", _ENCRYPT, example)
+    sub = options.add_program(commands, "he-encrypt", "Encrypt images to a file for a server.", _ENCRYPT, example)
     sub.add_argument("--client", required=True, type=Path, metavar="FILE", help="the client's file, from he-keygen")
     sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
     sub.add_argument("--request", required=True, type=Path, metavar="FILE", help="the file for the server")
@@ -216,7 +208,9 @@ def add_encrypt(commands: Any) -> None:
 def add_evaluate(commands: Any) -> None:
     """Add the program `he-evaluate` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     example = "--net net.server --request request --out answer"
-    sub = _add(commands, "he-evaluate", "Compute a net on a file of encrypted images.", _EVALUATE, example)
+    sub = options.add_program(
+        commands, "he-evaluate", "Compute a net on a file of encrypted images.", _EVALUATE, example
+    )
     sub.add_argument("--net", required=True, type=Path, metavar="FILE", help="the server's file, from he-convert")
     sub.add_argument("--request", type=Path, metavar="FILE", help="what he-encrypt wrote")
     sub.add_argument("--out", type=Path, metavar="FILE", help="the file of answers")
@@ -227,7 +221,7 @@ def add_evaluate(commands: Any) -> None:
 def add_decrypt(commands: Any) -> None:
     """Add the program `he-decrypt` to the command line. commands: argparse's subparsers, from `add_subparsers`."""
     example = "--client my.client --batches my.batches --answer answer --out logits.npy"
-    sub = _add(commands, "he-decrypt", "Decrypt a server's answers.", _DECRYPT, example)
+    sub = options.add_program(commands, "he-decrypt", "Decrypt a server's answers.", _DECRYPT, example)
     sub.add_argument("--client", required=True, type=Path, metavar="FILE", help="the client's file, from he-keygen")
     sub.add_argument("--batches", required=True, type=Path, metavar="FOLDER", help="what he-encrypt wrote beside")
     sub.add_argument("--answer", required=True, type=Path, metavar="FILE", help="what he-evaluate wrote")

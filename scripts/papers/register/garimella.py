@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.papers.items import IN_KIND, NOT, REMADE, Item, Paper
+from scripts.papers.items import IN_KIND, NOT, REMADE, Item, Line, Paper
 
 _REMADE = {
     "Table 1": ("a request's seconds by GC, HE, SS and the link", "table-1-one-request-of-the-baseline"),
@@ -23,6 +23,37 @@ _REMADE = {
     "Text, clients": ("several clients of one server", "clients-several-of-one-server"),
 }
 
+# The artifact's files: MB in all, and of the client's store, by who garbles.
+_SERVED = {
+    ("ResNet-18", "data"): ("11,690", "2,000"),
+    ("ResNet-18", "model"): ("11,700", "10,165"),
+    ("ResNet-32", "data"): ("6,040", "1,088"),
+    ("ResNet-32", "model"): ("6,400", "5,531"),
+    ("VGG-16", "data"): ("5,610", "1,022"),
+    ("VGG-16", "model"): ("5,950", "5,195"),
+}
+
+
+def _served(net: str, garbler: str) -> tuple[Line, ...]:
+    size, store = _SERVED[net, garbler]
+    return tuple(
+        Line(
+            f"{net}, CIFAR-100, garbler {garbler}: {said}, {unit}",
+            paper,
+            "hybrid-nets",
+            {"section": "characterised", "what": f"{net}, garbler {garbler}: {what}", "unit": unit},
+            "measured",
+            "{:,.3g}",
+        )
+        for said, what, unit, paper in (
+            ("an image in all", "an image in all", "MB", size),
+            ("the client's store", "a slot, the data's side", "MB", store),
+            ("before the image", "before it is there", "s", "-"),
+            ("with it", "with it", "s", "-"),
+        )
+    )
+
+
 PAPER = Paper(
     name="Garimella et al.",
     source="Garimella, Ghodsi, Jha, Garg, Reagen: Characterizing and Optimizing End-to-End Systems for Private "
@@ -32,6 +63,14 @@ PAPER = Paper(
     items=(
         *(Item(name, title, REMADE, "", f"capacity.md#{anchor}") for name, (title, anchor) in _REMADE.items()),
         Item("Figure 6", "a chart without published numbers", NOT, "neither the artifact nor its formulas have one"),
+        Item(
+            "Artifact",
+            "bytes of a request, and of what the client stores for it",
+            IN_KIND,
+            "gc-server and a client on one host, random weights; the circuits and the packing here are smaller",
+            "two-party.md#what-it-costs",
+            tuple(line for net, garbler in _SERVED for line in _served(net, garbler)),
+        ),
         Item("Text, ImageNet", "ResNet-50", IN_KIND, "composed of its layers", "capacity.md#resnet-50-imagenet"),
     ),
 )

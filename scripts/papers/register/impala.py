@@ -63,6 +63,20 @@ def _image(weights: str, what: str, unit: str) -> dict[str, str]:
     return {"section": "images", "what": f"{weights}: {what}", "unit": unit}
 
 
+_PARTS = (
+    "products {}, any weights, an image of 1",
+    "products {}, any weights, an image of 14",
+    "taps {}, 0% zeros, an image of 14",
+    "taps {}, 90% zeros, an image of 14",
+)
+
+
+def _part(what: str) -> Line:
+    name = what.format("16x16x128, 3x3, 128")
+    where = {"section": "layers", "what": f"{name}: the server's whole part"}
+    return Line(f"{name}, ms", "-", "hybrid-parts", where, "measured", "{:,.1f}")
+
+
 _WAYS = ("dense, by products", "90 % zeros, by products", "90 % zeros, by taps")
 
 
@@ -99,6 +113,14 @@ PAPER = Paper(
                 *_layer("16x16x128, 3x3, 128", "3,680"),
                 *_layer("64x64x64, 3x3, 64", "38,000"),
             ),
+        ),
+        Item(
+            "Sparse convolutions",
+            "the server's part by taps, with and without zeros, and by products",
+            IN_KIND,
+            "one layer, 16x16x128, 3x3, 128; one core",
+            "two-party.md#sparse-nets",
+            tuple(_part(what) for what in _PARTS),
         ),
         Item(
             "Table 4",
