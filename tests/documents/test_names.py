@@ -238,14 +238,16 @@ def test_every_make_target_exists() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_the_set_up_shows_what_it_does(tmp_path: Path) -> None:
-    """Minutes pass in pip and in the compiler: pip shows its progress, and a line is before both."""
+    """Minutes pass in uv, or in pip if uv fails, and in the compiler: both show progress, and a line comes first."""
     for name in ("Makefile", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     line = ["make", "--dry-run", "test"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM, check=True)
     steps = [step for step in done.stdout.splitlines() if re.match(r"echo|\.venv/bin/python .*(pip|build_ext)", step)]
-    setting_up, pip, building, build = steps
-    assert setting_up.startswith('echo "Setting up .venv') and " -m pip install " in pip and "--quiet" not in pip
+    setting_up, _, building, build = steps
+    installing = done.stdout[done.stdout.index(setting_up) : done.stdout.index(building)]
+    assert setting_up.startswith('echo "Setting up .venv') and "--quiet" not in installing
+    assert re.findall(r"-m (\S+ \S+) .*'\.\[test,docs\]'", installing) == ["uv pip", "pip install"]
     assert building.startswith('echo "Building the kernels') and " build_ext " in build
 
 
