@@ -33,6 +33,11 @@ if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(THREADS)
     os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
+# Where there is no GPU, PyTorch keeps every seed for one that may come, with the text of the whole stack: milliseconds.
+for backend in (torch.cuda, torch.xpu):
+    if not backend.is_available():
+        backend.manual_seed_all = lambda seed: None
+
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -67,6 +67,7 @@ def texts(session: Any, net: Any, prompts: list[list[int]], new: int) -> dict[st
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", every(2, [[[5, 5, 41]], [[7, 30, 11, 2, 49], [5, 5, 41]]]), ids=["one", "two"])
 @pytest.mark.usefixtures("forked")
 def test_one_party_gets_the_words_of_plain_torch(prompts: list[list[int]]) -> None:
@@ -85,6 +86,7 @@ def test_one_party_gets_the_words_of_plain_torch(prompts: list[list[int]]) -> No
         assert party["rounds"] == 2 + party["planned"] + new and not any(party["off"].values()) and party["off"]
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
     net = made()
     private = hummingbird.convert_decoder(net, EXAMPLE, prompt=PROMPT)

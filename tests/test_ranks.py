@@ -51,6 +51,7 @@ def test_three_ranks_share_numbers_and_see_where_they_differ(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.0", "out.1", "out.2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "count", "told"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import functools
 import hashlib
 import io
 import json
@@ -87,10 +88,15 @@ class Run:
 
 def essence(path: Path) -> str:
     """Return a source file's text without comments, docstrings and empty lines. path: of a .py, .cpp or .h file."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
+    return _essence(path.read_text(encoding="utf-8"), path.suffix)
+
+
+@functools.cache  # many runs measure the same files
+def _essence(text: str, suffix: str) -> str:
+    if suffix != ".py":
         return _lines(_COMMENTS.sub(lambda match: match[1] or "", text))
-    lines = [line.encode() for line in text.splitlines()]  # positions of ast are bytes, those of tokenize characters
+    rows = text.splitlines()
+    lines = [row.encode() for row in rows]  # positions of ast are bytes, those of tokenize characters
     cut: list[tuple[int, int, int, int]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -101,7 +107,7 @@ def essence(path: Path) -> str:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
-            at = len(text.splitlines()[line - 1][:column].encode())
+            at = len(rows[line - 1][:column].encode())
             cut.append((line, at, line, len(lines[line - 1])))
     for first_line, start, last_line, end in sorted(cut, reverse=True):
         kept = lines[first_line - 1][:start] + lines[last_line - 1][end:]

@@ -207,6 +207,7 @@ def test_clients_divide_cores_and_store() -> None:
     assert rates == sorted(rates) and rates[-1] < 32 * rates[0]
 
 
+@pytest.mark.slow
 def test_clients_are_replicas_without_a_choice() -> None:
     """A Poisson stream that is divided at random is one at each client: the latency is that of one client alone."""
     nine = paper.several("cg", R18, 9, **LINK)
@@ -269,6 +270,7 @@ def test_few_relus_take_no_negative_time() -> None:
     assert min(at.step_seconds(step) for phase in at.phases().values() for step in phase.steps) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("HUMMINGBIRD_DATA"), reason="HUMMINGBIRD_DATA has the published arrays")
 def test_the_shipped_profile_is_what_its_program_writes(tmp_path: Path) -> None:
     assert asplos_profile.main(["--out", str(tmp_path / "made.json")]) == 0

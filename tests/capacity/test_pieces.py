@@ -92,6 +92,7 @@ def test_a_long_run_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps <= 3 * 500
 
 
+@pytest.mark.slow
 def test_a_queue_that_never_empties_is_simulated_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "_ROUNDS", 4)
     steps, found, wanted = steps_of(monkeypatch, 1.3)

@@ -19,7 +19,8 @@ def markovian(rho: float, runs: int, requests: int, seed: int) -> LoadOutcome:
     return recurrence.simulate(System(), load, Draws(exponential((runs, requests), seed, "online")))
 
 
-@pytest.mark.parametrize("rho, requests", [(0.5, 2000), pytest.param(0.7, 5000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rho, requests", [(0.5, 2000), (0.7, 5000)])
 def test_95_percent_intervals_cover_the_true_p99(rho: float, requests: int) -> None:
     """The time in an M/M/1 is exponential of mean 1 / (1 - rho); 200 simulations of 20 runs, 25 at a time."""
     true, covered = math.log(100) / (1 - rho), 0

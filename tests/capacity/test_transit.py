@@ -131,6 +131,7 @@ def test_a_clients_link_delays_its_own_requests_and_bounds_nothing(service: Serv
     assert later > 1 and two[1].quantile(0.99).value - two[0].quantile(0.99).value == pytest.approx(later, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_a_faster_link_of_the_client_would_give_is_told(service: Service) -> None:
     slow = thin(service, up=1e4, down=math.inf).at(Hosts(store=1e9))
     most = 1.2 * (slow.transit_seconds() + slow.seconds(slow.request))

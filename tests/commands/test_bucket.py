@@ -58,6 +58,7 @@ def infer(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> tuple[in
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_two_parties_infer_from_buckets(
     server: ObjectServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def infer(root: str, images: int, result: Path) -> list[Finished]:
     return run([*words, "--json", str(result)], 2)
 
 
+@pytest.mark.slow
 def test_a_store_that_two_parties_make_serves_them(tmp_path: Path) -> None:
     """The offline bits are those that were predicted, and the net's forms those of the transfers of the link."""
     result = tmp_path / "result.json"

@@ -85,6 +85,7 @@ def test_a_signed_table_is_its_owners(place: Path, capsys: pytest.CaptureFixture
     assert "not a key of 64 hexadecimal digits" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_updates_over_tls_are_resumed(place: Path, sockets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority = Authority(place, "ours")
     server, mine = authority.issue("pir", "localhost"), authority.issue("owner")

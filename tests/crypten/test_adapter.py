@@ -22,6 +22,7 @@ SEED = bytes(range(16))
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parties", "smooth"), [(2, ""), *(pytest.param(n, "smooth", marks=SLOW) for n in (2, 3))])
 def test_functions_prices_randomness_and_trust(parties: int, smooth: str) -> None:
     """The program, with the bounds and where they come from, is in tests/jobs/programs.py."""

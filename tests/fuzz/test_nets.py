@@ -240,7 +240,8 @@ def test_one_net_is_shown_with_the_errors_of_its_steps(capsys: pytest.CaptureFix
 # Recurrent nets -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", [range(1), pytest.param(range(1, 60), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [range(60)])
 def test_random_recurrent_nets_are_right(numbers: range) -> None:
     found = [recurrent.judge(number) for number in numbers]
     assert {result.verdict for result in found} <= {"right", "out of range"}, found
@@ -250,7 +251,8 @@ def test_random_recurrent_nets_are_right(numbers: range) -> None:
 # Decoders -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", [range(1, 2), pytest.param(range(2, 40), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [range(1, 40)])
 def test_random_decoders_are_right_in_conversation(numbers: range) -> None:
     found = [decoders.judge(number) for number in numbers]
     assert {result.verdict for result in found} == {"right"}, found

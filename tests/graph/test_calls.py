@@ -55,8 +55,8 @@ def inner(wrap: Callable[[nn.Module], Any]) -> nn.Module:
 
 
 WRAPPED: dict[str, Callable[[], nn.Module]] = {
-    "both": lambda: nn.DataParallel(torch.compile(layers())),  # type: ignore[arg-type]
     "DataParallel": lambda: nn.DataParallel(layers()),
+    "both": lambda: nn.DataParallel(torch.compile(layers())),  # type: ignore[arg-type]
     "DistributedDataParallel": lambda: nn.parallel.DistributedDataParallel(layers()),
     "torch.compile": lambda: torch.compile(layers()),  # type: ignore[dict-item, return-value]
     "DataParallel inside": lambda: inner(nn.DataParallel),

@@ -31,6 +31,7 @@ from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.together import slots_together, with_sets
 from tests.fuzz.hybrid import of_slot
 from tests.hybrid.test_programs import ended, program
+from tests.support.covering import covering
 from tests.support.hybrid import serving
 from tests.support.hybrid_nets import NETS, WINDOWS, exact, images
 from tests.support.patience import HANG, until
@@ -141,8 +142,11 @@ def test_answers_are_those_of_ideal_parts_bit_for_bit(garbler: str, monkeypatch:
     assert not work["terms"] and torch.equal(other(x), wanted)
 
 
-@pytest.mark.parametrize("kept", ["some", "none", "one"])
-@pytest.mark.parametrize("name", ["groups and strides", "one dimension", "volumes", "padding", "sums", "slopes"])
+@covering(
+    "kept, name",
+    ["some", "none", "one"],
+    ["groups and strides", "one dimension", "volumes", "padding", "sums", "slopes"],
+)
 def test_every_kind_of_layer_is_right_by_taps(name: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All layers of a net share ciphertexts here, whether that is less work or not."""
     make, shape = NETS[name]

@@ -33,6 +33,7 @@ print(most - freed < 100, freed - held() > 300)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer has an allocator of its own")
 def test_freed_memory_is_returned_on_request() -> None:

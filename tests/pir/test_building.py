@@ -139,6 +139,7 @@ def test_rows_of_a_mapped_file_are_read_and_written_as_those_of_an_array(table: 
         assert not np.array_equal(mapped.records.again(), records)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_parts_and_workers_map_their_own_rows(table: Path) -> None:
     source = Source.open(table)
     for first, last in ((0, 1024), (2048, 4096), (6144, COUNT), (0, COUNT)):

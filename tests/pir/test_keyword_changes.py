@@ -25,6 +25,7 @@ from tests.pir.test_keywords import ROWS, WORDS, asking, made
 from tests.support.patience import HANG
 
 
+@pytest.mark.slow
 def test_keywords_come_and_go_while_the_table_is_served() -> None:
     """300 random changes, in a table that becomes full: rows move, and every keyword is right after each."""
     owner, random_ = Owner(), random.Random(1)

@@ -86,6 +86,7 @@ def test_what_is_sent_does_not_depend_on_the_keywords() -> None:
     assert all(len(Counter(queries)) == 1 and len(queries) == 4 for queries in seen)
 
 
+@pytest.mark.slow
 def test_keys_of_present_absent_hot_and_cold_keywords_look_the_same() -> None:
     """10^4 lookups of each kind: no byte of a key has another distribution of bits, at either server."""
     kept: list[list[torch.Tensor]] = [[], []]

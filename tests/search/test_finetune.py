@@ -94,6 +94,7 @@ def test_accuracy_with_windows_rises(tmp_path: Path, bits: Path, capsys: pytest.
     assert str(tmp_path) not in said["command"] and "--epochs 3" in said["command"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_seed_repeats_and_clamping_changes_the_weights(tmp_path: Path, bits: Path) -> None:
     outs = {name: tmp_path / f"{name}.pt" for name in ("first", "again", "other", "clamped")}

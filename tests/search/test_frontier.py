@@ -34,11 +34,12 @@ def study() -> Study:
     return Study(load_checkpoint(WEIGHTS, get_model("digits", 10)).eval(), images[:64], labels[:64], by="layer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "budgets"),
     [
         (ONE, ("4/64", "3/64", "1/64")),
-        pytest.param(SHORT, ("exact", "eco", "4/64", "3/64", "1/64"), marks=pytest.mark.slow),
+        (SHORT, ("exact", "eco", "4/64", "3/64", "1/64")),
     ],
     ids=["one group", "every layer"],
 )

@@ -60,6 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 WORDS = ["--application", "movielens", "--weights", "none.pt", "--samples", "20", "--screen", "5", "--clients", "6"]
 
 
+@pytest.mark.slow
 def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows_file, picture, plan_file = tmp_path / "rows.json", tmp_path / "plans.png", tmp_path / "plan.json"
     assert main([*WORDS, "--json", str(rows_file), "--plot", str(picture), "--plan", str(plan_file)]) == 0

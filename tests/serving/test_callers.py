@@ -82,6 +82,7 @@ def answers(addresses: list[str], tls: wire.Tls) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_half_requests_of_eight_names_lock_nobody_out(tmp_path: Path) -> None:
     """256 calls that wait for a part which never comes, where 256 may be at work: others are answered, and these are
     dropped after seconds, though their deadline is far.

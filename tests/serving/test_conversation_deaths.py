@@ -43,6 +43,7 @@ def dealt(folder: Path, conversations: int, *options: str) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_the_command_deals_stores_of_conversations(tmp_path: Path) -> None:
     store = StoreDealer(dealt(tmp_path, 1), rank=0, parties=2)
     decoder = convert.convert_decoder(net(), torch.zeros(1, PLACES, WIDTH), PROMPT)

@@ -118,6 +118,7 @@ def test_a_text_is_read_word_after_word(service: Service) -> None:
             talk(vectors(2))
 
 
+@pytest.mark.slow
 def test_conversations_do_not_mix_and_each_ends_when_its_places_are_used(service: Service) -> None:
     texts = [[1, 2, 3], [9]]
     with service.client() as client, client.conversation() as one, client.conversation() as other:

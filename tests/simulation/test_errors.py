@@ -42,6 +42,7 @@ def offline(net: nn.Module, rows: dict[str, Rows]) -> float:
     return hummingbird.estimate(net, (1, 8), BitConfig().with_rows(rows)).offline_bytes
 
 
+@pytest.mark.slow
 def test_unequal_functions_get_unequal_errors_and_fewer_bytes() -> None:
     net, x = Unequal().eval(), torch.linspace(-3, 3, 256).view(32, 8)
     ranges = hummingbird.find_rows(net, x)

@@ -105,6 +105,7 @@ class ByHand(nn.Module):
         return h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "names"),
     [

@@ -139,6 +139,7 @@ def test_decisions_that_are_all_the_same_claim_nothing() -> None:
     assert "agreement" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_prepare_tells_accuracy_and_distance_of_scores() -> None:
     net, x = wake(nn.Sigmoid())
     with torch.no_grad():
@@ -290,6 +291,7 @@ def test_a_study_with_an_example_searches_the_net_as_it_is_called() -> None:
         Study(net, x, example=example)
 
 
+@pytest.mark.slow
 def test_windows_found_without_an_example_fit_the_net_with_one(tmp_path: Path) -> None:
     net, x = wake()
     found = Study(net, x, runs=1).search()

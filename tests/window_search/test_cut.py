@@ -25,6 +25,7 @@ def net() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
+@pytest.mark.slow
 def test_a_search_finds_windows_that_keep_answers_within_a_budget() -> None:
     plain, x = net(), images(SHAPE, 96)
     study = Study(plain, x, by="layer", batch=32, runs=1, cut=True)

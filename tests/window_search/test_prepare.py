@@ -38,6 +38,7 @@ def prepared() -> Prepared:
     return hummingbird.prepare(NET, (IMAGES[::2], LABELS[::2]), "6/64", test=OTHERS)
 
 
+@pytest.mark.slow
 def test_its_windows_are_those_of_find_bits(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

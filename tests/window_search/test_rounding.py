@@ -111,6 +111,7 @@ def moved(config: BitConfig, protocol: str) -> float:
     return 2 * found.online_bytes + found.offline_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "widths"),
     [

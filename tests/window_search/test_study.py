@@ -126,6 +126,7 @@ def test_the_same_seed_repeats_and_another_search_in_between_changes_nothing(stu
 
 
 # At which parts of the search: in its middle, or behind the first answer, there, and before the last but one.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "parts"),
     [((0, 4), (0.5,)), *(pytest.param(w, (0, 0.5, 1), marks=pytest.mark.slow) for w in ((0, 4), (0, 2, 3, 4, 5, 6)))],

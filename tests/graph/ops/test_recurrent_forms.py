@@ -165,7 +165,7 @@ def test_lengths_in_the_code_cut_the_result_to_the_longest() -> None:
 # In private -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", every(2, LAYERS))
+@pytest.mark.parametrize("kind", every(2, LAYERS[::-1]))
 def test_packed_sequences_are_right_in_private(kind: type[nn.RNNBase]) -> None:
     """On shares, at all parties, with lengths of each call. Each of three steps errs as in test_recurrent.py."""
     torch.manual_seed(2)
@@ -177,6 +177,7 @@ def test_packed_sequences_are_right_in_private(kind: type[nn.RNNBase]) -> None:
         assert float((got - wanted).abs().max()) < 3 * 8 * SMOOTH
 
 
+@pytest.mark.slow
 def test_the_state_keeps_its_bound_where_all_gates_are_open() -> None:
     """|c| = t after t steps, the most that there is, and all errors of the gates add up."""
 
@@ -246,6 +247,7 @@ def test_a_state_is_opened_in_the_bits_that_its_bound_or_its_window_takes() -> N
         assert opened[-2][1][1] == bits, k  # the last step's product with the state; behind it is o tanh(c)
 
 
+@pytest.mark.slow
 def test_what_packing_is_refused_and_how() -> None:
     x, lengths = torch.randn(2, 3, 3), torch.tensor([3, 1])
     net = Sequences(nn.GRU, batch_first=True).eval()

@@ -14,6 +14,7 @@ from hummingbird import he, hybrid
 from hummingbird.errors import ModelError
 from hummingbird.graph import run, trace
 from tests.graph.ops.test_vocabulary import Call
+from tests.support.covering import covering
 
 X, IMAGE = torch.randn(3, 5, 8) * 3 + 1, torch.randn(2, 4, 6, 6)
 
@@ -57,8 +58,7 @@ class EpsNorm(nn.Module):
 EPS = ("buffer", "one", "parameter", "constant", "item", "first", "rms")
 
 
-@pytest.mark.parametrize("kind", EPS)
-@pytest.mark.parametrize("asks", [False, True])
+@covering("kind, asks", EPS, [False, True])
 def test_the_eps_of_a_norm_may_be_a_tensor_with_private_weights_too(kind: str, asks: bool) -> None:
     net = EpsNorm(kind).eval()
     for secret in (False, True):

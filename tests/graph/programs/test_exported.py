@@ -98,6 +98,7 @@ class Masked(nn.Module):
         return self.attention(2 * x, x, x, attn_mask=self.mask)[0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_masks_beside_weights_that_are_asked_for() -> None:
     later = torch.ones(3, 3, dtype=torch.bool).triu(1)
     x = torch.randn(2, 3, 4)

@@ -147,6 +147,7 @@ def rounds(net: nn.Module, length: int, weights: Any = "public", **options: Any)
     return sum(step.cost.rounds for step in private.costs((1, length, 3), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "a_step"), every(2, [(nn.RNN, 1), (nn.GRU, 4), (nn.LSTM, 4)]))
 @pytest.mark.parametrize("weights", every(2, ["public", 0]))
 def test_a_layer_more_costs_one_step_more(kind: Any, a_step: int, weights: Any) -> None:

@@ -103,10 +103,9 @@ def test_a_clamp_changes_no_value_within_and_cuts_those_beyond() -> None:
     assert float((run(clamped(steps, {"layer.g_l0": (-0.5, 0.5)}), x) - run(steps, x)).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(nn.LSTM, marks=pytest.mark.slow), pytest.param(nn.GRU, marks=pytest.mark.slow), nn.RNN]
-)
-@pytest.mark.parametrize("protocol", ["masked", pytest.param("gmw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
 def test_found_ranges_clamp_loud_inputs_and_results_stay(kind: type[nn.RNNBase], protocol: str) -> None:
     net = Recurrent(loud(kind, 2)).eval()
     rows = hummingbird.find_rows(net, inputs(64, TIME + 3), error=2.0**-10, headroom=1.0)
@@ -140,6 +139,7 @@ class Twice(nn.Module):
         return out - self.layer(second, given)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", every(2, ["learned", "zeros", "on itself"]))
 def test_a_layer_that_is_called_twice_is_clamped_at_both_calls_or_at_none(kind: str) -> None:
     net, x = Twice(kind).eval(), inputs(3)
@@ -169,6 +169,7 @@ def test_a_state_is_refused_where_one_of_the_calls_cannot_be_clamped() -> None:
         hummingbird.convert_model(OnItself().eval(), BitConfig(rows=rows), example=inputs(1))
 
 
+@pytest.mark.slow
 def test_inputs_that_all_lie_on_one_side_have_a_range_without_a_state() -> None:
     layer = loud(nn.LSTM)
     layer.bias_ih_l0.data.add_(300.0)
@@ -180,6 +181,7 @@ def test_inputs_that_all_lie_on_one_side_have_a_range_without_a_state() -> None:
         assert float((twin(x) - net(x)).abs().max()) < 0.01
 
 
+@pytest.mark.slow
 def test_a_saved_net_is_clamped_as_before(tmp_path: Path) -> None:
     net, x = Recurrent(loud(nn.GRU)).eval(), inputs(4)
     rows = hummingbird.find_rows(net, inputs(64), error=2.0**-10)
@@ -191,6 +193,7 @@ def test_a_saved_net_is_clamped_as_before(tmp_path: Path) -> None:
         assert float((Parties(2, 1, x.device).run(ExactNet(saved), x) - net(x)).abs().max()) < 0.01
 
 
+@pytest.mark.slow
 def test_the_clamps_price_is_two_rounds_and_tables_are_smaller() -> None:
     net, x = Recurrent(loud(nn.LSTM)).eval(), inputs(32)
     rows = hummingbird.find_rows(net, x, error=2.0**-10)
@@ -203,6 +206,7 @@ def test_the_clamps_price_is_two_rounds_and_tables_are_smaller() -> None:
     assert clamps.rounds <= without.rounds + 3 and clamps.offline_bytes < 0.6 * without.offline_bytes
 
 
+@pytest.mark.slow
 def test_training_runs_on_the_plain_net() -> None:
     """Its layers have no clamp of the input: there the argument is clamped."""
     net, x = Recurrent(loud(nn.LSTM)).eval(), inputs(4)

@@ -86,6 +86,7 @@ def test_nets_with_them_are_torchs(name: str) -> None:
     assert again.steps[-1].op == "output" and again.to_json() == model.public.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", every(4, [6.0, 3, 4, 5]))
 def test_whole_powers_of_encrypted_values(exponent: float) -> None:
     torch.manual_seed(2)

@@ -98,6 +98,7 @@ def run(folder: Path, dealers: int, sets: int, readers: int, kills: int) -> None
         print(f"MEASURED {len(dealt)} dealt, {len(used)} used, {len(burned)} burned, {len(lost)} lost, {kills} kills")
 
 
+@pytest.mark.slow
 def test_killed_a_few_times(tmp_path: Path) -> None:
     run(tmp_path, dealers=2, sets=6, readers=2, kills=4)
 

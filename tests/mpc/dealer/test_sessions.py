@@ -227,6 +227,7 @@ def test_a_dealer_for_another_number_of_parties():
         DealerService(parties=2).join(b"a" * 16, 0, 3, VERSION)
 
 
+@pytest.mark.slow
 def test_dealer_starts_without_crypten():
     code = """
 import sys

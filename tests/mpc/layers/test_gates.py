@@ -84,6 +84,7 @@ def test_operands_are_opened_in_the_bits_that_they_have() -> None:
     assert multiply.label() == "opens 14 and 16 bits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parties", "windows", "activations"), every(3, [(2, 1, ["silu"]), (2, 3, [*ACTIVATIONS]), (3, 3, [*ACTIVATIONS])])
 )

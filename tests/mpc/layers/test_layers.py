@@ -18,7 +18,7 @@ from tests.support.parties import succeed
     ("parties", "weights", "protocol", "first", "step"),
     [
         (2, "public", "masked", 0, 2),  # every second operation here,
-        (2, "1", "gmw", 1, 2),  # and the others here
+        pytest.param(2, "1", "gmw", 1, 2, marks=pytest.mark.slow),  # and the others here
         *(
             pytest.param(parties, owner, protocol, 0, 1, marks=pytest.mark.slow)
             for (parties, owner), protocol in product(
@@ -37,6 +37,7 @@ def test_operations_match_torch_and_send_what_was_predicted(
     assert not wrong, f"error above bound: {wrong}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parties", "windows", "step"), every(3, [(2, 2, 3), (2, 5, 1), (3, 5, 1)]))
 def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int, windows: int, step: int) -> None:
     """Two windows: one whose tables end where it does, and one with clamps."""

@@ -24,7 +24,7 @@ from hummingbird.mpc.protocols.lift import lift_price
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.mpc.protocols.truncation import truncate_price
 from hummingbird.ring import SCALE
-from tests.support.covering import every
+from tests.support.covering import covering, every
 from tests.support.operations import Function
 from tests.support.parties import succeed
 
@@ -37,8 +37,11 @@ def rows(length: int, deviations: torch.Tensor) -> torch.Tensor:
     return torch.randn(len(deviations), length) * deviations.unsqueeze(1) + deviations.unsqueeze(1).clamp(max=3)
 
 
-@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("gmw", 3)])
-@pytest.mark.parametrize(("length", "eps"), [(1, 1e-5), (12, 1e-5), (64, 1e-12), (768, 1e-6)])
+@covering(
+    "protocol, parties, length, eps",
+    [("masked", 2), ("gmw", 3)],
+    [(1, 1e-5), (12, 1e-5), (64, 1e-12), (768, 1e-6)],
+)
 def test_rows_of_every_variance_are_normed_within_the_bound(
     protocol: str, parties: int, length: int, eps: float
 ) -> None:
@@ -125,6 +128,7 @@ def test_a_norm_has_no_window_and_its_twin_computes_its_formula() -> None:
         assert float((F.relu(norm.formula(REALS, x)) - got).abs().max()) < 2.0**-15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parties", "owners"), every(3, [(2, "1"), (2, "public 0 1"), (3, "public 0 1 2")]))
 def test_norms_that_are_written_out_run_between_parties(parties: int, owners: str) -> None:
     """Rounds and bits are the predicted ones."""

@@ -262,6 +262,7 @@ def test_weights_of_a_layer_that_was_cut_into_parts_are_opened_once(alone: sessi
     assert float((got - net(x)).detach().abs().max()) < 2.0**-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owners", every(2, ["1", "0 1"]))
 def test_constants_outside_of_layers_are_their_owners(owners: str) -> None:
     """Tokens, places, scales, means: shared once, held in shares alone, and the other party's own are ignored."""

@@ -132,6 +132,7 @@ def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
             assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max()), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "layers"), every(3, [("bert", 1), ("bert", 2), ("vit", 2)]))
 def test_norms_in_a_range_take_three_messages_and_no_lift_before(name: str, layers: int) -> None:
     net, x = own.nets(layers)[name]

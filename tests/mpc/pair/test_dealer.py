@@ -64,7 +64,8 @@ def test_a_net_is_right_and_costs_what_was_predicted(lanes: int, dealer: str) ->
         assert row["predicted"] == row["counted"] and row["counted"][2] > 0
 
 
-@pytest.mark.parametrize("owner", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("owner", [0, 1])
 def test_private_weights(owner: int) -> None:
     """Convolutions, linear layers, factors and biases that one party has; it sends less, and both know how much."""
     found = rows(finish(session(HANG, 2, WEIGHTS=str(owner))))
@@ -312,6 +313,7 @@ def test_the_aim_takes_small_tables() -> None:
     assert [aim.tables(w, 2) for w in (2, 4, 8, 16, 22)] == [1, 1, 2, 5, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", every(2, ["masked", "gmw"]))
 def test_every_request_of_a_plan_can_be_made(protocol: str) -> None:
     net = nn.Sequential(

@@ -102,6 +102,7 @@ class Killed:
         self.run(["pair_runs", str(self.root), "100"], victims, "right")
 
 
+@pytest.mark.slow
 def test_killed_once_in_each_phase(nursery: Nursery, tmp_path: Path) -> None:
     killed = Killed(nursery, tmp_path)
     killed.run(["pair_runs", "", "1000000"], [0], "right")

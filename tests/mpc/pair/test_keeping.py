@@ -66,6 +66,7 @@ def test_sets_of_both_parties_fit_together_and_are_used_once(tmp_path: Path) -> 
     assert numbers(roots[0]) == []
 
 
+@pytest.mark.slow
 def test_material_of_every_kind_is_kept(tmp_path: Path) -> None:
     """One request of each kind; the shares have the form in which two parties make them, and so do their counts."""
     kinds = [kind for kind in RECIPES if kind != "owned"]  # which holds for the weights of a session alone

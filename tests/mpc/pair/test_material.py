@@ -125,6 +125,7 @@ def makes(request: Request[Any]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfers", every(3, BY_LINK), ids=str)
 def test_fields_are_those_of_the_definition(transfers: TransferKind) -> None:
     """All kinds in one call, each at its price, and the meter counts the prices' sum."""
@@ -138,6 +139,7 @@ def test_fields_are_those_of_the_definition(transfers: TransferKind) -> None:
         assert wrong(request, columns(request, materials)) == [], request
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transfers", every(3, [SILENT, SOFTSPOKEN, BY_LINK[-1]]), ids=str)
 def test_each_request_has_its_price(transfers: TransferKind) -> None:
     parties = pair(transfers)

@@ -73,7 +73,7 @@ def test_a_request_is_a_stack_of_matrix_products(request_: Triple) -> None:
     assert torch.equal(stack.result(left @ right), wanted)
 
 
-@pytest.mark.parametrize("encrypted", [True, False])
+@pytest.mark.parametrize("encrypted", every(2, [True, False]))
 def test_every_request_is_right_at_its_price(encrypted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All in one call, in lock-step with other kinds, whose keys are those of the largest modulus.
 

@@ -80,7 +80,7 @@ def check(talks: list[Any], decoder: PrivateDecoder, plain: Gpt) -> None:
         assert float((got - expected[:, number : number + 1]).abs().max()) < 2.0**-5 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize("protocol", every(2, ["masked", "gmw"]))
 def test_every_step_costs_what_the_decoder_says(protocol: str) -> None:
     plain = net()
     made = private(plain, protocol=protocol)
@@ -88,6 +88,7 @@ def test_every_step_costs_what_the_decoder_says(protocol: str) -> None:
         check(conversations(both, [made, copy.deepcopy(made)]), made, plain)
 
 
+@pytest.mark.slow
 def test_a_block_of_known_ranges_takes_eleven_rounds() -> None:
     """3 for each of two norms, 1 for logits, exponentials and GELU, 2 for the mean: no value is lifted for itself."""
     torch.manual_seed(0)
@@ -101,6 +102,7 @@ def test_a_block_of_known_ranges_takes_eleven_rounds() -> None:
         check(conversations(both, [made, copy.deepcopy(made)]), made, plain)
 
 
+@pytest.mark.slow
 def test_with_a_dealer_that_streams(running: Any) -> None:
     plain = net()
     made = private(plain)
@@ -108,6 +110,7 @@ def test_with_a_dealer_that_streams(running: Any) -> None:
         check(conversations(both, [made, copy.deepcopy(made)]), made, plain)
 
 
+@pytest.mark.slow
 def test_private_weights(running: Any) -> None:
     plain = net()
     made = private(plain, weights=0)
@@ -121,6 +124,7 @@ def test_private_weights(running: Any) -> None:
         check(conversations(both, decoders), made, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", every(2, ["public", 0]))
 def test_a_conversation_from_a_store(tmp_path: Path, weights: str | int) -> None:
     plain = net()

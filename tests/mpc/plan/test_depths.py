@@ -263,8 +263,9 @@ def compare_random_net(monkeypatch: pytest.MonkeyPatch, number: int) -> int | No
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("numbers", [[5], pytest.param(range(5, 129, fuzz.BRANCHED), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("numbers", [[5], range(5, 129, fuzz.BRANCHED)])
 def test_random_nets_with_branches(monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]) -> None:
     branched = [number for number in numbers if "branch" in fuzz.recipe(number).kinds]
     saved = [rounds for number in branched if (rounds := compare_random_net(monkeypatch, number)) is not None]

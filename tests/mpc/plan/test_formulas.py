@@ -53,6 +53,7 @@ def layers() -> Iterator[tuple[str, Step, Comparing, list[Tensor]]]:
                 yield name, steps[step.name], step.layer, [value.double() for value in values]
 
 
+@pytest.mark.slow
 def test_on_real_numbers_a_formula_is_the_function_of_torch() -> None:
     seen = set()
     for name, step, layer, given in layers():

@@ -346,7 +346,8 @@ def test_messages_of_some_in_turns_keep_their_order(sizes: tuple[int, ...]) -> N
         channel.close()
 
 
-@pytest.mark.parametrize(("parties", "weights"), [(2, "public"), pytest.param(3, "1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("parties", "weights"), [(2, "public"), (3, "1")])
 def test_slices_between_real_parties(parties: int, weights: str) -> None:
     """The program is in tests/jobs/programs.py: it checks messages against predictions at every party."""
     ended = succeed(["-m", "tests.jobs.programs", "slices", weights], parties)

@@ -89,6 +89,7 @@ def test_gradients_pass_as_if_nothing_were_rounded() -> None:
         assert bool((y.detach() != x.detach()).any()) and float((y.detach() - x.detach().relu()).abs().max()) < 2 * UNIT
 
 
+@pytest.mark.slow
 def test_a_real_run_sends_what_was_predicted_and_gives_what_torch_does() -> None:
     net, x = rounded_run.make()
     with torch.no_grad():

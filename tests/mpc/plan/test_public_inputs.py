@@ -16,7 +16,8 @@ from tests.jobs.public_inputs import Rows, Words, numbers
 from tests.support.parties import succeed
 
 
-@pytest.mark.parametrize("nets", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nets", [2, 4])
 def test_every_call_brings_its_own_and_parties_that_differ_are_told(nets: int) -> None:
     """With either party's weights and with public ones; in batches of other sizes, and in slices."""
     ended = succeed(["-m", "tests.jobs.public_inputs", str(nets)], 2)

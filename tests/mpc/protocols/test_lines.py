@@ -28,6 +28,7 @@ from hummingbird.mpc.protocols.step_tables import LATENCY, LINE_BITS, TableChoic
 from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import every
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -70,7 +71,7 @@ def every_pair(session: Session, k: int, m: int, ring: int, value: int) -> tuple
 SMALL = [(k, m) for k in (1, 2, 3, 4, 5) for m in range(k)]
 
 
-@pytest.mark.parametrize(("k", "m"), SMALL)
+@pytest.mark.parametrize(("k", "m"), every(2, SMALL))
 def test_every_value_under_every_mask_at_every_threshold_is_the_law(k: int, m: int) -> None:
     """Inside and outside of the window, with the same random number for all thresholds, and without the value too."""
     knots = list(range(-(1 << k), 1 << k))  # twice around the ring: also values that leave the window

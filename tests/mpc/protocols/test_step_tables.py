@@ -166,6 +166,7 @@ def test_a_search_prices_what_is_converted() -> None:
         assert [step.cost for step in planned] == [step.cost for step in converted]
 
 
+@pytest.mark.slow
 def test_aims_stand_side_by_side() -> None:
     shape = tuple(aims.images().shape)
     found = hummingbird.estimate(aims.net(), shape, BitWindow(20, 12), bandwidth=1e9, dealer_bandwidth=2e9)
@@ -247,6 +248,7 @@ def test_no_fixed_aim_is_much_faster_for_functions() -> None:
         assert seconds[-1] <= 1.05 * min(seconds), (rtt, window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("windows", "smooth"), every(2, [("first", ["silu"]), ("all", [*aims.SMOOTH])]), ids=str)
 def test_a_streamed_session_takes_throughput_and_every_aim_sends_what_was_predicted(
     windows: str, smooth: list[str]

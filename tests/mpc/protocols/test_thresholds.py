@@ -25,6 +25,7 @@ from hummingbird.mpc.session.session import Session
 from hummingbird.ring import SCALE
 from tests.mpc.protocols.test_masked import check, opened_sum
 from tests.support.chance import DEVIATIONS
+from tests.support.covering import covering
 from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
@@ -126,8 +127,7 @@ def test_squares_in_wide_windows_are_right_mod_the_ring(parties: int, k: int, m:
         assert torch.equal(square, found * found)
 
 
-@pytest.mark.parametrize("parties", [2, 3, 4])
-@pytest.mark.parametrize(("k", "m"), [(64, 0), (63, 0), (48, 0), (33, 7), (64, 57), (20, 12), (24, 0)])
+@covering("parties, k, m", [2, 3, 4], [(64, 0), (63, 0), (48, 0), (33, 7), (64, 57), (20, 12), (24, 0)])
 def test_wide_windows(parties: int, k: int, m: int) -> None:
     torch.manual_seed(k)
     edge = (1 << (k - 1)) - (1 << m)

@@ -50,6 +50,7 @@ def test_missing_parties(nursery: Nursery, dealer: str):
     assert time.monotonic() - started > seconds
 
 
+@pytest.mark.slow
 def test_unreachable_dealer(nursery: Nursery):
     parties = nursery.start(["meet", "10"], 2, DEALER=f"unix:{nursery.folder}/nobody")
     for text in all_fail(parties, "unreachable dealer"):

@@ -45,6 +45,7 @@ def test_parties_with_two_lanes(nursery: Nursery, size: int):
     assert len({one["seed"] for one in told}) == size * LANES, "two lanes have a seed of the dealer in common"
 
 
+@pytest.mark.slow
 def test_a_slow_lane_delays_no_other(nursery: Nursery, tmp_path: Path):
     """Two parties: lane 1 begins when lane 0 is done; the dealer, which lane 0 has started, is still there for it."""
     told = finished(nursery.start(["lanes", str(tmp_path)], 2 * LANES, **{VARIABLE: f"{LANES}"}))
@@ -95,7 +96,8 @@ def stop(parties: list[Party], what: str) -> list[str]:
     return all_fail(parties, what)
 
 
-@pytest.mark.parametrize("spread", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [False, True])
 def test_a_killed_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dist.TCPStore, spread: bool):
     parties = under_way(nursery, NEVER, dealer, store, spread)
     os.kill(parties[2].pid, signal.SIGKILL)

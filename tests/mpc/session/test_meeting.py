@@ -221,6 +221,7 @@ except PeerError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_process_told_to_stop_ends_well_though_the_store_is_silent() -> None:
     """The store's host closes its connections only as the process ends: torch must not abort it."""
     done = subprocess.run(

@@ -26,6 +26,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 @clustered
 def test_a_lost_part_is_refused_and_comes_back_with_the_updates(folder: Path) -> None:
     play("lost_part", folder)

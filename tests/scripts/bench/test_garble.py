@@ -41,6 +41,7 @@ def test_rows_of_every_instruction_set(tmp_path: Path, capsys: pytest.CaptureFix
     assert "relu, garbler data" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_three_adders_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results are compared before they are timed; the sizes are the blocks counted by hand."""

@@ -36,6 +36,7 @@ def test_silent_transfers_send_a_quarter(tmp_path: Path) -> None:
     assert first["bytes"] > 4e5 and (row["transfers"], row["bits"]) == (39, 264) and row["bytes"] < 40
 
 
+@pytest.mark.slow
 def test_a_row_for_a_kind_by_its_name(tmp_path: Path) -> None:
     if not library.available():
         pytest.skip("the native library is not built")

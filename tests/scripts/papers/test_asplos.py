@@ -231,6 +231,7 @@ def test_every_chart_is_below_its_table() -> None:
     assert [*BELOW] == [*CHARTS]
 
 
+@pytest.mark.slow
 def test_the_program_writes_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def text_of(x: torch.Tensor) -> str:
     return "".join(" ".join(f"{pixel:.6f}" for pixel in image.flatten().tolist()) + "\n" for image in x)
 
 
+@pytest.mark.slow
 def test_the_stages_as_the_harness_calls_them(clone: Path) -> None:
     x = drawn(COUNT)
     public = install.install(clone, install.WEIGHTS, normalised(drawn(64)))

@@ -108,6 +108,7 @@ def test_the_catalogue_has_forty_nets_and_no_head_of_zeros() -> None:
     assert bool(net.head.weight.any()) and not net.training
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
