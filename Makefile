@@ -70,7 +70,7 @@ $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "error: Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)" >&2; \
 	    echo "hint: make PYTHON=python3.12 (or the path of another interpreter)" >&2; exit 1; }
-	@echo "Setting up .venv (first run only, about two minutes; some 3 GB) ..."
+	@echo "Setting up .venv and building the kernels in C++ (first run only, about two minutes; some 3 GB) ..."
 	@$(PYTHON) -m venv .venv || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	@$(VENV) -m pip install --disable-pip-version-check uv && \
 	    $(VENV) -m uv pip install --python $(VENV) $(PACKAGES) || { \
@@ -79,8 +79,11 @@ $(READY):
 	@rm -f .venv/.ready-*
 	@touch $@
 
-$(NATIVE): $(wildcard hummingbird/kernels/cpu/csrc/*) setup.py | $(READY)
-	@echo "Building the kernels in C++ (about a minute) ..."
-	@rm -f hummingbird/kernels/cpu/_native*.so
-	@$(VENV) setup.py --quiet build_ext --inplace
+# The installation has built the kernels, too, unless it took itself from a cache.
+KERNELS := $(wildcard hummingbird/kernels/cpu/csrc/*) setup.py
+$(NATIVE): $(KERNELS) | $(READY)
+	@built=$$(ls -t hummingbird/kernels/cpu/_native*.so 2>/dev/null | tail -1); [ -n "$$built" ] && [ -z "$$(find $(KERNELS) -newer $$built)" ] || { \
+	    echo "Building the kernels in C++ (about a minute) ..."; \
+	    rm -f hummingbird/kernels/cpu/_native*.so; \
+	    $(VENV) setup.py --quiet build_ext --inplace; }
 	@mkdir -p build && touch $@

@@ -52,14 +52,21 @@ def relu(x: MPCTensor, window: BitWindow) -> MPCTensor:
     own = (share_of(x).flatten() >> window.m) & (2**width - 1)
     nothing = torch.zeros_like(own)
     (carry,) = _ands([(own, nothing) if party == 0 else (nothing, own)], width)  # x AND y, of the parties' x and y
-    through = own  # x XOR y
+    sign = ((own ^ _tree(carry, own, width) << 1) >> (width - 1)) & 1
+    negative = _arithmetic(sign, party)
+    return x * from_share((int(party == 0) - negative).view(x.size()), 0)
+
+
+def _tree(carry: Tensor, through: Tensor, width: int) -> Tensor:
+    """Compute the carry out of every bit of a sum by a tree of ANDs.
+
+    carry: x AND y, of the two addends. through: x XOR y, the bits that pass a carry on.
+    """
     for level in range(_levels(width)):
         shifted = [(part << (1 << level)) & (2**width - 1) for part in (carry, through)]
         more, through = _ands([(through, part) for part in shifted], width)
         carry = carry ^ more
-    sign = ((own ^ carry << 1) >> (width - 1)) & 1
-    negative = _arithmetic(sign, party)
-    return x * from_share((int(party == 0) - negative).view(x.size()), 0)
+    return carry
 
 
 def _ands(pairs: Sequence[tuple[Tensor, Tensor]], width: int) -> list[Tensor]:

@@ -75,6 +75,13 @@ RUNS = {
         Run("hybrid-accuracy", "python -m scripts.bench.hybrid --only accuracy --twin 10000", _HYBRID, 15, 1),
         Run("hybrid-nets", "python -m scripts.bench.hybrid --only characterised", _HYBRID, 4, 1),
         Run(
+            "relu-parts",
+            "python -m scripts.bench.parts",
+            (*(f"scripts/bench/{name}.py" for name in ("published", "crypten_baseline")), "hummingbird/crypten/*.py"),
+            0.5,
+            1,
+        ),
+        Run(
             "resnet",
             "python -m scripts.bench.resnet --batch 8 --weights trained --links loopback 10gbit 352mbit",
             _CONTEST,

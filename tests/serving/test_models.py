@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -232,10 +233,16 @@ def version(model: str, **how: object) -> ServiceDescription:
 
 @dataclass
 class Several(Party):
-    """A party with several models; `versions` are those that it has answered requests for."""
+    """A party with several models; `versions` are those that it has answered requests for.
+
+    first: begins with the id of the first request, the same list at all parties. answered: called when that request
+    has its answer; all other requests wait for the event.
+    """
 
     offer: Offer = field(default_factory=Offer)
     versions: list[str] = field(default_factory=list)
+    first: list[bytes] = field(default_factory=list)
+    answered: tuple[Callable[[], None], threading.Event] | None = None
 
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         self.described += 1
@@ -243,10 +250,15 @@ class Several(Party):
         return found.answer(self.rank, time.time(), self.load, self.offer.changes)
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        request = Request.read(message, self.offer.named(digest_of(message)), self.rank)
+        self.first.append(request.id)
+        if self.answered is not None and request.id != self.first[0]:
+            assert self.answered[1].wait(HANG)
         self.service = self.offer.named(digest_of(message))
-        Request.read(message, self.service, self.rank)
         self.versions.append(self.service.model)
         answer = super().ask(message, context)
+        if self.answered is not None and request.id == self.first[0]:
+            self.answered[0]()
         context.set_trailing_metadata(((LOAD, str(self.load)), (CHANGES, str(self.offer.changes))))
         return answer
 
@@ -323,13 +335,17 @@ def test_a_call_whose_version_leaves_begins_again_and_counts_each_image_once() -
     """A call has answers of one version only, though it has several requests."""
     with several("a@1") as group, Client(group.addresses, timeout=HANG, model="a") as client:
         done, images = [], X.repeat(12, 1)  # 24 images, of which a request takes 8
+        first, answers, exchanged = list[bytes](), itertools.count(1), threading.Event()
 
-        def progress(images: int) -> None:
-            done.append(images)
-            if len(done) == 1:
+        def answered() -> None:
+            if next(answers) == len(group.parties):
                 exchange(group, "a@1", "a@2")
+                exchanged.set()
 
-        assert torch.equal(client(images, progress=progress), images)
+        for party in group.parties:
+            assert isinstance(party, Several)
+            party.first, party.answered = first, (answered, exchanged)
+        assert torch.equal(client(images, progress=done.append), images)
         assert sum(done) == len(images)
         assert set(asked(group)[-3:]) == {"a@2"} and len(images) == 3 * SERVICE.most
 

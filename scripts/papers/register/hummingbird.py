@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scripts.bench.common import CRYPTEN
-from scripts.papers.items import IN_KIND, NOT, Item, Line, Paper
+from scripts.papers.items import IN_KIND, NOT, REMADE, Item, Line, Paper
 
 _NET = {"kind": "accuracy", "net": "resnet18-cifar10"}
 
@@ -94,9 +94,25 @@ PAPER = Paper(
         Item(
             "Figure 3",
             "the communication of a ReLU by part",
-            NOT,
-            "CrypTen's parts are not metered apart",
-            "protocol.md",
+            REMADE,
+            "",
+            "",
+            tuple(
+                Line(
+                    f"CrypTen, {name}, % of the bits",
+                    paper,
+                    "relu-parts",
+                    {"protocol": CRYPTEN, "window": "[64:0)"},
+                    f"{part}_percent",
+                    "{:.2f}",
+                )
+                for part, name, paper in (
+                    ("circuit", "the adder's tree", "82.8"),
+                    ("others", "the AND before it", "6.9"),
+                    ("product", "the product", "6.9"),
+                    ("b2a", "the sign bit's sharing", "3.45"),
+                )
+            ),
         ),
         Item(
             "Figures 7 and 9",

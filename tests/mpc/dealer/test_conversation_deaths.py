@@ -61,12 +61,15 @@ def killed(nursery: Nursery, out: Path, moments: int) -> None:
             assert {slot for _, slot, _ in each} <= set(entries), "a conversation was begun before it was marked"
             broken += bool(each) and each[-1][2] < len(STEPS)
     assert len(used) > moments / 2 and broken, "the runs were killed before they began, or only between conversations"
+    free = 1 + max(
+        slot for rank in range(2) for slot in marked(out, rank)
+    )  # a killed party may mark one and not use it
     final = nursery.start(["talks", str(out), "3"], 2)
     assert [party.wait() for party in final] == [0, 0], [party.err.read_text() for party in final]
     for rank, party in enumerate(final):
         assert party.out.read_text().count("right") == 3
         assert not {digest for digest, _, _ in said(party)} & set(seen[rank])
-        assert {slot for _, slot, _ in said(party)} == set(range(max(used) + 1, max(used) + 4))
+        assert {slot for _, slot, _ in said(party)} == set(range(free, free + 3))
     print(f"MEASURED {len(used)} conversations in {moments} killed runs, {broken} cut off within a conversation")
 
 

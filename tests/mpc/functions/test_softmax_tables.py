@@ -96,14 +96,17 @@ def test_where_splines_are_left() -> None:
     assert Softmax(0, masked(BitWindow(24, 12, 8))).tables(16) is None
 
 
-@pytest.mark.parametrize("window", [BitWindow(20, 12), BitWindow(22, 8, 4)], ids=str)
-@pytest.mark.parametrize("how", [("masked", "latency"), ("masked", "pair"), ("gmw", "latency")], ids=" ".join)
-@pytest.mark.parametrize("net", [nn.Softmax(1), nn.LogSoftmax(1)], ids=["softmax", "log_softmax"])
-def test_splines_are_right_in_any_window(net: nn.Module, how: tuple[str, str], window: BitWindow) -> None:
+@covering(
+    "net, protocol, aim, window",
+    [nn.Softmax(1), nn.LogSoftmax(1)],
+    [("masked", "latency"), ("masked", "pair"), ("gmw", "latency")],
+    [BitWindow(20, 12), BitWindow(22, 8, 4)],
+    ids=str,
+)
+def test_splines_are_right_in_any_window(net: nn.Module, protocol: str, aim: str, window: BitWindow) -> None:
     """A window holds the differences from the maximum; the spline of exp ends at -21, their sum is up to the length."""
     torch.manual_seed(0)
-    (protocol, aim), length = how, softmax_tables.LONGEST + 1
-    x = torch.rand(2, length if how == ("masked", "latency") else 200) * 6 - 3
+    x = torch.rand(2, softmax_tables.LONGEST + 1 if (protocol, aim) == ("masked", "latency") else 200) * 6 - 3
     wanted = net(x)
     for mode in ("exact", "fast"):
         got = hummingbird.simulate(net, window, protocol=protocol, aim=aim, mode=mode, seed=1)(x)
