@@ -26,19 +26,31 @@ __all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint", "trained"]
 
 
 class ModelSpec(NamedTuple):
-    """A net by name: the function that builds it, and the (C, H, W) of its images if it is built without options."""
+    """A net by name.
+
+    build: the function that builds it. input_shape: (C, H, W) of its images if it is built without options. sides: the
+    other H = W that its option `image_size` takes.
+    """
 
     build: Callable[..., nn.Module]
     input_shape: tuple[int, int, int]
+    sides: tuple[int, ...] = ()
+
+    def options_for(self, shape: tuple[int, ...]) -> dict[str, int] | None:
+        """Return the options with which the net takes images of a shape (C, H, W); None if it takes no such images."""
+        if shape == self.input_shape:
+            return {}
+        side = shape[-1]
+        return {"image_size": side} if side in self.sides and shape == (self.input_shape[0], side, side) else None
 
 
 MODELS: dict[str, ModelSpec] = {
     "digits": ModelSpec(digits, (1, 8, 8)),
     "cryptonets": ModelSpec(cryptonets, (1, 28, 28)),
-    "resnet18": ModelSpec(resnet18, (3, 32, 32)),
+    "resnet18": ModelSpec(resnet18, (3, 32, 32), (64,)),
     "resnet32": ModelSpec(resnet32, (3, 32, 32)),
-    "resnet34": ModelSpec(resnet34, (3, 32, 32)),
-    "resnet50": ModelSpec(resnet50, (3, 32, 32)),
+    "resnet34": ModelSpec(resnet34, (3, 32, 32), (64,)),
+    "resnet50": ModelSpec(resnet50, (3, 32, 32), (64,)),
     "vgg16": ModelSpec(vgg16, (3, 32, 32)),
     "impala-mnist": ModelSpec(impala_mnist, (1, 28, 28)),
     "impala-cifar10": ModelSpec(impala_cifar10, (3, 32, 32)),

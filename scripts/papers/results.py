@@ -97,8 +97,13 @@ class Case:
     def file(self, ending: str) -> Path:
         return self.folder / (self.stem + ending)
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Options with which the net takes images of the data set."""
+        return MODELS[self.model].options_for(DATASETS[self.dataset].shape) or {}
+
     def net(self, setting: str) -> nn.Module:
-        net = get_model(self.model, DATASETS[self.dataset].classes).eval()
+        net = get_model(self.model, DATASETS[self.dataset].classes, **self.options).eval()
         return load_checkpoint(self.file(SETTINGS[setting][0]), net)
 
     def plain(self, setting: str) -> Tensor:
@@ -169,7 +174,8 @@ def search_row(case: Case, setting: str) -> Row:
 
 def infer_options(case: Case, weights: str, count: int, data: str | None) -> list[str]:
     """Options of `hummingbird infer`. Parties run in the project's own folder: paths are absolute."""
-    net = ["--model", "models:get_model", case.model, str(DATASETS[case.dataset].classes)]
+    options = [f"{name}={value}" for name, value in case.options.items()]
+    net = ["--model", "models:get_model", case.model, str(DATASETS[case.dataset].classes), *options]
     images = [
         "--data",
         "scripts.train.data:load",

@@ -72,6 +72,7 @@ RUNS = {
         Run("hybrid-parts", "python -m scripts.bench.hybrid --only bytes layers", _HYBRID, 1),
         Run("hybrid-images", "python -m scripts.bench.hybrid --only images", _HYBRID, 4, 1),
         Run("hybrid-sparse", "python -m scripts.bench.hybrid --only sparse --repeats 3", _HYBRID, 3, 1),
+        Run("hybrid-proxy", "python -m scripts.bench.proxy", _HYBRID, 3, 1),
         Run("hybrid-accuracy", "python -m scripts.bench.hybrid --only accuracy --twin 10000", _HYBRID, 15, 1),
         Run("hybrid-nets", "python -m scripts.bench.hybrid --only characterised", _HYBRID, 4, 1),
         Run(

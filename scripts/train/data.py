@@ -1,10 +1,16 @@
 """Image data sets by name, as normalised float tensors: (x / 255 - mean) / std per channel (x / 16 for digits).
 
-digits comes with scikit-learn. mnist, cifar10 and cifar100 are read from a folder, given as an argument or by the
-environment variable HUMMINGBIRD_DATA, and without one downloaded by torchvision to ~/.cache/hummingbird. The folder:
+digits comes with scikit-learn. The others are read from a folder, given as an argument or by the
+environment variable HUMMINGBIRD_DATA; without one, torchvision downloads mnist, cifar10 and cifar100 to
+~/.cache/hummingbird. The folder:
 
     mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.xz            the original idx files, xz
     cifar10/train_{1..5}.npy.xz, test.npy.xz, labels.npz             cifar100/train_{1,2}.npy.xz, ...
+    tiny-imagenet-200/{wnids.txt, train/*/images/*.JPEG, val/}       as its authors' archive unpacks
+
+tiny-imagenet is not downloaded. Its test images have no labels: the split "test" is its folder val. Without
+tiny-imagenet-200, tiny-imagenet-val/tiny-imagenet-val.zip may hold the validation images alone: the first 40 of each
+class are then "train", the last 10 "test". Compare accuracies on such a split only with each other.
 
 A *.npy.xz holds uint8 (3, N, 32, 32): planes R-G, G, B-G, then horizontal and vertical differences, all modulo 256;
 labels.npz holds `train` and `test`. A cifar100 folder may hold a split of its own: compare accuracies within it only.
@@ -20,6 +26,8 @@ import math
 import os
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +49,9 @@ DATASETS: dict[str, Dataset] = {
     ),
     "cifar100": Dataset(
         (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), shift=4, flip=True, held_out=10
+    ),
+    "tiny-imagenet": Dataset(
+        (3, 64, 64), 200, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), shift=8, flip=True, held_out=10
     ),
 }
 
@@ -68,6 +79,8 @@ def load(name: str, split: str, data: str | Path | None = None) -> tuple[torch.T
     folder = data if data is not None else os.environ.get("HUMMINGBIRD_DATA") or None
     if name == "digits":
         pixels, labels, top = *_digits(split), 16.0
+    elif name == "tiny-imagenet":
+        pixels, labels, top = *_tiny_imagenet(folder, split), 255.0
     elif folder is None:
         pixels, labels, top = *_download(name, split), 255.0
     elif name == "mnist":
@@ -170,6 +183,58 @@ def _differences(path: Path) -> np.ndarray:
     planes[0] += planes[1]
     planes[2] += planes[1]
     return planes.transpose(1, 0, 2, 3)
+
+
+_TINY = "tiny-imagenet-200"
+_TRAINED_ON = 40  # of a class's 50 validation images, where there are no others
+
+
+def _tiny_imagenet(folder: str | Path | None, split: str) -> tuple[np.ndarray, np.ndarray]:
+    where = Path(folder or ".")
+    whole, part = where / _TINY, where / "tiny-imagenet-val/tiny-imagenet-val.zip"
+    try:
+        found = list(_of_folder(whole, split) if whole.is_dir() else _of_zip(part, split))
+    except FileNotFoundError as problem:
+        hint = f"unpack cs231n.stanford.edu/{_TINY}.zip, and give the folder that holds {_TINY}/ with --data or "
+        name = Path(problem.filename or part).name
+        raise InputError(f"there is no {name}", where=str(where), hint=f"{hint}HUMMINGBIRD_DATA") from problem
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, UnicodeDecodeError) as problem:
+        raise InputError(f"tiny-imagenet is damaged: {problem}", where=str(where)) from problem
+    images, labels = zip(*found, strict=True) if found else ((), ())
+    return np.stack(images) if images else np.zeros((0, 3, 64, 64), np.uint8), np.array(labels, np.int64)
+
+
+def _of_folder(folder: Path, split: str) -> Iterator[tuple[np.ndarray, int]]:
+    """Read the authors' archive: pictures and classes."""
+    classes = (folder / "wnids.txt").read_text().split()
+    if split == "train":
+        for label, name in enumerate(classes):
+            for path in sorted((folder / "train" / name / "images").glob("*.JPEG")):
+                yield _picture(path.read_bytes()), label
+        return
+    for line in (folder / "val/val_annotations.txt").read_text().splitlines():
+        file, name = line.split()[:2]
+        yield _picture((folder / "val/images" / file).read_bytes()), classes.index(name)
+
+
+def _of_zip(path: Path, split: str) -> Iterator[tuple[np.ndarray, int]]:
+    """Read the validation images alone: pictures and classes."""
+    with zipfile.ZipFile(path) as file:
+        classes = file.read("wnids.txt").decode().split()
+        seen: Counter[str] = Counter()
+        for line in file.read("val_annotations.txt").decode().splitlines():
+            picture, name = line.split()[:2]
+            seen[name] += 1
+            if (seen[name] <= _TRAINED_ON) == (split == "train"):
+                yield _picture(file.read(f"images/{picture}")), classes.index(name)
+
+
+def _picture(jpeg: bytes) -> np.ndarray:
+    """Decode a JPEG to uint8 (3, H, W); grey ones get three equal planes."""
+    from PIL import Image  # torchvision brings it
+
+    with Image.open(io.BytesIO(jpeg)) as opened:
+        return np.asarray(opened.convert("RGB")).transpose(2, 0, 1)
 
 
 def _download(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -76,12 +76,13 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 def build(options: argparse.Namespace) -> nn.Module:
     """The net with fresh weights. InputError for images that it does not take, and for options that it has not."""
     dataset, spec = DATASETS[options.dataset], MODELS[options.model]
-    if spec.input_shape != dataset.shape:
-        fitting = [name for name, other in MODELS.items() if other.input_shape == dataset.shape]
+    fitted = spec.options_for(dataset.shape)
+    if fitted is None:
+        fitting = [name for name, other in MODELS.items() if other.options_for(dataset.shape) is not None]
         what = f"{options.model} takes {spec.input_shape} images, {options.dataset} has {dataset.shape}"
         raise InputError(what, where="--model", hint=f"for {options.dataset} take {', '.join(fitting)}")
     try:
-        return get_model(options.model, dataset.classes, **dict(options.option))
+        return get_model(options.model, dataset.classes, **{**fitted, **dict(options.option)})
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
 

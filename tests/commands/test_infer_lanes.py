@@ -59,6 +59,7 @@ def test_lanes_give_the_answers_of_one(nursery: Nursery, dealer: str, tmp_path: 
     assert isinstance(lone["seconds_by_lane"], list) and lone["seconds_by_lane"][1] < lone["seconds_by_lane"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_parties_of_two_lanes_from_a_store(nursery: Nursery, tmp_path: Path, parties: int) -> None:
     """17 rows in slices of 4: parts of 9 and 8, so 3 and 2 slots."""

@@ -151,6 +151,7 @@ def missed_by_one(pair: Pair, place: Path, tls: Tls) -> None:
     link.close()
 
 
+@pytest.mark.slow
 def test_updates_of_a_plan(place: Path, sockets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hot = torch.arange(0, 200, 5)
     plan = Plan(BatchCode.cuckoo(200, 9), BatchCode.cuckoo(len(hot), 6), hot)

@@ -32,6 +32,7 @@ import scripts.bench.parts
 import scripts.bench.pir
 import scripts.bench.pir_ray
 import scripts.bench.pir_service
+import scripts.bench.proxy
 import scripts.bench.relay
 import scripts.bench.relu
 import scripts.bench.resnet
@@ -135,6 +136,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.tools.gpu": lambda: help_of(scripts.tools.gpu.main),
     "scripts.bench.layer_times": lambda: scripts.bench.layer_times.parser().format_help(),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
+    "scripts.bench.proxy": lambda: help_of(scripts.bench.proxy.main),
     "scripts.bench.relay": lambda: help_of(scripts.bench.relay.main),
     "scripts.papers.results": lambda: scripts.papers.results.parser().format_help(),
     "scripts.bench.soak": lambda: scripts.bench.soak.parser().format_help(),

@@ -165,7 +165,7 @@ def test_lengths_in_the_code_cut_the_result_to_the_longest() -> None:
 # In private -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", every(2, LAYERS[::-1]))
+@pytest.mark.parametrize("kind", every(3, LAYERS[::-1]))
 def test_packed_sequences_are_right_in_private(kind: type[nn.RNNBase]) -> None:
     """On shares, at all parties, with lengths of each call. Each of three steps errs as in test_recurrent.py."""
     torch.manual_seed(2)

@@ -83,6 +83,7 @@ def logits(net: nn.Module, x: Any) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every(8, list(NETS)))
 def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     net, x = named(name)

@@ -233,6 +233,7 @@ def test_the_rounds_of_a_slice_are_those_that_were_predicted(monkeypatch: pytest
     assert 2 * price.all_bits == 8 * sum(counted) + 2 * price.frame_bits
 
 
+@pytest.mark.slow
 def test_a_link_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No party is silent for its timeout, but the material takes longer than a link may that is not dead."""
     both, swap = dealers(timeout=2.0), Channel.swap

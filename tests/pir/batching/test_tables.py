@@ -185,6 +185,7 @@ def sockets() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_dlrm_from_keys_to_logits(tmp_path: Path, sockets: Path) -> None:
     """Twenty tables with 3 to 47 lookups at two programs: the net's logits, in one request of the predicted bytes."""
     torch.manual_seed(0)

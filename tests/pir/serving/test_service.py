@@ -188,6 +188,7 @@ def test_the_longer_of_two_waits_counts():
     assert caught.value.retry_after == 2 * HANG
 
 
+@pytest.mark.slow
 def test_the_end_and_a_death(programs):
     with contextlib.closing(Client([program.address for program in programs], timeout=3.0)) as client:
         out, errors = programs[0].stop()

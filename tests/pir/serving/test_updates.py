@@ -262,6 +262,7 @@ class Far:
         return self._pool.submit(answer).result
 
 
+@pytest.mark.slow
 def test_lookups_go_on_while_an_update_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update takes longer to one of the servers than lookups wait for two that differ, on either side."""
     monkeypatch.setattr(pair_module, "_SETTLE", 0.5)

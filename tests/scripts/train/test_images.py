@@ -7,6 +7,7 @@ import itertools
 import lzma
 import os
 import sys
+import zipfile
 from argparse import Namespace
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image as image
 from torch import nn
 
 from hummingbird.commands.sources import weights_file
@@ -22,7 +24,7 @@ from hummingbird.commands.training import Recipe, Training, augment
 from hummingbird.errors import InputError
 from models import get_model, load_checkpoint
 from scripts.train.data import DATASETS, Dataset, load
-from scripts.train.images import main, parser, recipe_of
+from scripts.train.images import build, main, parser, recipe_of
 from tests.support import python
 from tests.support.covering import every
 from tests.support.data import data_folder
@@ -102,6 +104,71 @@ def test_difference_coding_is_undone(tmp_path: Path) -> None:
     assert torch.equal(_pixels(images, "cifar10"), torch.from_numpy(pixels).to(torch.uint8))
 
 
+def _jpeg(level: int, mode: str = "RGB") -> bytes:
+    """A picture of one colour, (level, 0, 0), or grey."""
+    file = io.BytesIO()
+    colour = level if mode == "L" else (level, 0, 0)
+    image.new(mode, (64, 64), colour).save(file, "JPEG", quality=100)
+    return file.getvalue()
+
+
+def test_tiny_imagenet_as_its_authors_have_it(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-imagenet-200"
+    (folder / "val/images").mkdir(parents=True)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    for name, levels in (("n01", range(0, 110, 10)), ("n02", (200, 220))):
+        (folder / f"train/{name}/images").mkdir(parents=True)
+        for number, level in enumerate(levels):
+            (folder / f"train/{name}/images/{name}_{number:02}.JPEG").write_bytes(_jpeg(level))
+    (folder / "val/images/val_0.JPEG").write_bytes(_jpeg(90))
+    (folder / "val/images/val_1.JPEG").write_bytes(_jpeg(40, "L"))
+    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\tn01\t0\t0\t1\t1\nval_1.JPEG\tn02\t0\t0\t1\t1\n")
+    images, labels = load("tiny-imagenet", "train", tmp_path)
+    assert images.shape == (11, 3, 64, 64) and labels.tolist() == [0, *[1] * 10]  # 13, of which 0 and 10 are held out
+    assert load("tiny-imagenet", "validation", tmp_path)[1].tolist() == [0, 1]
+    images, labels = load("tiny-imagenet", "test", tmp_path)
+    assert labels.tolist() == [1, 0]
+    pixels = _pixels(images, "tiny-imagenet").int()
+    assert (pixels[0, 0] - 90).abs().max() <= 2 and pixels[0, 1:].max() <= 2
+    assert (pixels[1] - 40).abs().max() <= 2, "grey"
+    (folder / "val/images/val_1.JPEG").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="tiny-imagenet is damaged"):
+        load("tiny-imagenet", "test", tmp_path)
+    (folder / "val/images/val_1.JPEG").unlink()
+    with pytest.raises(InputError, match="there is no val_1.JPEG"):
+        load("tiny-imagenet", "test", tmp_path)
+
+
+def test_tiny_imagenets_validation_images_are_split_by_class(tmp_path: Path) -> None:
+    names = [f"n{number % 2}" for number in range(100)]
+    (tmp_path / "tiny-imagenet-val").mkdir()
+    path = tmp_path / "tiny-imagenet-val/tiny-imagenet-val.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("wnids.txt", "n0\nn1")
+        file.writestr("val_annotations.txt", "".join(f"val_{n}.JPEG\t{name}\n" for n, name in enumerate(names)))
+        for number in range(100):
+            file.writestr(f"images/val_{number}.JPEG", _jpeg(2 * number))
+    images, labels = load("tiny-imagenet", "test", tmp_path)
+    levels = _pixels(images, "tiny-imagenet")[:, 0].double().mean((1, 2)).round().int()
+    assert labels.tolist() == [0, 1] * 10
+    assert (levels - torch.arange(160, 200, 2)).abs().max() <= 2, "the last ten of each class"
+    assert (
+        len(load("tiny-imagenet", "train", tmp_path)[1]) == 72
+        and len(load("tiny-imagenet", "validation", tmp_path)[1]) == 8
+    )
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match="tiny-imagenet is damaged"):
+        load("tiny-imagenet", "test", tmp_path)
+
+
+def test_nets_take_the_images_of_a_data_set_or_say_which_do() -> None:
+    chosen = {"dataset": "tiny-imagenet", "option": [], "model": "resnet18"}
+    assert build(Namespace(**chosen))(torch.zeros(1, 3, 64, 64)).shape == (1, 200)
+    with pytest.raises(InputError, match="vgg16 takes") as caught:
+        build(Namespace(**{**chosen, "model": "vgg16"}))
+    assert "resnet18, resnet34, resnet50" in caught.value.hint
+
+
 def test_one_training_image_in_25_is_held_out(tmp_path: Path) -> None:
     pixels = np.arange(76, dtype=np.uint8).repeat(3 * 32 * 32).reshape(76, 3, 32, 32)
     _write_cifar(tmp_path, pixels, np.arange(76) % 10)
@@ -125,6 +192,9 @@ def test_missing_files_say_where_and_how(tmp_path: Path) -> None:
             load(name, "test", tmp_path)
         assert caught.value.what == f"there is no file {file}" and caught.value.where == str(tmp_path / name)
         assert "--data or HUMMINGBIRD_DATA" in caught.value.hint
+    with pytest.raises(InputError, match="there is no tiny-imagenet-val.zip") as caught:
+        load("tiny-imagenet", "test", tmp_path)
+    assert "unpack cs231n.stanford.edu/tiny-imagenet-200.zip" in caught.value.hint
     _write_cifar(tmp_path, np.zeros((2, 3, 32, 32)), np.zeros(2))
     (tmp_path / "cifar10" / "labels.npz").unlink()
     with pytest.raises(InputError, match="there is no file labels.npz"):
@@ -156,7 +226,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_unknown_data_sets_and_splits_are_named() -> None:
-    with pytest.raises(InputError, match="the data sets are digits, mnist, cifar10, cifar100"):
+    with pytest.raises(InputError, match="the data sets are digits, mnist, cifar10, cifar100, tiny-imagenet"):
         load("imagenet", "test")
     with pytest.raises(InputError, match="the splits are train, validation, test"):
         load("digits", "valid")
