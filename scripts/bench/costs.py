@@ -10,7 +10,10 @@ used: a service that idles costs more (`hummingbird plan run --prices`). The met
 private inference: seconds of processors at a price for an hour, and bytes sent at a price for a gigabyte. Energy is
 that of the processor's package while a party works, per core-second, where Linux shows it (RAPL, Intel and AMD).
 
-    resnet18    ResNet-18 for CIFAR-10 with its shipped windows of 8 bits
+"garbled" is `hummingbird.hybrid`, two parties without a dealer: both run here, and what both use and send is counted.
+`hummingbird.he` is not in the sheet: its price is that of a batch of thousands of images, however many are in it.
+
+    resnet18    ResNet-18 for CIFAR-10 with its shipped windows of 8 bits; garbled with those of 9 bits
     resnet50    torchvision's ResNet-50 for images of 224x224, random weights, windows [20:12)
     bert        a block of BERT-base on 128 words, random weights, windows [20:14); the net has 12
 """
@@ -39,10 +42,12 @@ from hummingbird.commands.output import check_outputs
 from hummingbird.commands.plan_service import prices_of
 from hummingbird.commands.program import machine
 from hummingbird.errors import InputError
+from hummingbird.hybrid.plan import SET
 from hummingbird.mpc.plan.net import PrivateNet
 from hummingbird.progress import progress_line
 from models import trained
-from scripts.bench import bert
+from scripts.bench import bert, hybrid_sparse
+from scripts.bench.hybrid_nets import Served
 from scripts.program import ROOT, add_json, columns, main_of, maybe, new_parser, write_rows
 
 THOUSAND = 1000
@@ -78,14 +83,27 @@ WAYS = (
 )
 
 
+GARBLED = "garbled"
+
+
 class Case(NamedTuple):
-    """A net: its name in rows, the plain net, what converts it, a slice's shape, and how often each part is timed."""
+    """A net of the sheet.
+
+    name: in rows. plain: makes the net. options: converts it. shape: of a slice. repeats: how often each part is timed.
+    garbled: the net, its shape and its windows as `gc-server` takes them; None: not in the sheet.
+    """
 
     name: str
     plain: Callable[[], nn.Module]
     options: Callable[[nn.Module], dict[str, Any]]
     shape: tuple[int, ...]
     repeats: int
+    garbled: Callable[[], Served] | None = None
+
+
+def _garbled_resnet18() -> Served:
+    weights, bits = (ROOT / f"checkpoints/resnet18-cifar10{end}" for end in (".pt", "-cut-9.bits.json"))
+    return Served(["models:trained", "resnet18", "10", str(weights)], (3, 32, 32), BitConfig.load(bits))
 
 
 def _resnet50() -> nn.Module:
@@ -106,6 +124,7 @@ CASES = {
         lambda plain: {"bits": BitConfig.load(ROOT / "checkpoints/resnet18-cifar10-8-64.bits.json")},
         (1, 3, 32, 32),
         3,
+        _garbled_resnet18,
     ),
     "resnet50": Case(
         "ResNet-50, 224 pixels", _resnet50, lambda plain: {"bits": BitWindow(20, 12)}, (1, 3, 224, 224), 1
@@ -133,19 +152,48 @@ def cost_row(name: str, way: Way, private: PrivateNet, shape: tuple[int, ...], r
     """Measure a net and return its row of the sheet. shape: of a slice of one image."""
     energy, started = package_joules(), time.process_time()
     found = measure(name, private, shape, repeats=repeats)
-    used, spent = package_joules(), time.process_time() - started
-    watts = None if energy is None or used is None or used <= energy else (used - energy) / spent
+    watts = _watts(energy, time.process_time() - started)
     profile = Profile(machine(), torch.get_num_threads(), (found,))
     make = gmw if way.options.get("protocol") == "gmw" else masked
     service = make(private, shape, profile, way.dealer).at(Hosts(store=_STORE))
     offline, online, transit = (work_of(service, phase) for phase in (service.refill, service.request, service.transit))
     online = (online[0] + transit[0], online[1] + transit[1])
+    return _row(name, way.name, offline, online, watts, prices)
+
+
+def garbled_row(name: str, served: Served, prices: Prices) -> Any:
+    """Run a net of two parties without a dealer on random images, and return its row of the sheet."""
+    with served.running() as (net, _, server):
+        way = hybrid_sparse.Way(name, net, server, 1)
+        images = torch.rand(SET, *served.shape)
+        net.prepare(1)
+        net(images[:1])  # session and transformed weights
+        energy = package_joules()
+        (_, dealt, size), (_, asked, more) = way.dealt(), way.asked(images)
+        watts = _watts(energy, SET * (dealt + asked))
+    return _row(name, GARBLED, (dealt, size), (asked, more), watts, prices)
+
+
+def _watts(before: float | None, core_seconds: float) -> float | None:
+    now = package_joules()
+    return None if before is None or now is None or now <= before else (now - before) / core_seconds
+
+
+def _row(
+    name: str,
+    material: str,
+    offline: tuple[float, float],
+    online: tuple[float, float],
+    watts: float | None,
+    prices: Prices,
+) -> dict[str, Any]:
+    """Make a row of the core-seconds and bytes of an image. watts: of a core."""
     hours = [THOUSAND * seconds / 3600 for seconds in (offline[0], online[0])]
     gigabytes = [THOUSAND * size / 1e9 for size in (offline[1], online[1])]
     dollars = sum(hours) * prices.core_hour, sum(gigabytes) * prices.gb_sent
     return {
         "net": name,
-        "material": way.name,
+        "material": material,
         "images": THOUSAND,
         "offline_core_hours": hours[0],
         "online_core_hours": hours[1],
@@ -171,6 +219,8 @@ def sheet(names: list[str], prices: Prices) -> Iterator[dict[str, Any]]:
         for way in WAYS:
             private = hummingbird.convert_model(plain, **options, **way.options)
             yield cost_row(case.name, way, private, case.shape, case.repeats, prices)
+        if case.garbled is not None:
+            yield garbled_row(case.name, case.garbled(), prices)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -181,7 +231,8 @@ def run(args: argparse.Namespace) -> None:
     if prices.gb_month:
         raise InputError("a price of storage", where="--prices", hint="the sheet stores nothing: core-hour, gb-sent")
     check_outputs(args)
-    steps = progress_line(sheet(args.nets, prices), total=len(args.nets) * len(WAYS), desc="costs", unit="row")
+    count = sum(len(WAYS) + (CASES[name].garbled is not None) for name in args.nets)
+    steps = progress_line(sheet(args.nets, prices), total=count, desc="costs", unit="row")
     rows = [{**row, "priced": args.priced, **machine()} for row in steps]
     each = f"${prices.core_hour} a core-hour, ${prices.gb_sent} a GB sent"
     print(f"{THOUSAND:,} images, prices of {args.priced}: {each}\n")

@@ -92,7 +92,7 @@ RUNS = {
         Run(
             "costs",
             "python -m scripts.bench.costs --prices core-hour=0.0446 gb-sent=0.09 --priced 2026-11-28",
-            (*_SHARES, "hummingbird/mpc/pair/*.py", "hummingbird/ot/*.py", "hummingbird/capacity/*.py"),
+            (*_SHARES, *_HYBRID, "hummingbird/mpc/pair/*.py", "hummingbird/capacity/*.py"),
             15,
             1,
         ),

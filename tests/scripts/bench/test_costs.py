@@ -10,12 +10,16 @@ import torch
 from torch import nn
 
 import hummingbird
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.capacity.service import Prices
 from hummingbird.cost import FREE, asking
+from hummingbird.hybrid import make_plan, prices
 from hummingbird.serving.plan import input_bits, result_bits
+from models import trained
 from scripts.bench import costs
-from scripts.bench.costs import CASES, THOUSAND, WAYS, Case, Way, cost_row, main
+from scripts.bench.costs import CASES, GARBLED, THOUSAND, WAYS, Case, Way, cost_row, main
+from scripts.bench.hybrid_nets import Served
+from scripts.program import ROOT
 
 SHAPE, RESULTS = (1, 2, 8, 8), 5
 
@@ -52,11 +56,20 @@ def test_energy_is_that_of_the_processor_or_left_out(tmp_path: Path, monkeypatch
 
 
 def test_the_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(CASES, "resnet18", Case("a net", net, lambda plain: {"bits": BitWindow(20, 12)}, SHAPE, 1))
+    shipped = [str(ROOT / f"checkpoints/impala-mnist{ending}") for ending in (".pt", ".bits.json")]
+    served = Served(["models:trained", "impala-mnist", "10", shipped[0]], (1, 28, 28), BitConfig.load(shipped[1]))
+    options = {"bits": BitWindow(20, 12)}
+    monkeypatch.setitem(CASES, "resnet18", Case("a net", net, lambda plain: options, SHAPE, 1, lambda: served))
     words = ["--nets", "resnet18", "--priced", "2026-01-01", "--json", str(tmp_path / "rows.json")]
     assert main([*words, "--prices", "core-hour=0.05", "gb-sent=0.1"]) == 0
     rows, text = json.loads((tmp_path / "rows.json").read_text()), capsys.readouterr().out
-    assert [row["material"] for row in rows] == [way.name for way in WAYS] and "prices of 2026-01-01: $0.05" in text
+    assert [row["material"] for row in rows] == [*(way.name for way in WAYS), GARBLED]
+    assert "prices of 2026-01-01: $0.05" in text
+    plan = make_plan(trained("impala-mnist", 10, shipped[0]), (1, 28, 28), BitConfig.load(shipped[1])).plan
+    expected = sum({**prices.offline(plan), **prices.call()}.values()), sum(prices.online(plan).values())
+    assert rows[-1]["offline_gigabytes"] * 1e9 / THOUSAND == pytest.approx(expected[0])
+    assert rows[-1]["online_gigabytes"] * 1e9 / THOUSAND == pytest.approx(expected[1])
+    assert rows[-1]["offline_core_hours"] > 0 and rows[-1]["online_core_hours"] > 0
     assert all(row["cpu"] and row["priced"] == "2026-01-01" and row["images"] == THOUSAND for row in rows)
     for wrong, said in (("core-hour=much", "is no price"), ("gb-month=1", "a price of storage")):
         assert main([*words, "--prices", wrong]) == 1 and said in capsys.readouterr().err
