@@ -4,7 +4,6 @@
 PYTHON ?= python3
 VENV := .venv/bin/python
 
-# uv takes a fifth of pip's time.
 PACKAGES := --editable '.[test,docs]'
 # The stamp's name carries a checksum, so that only a change of content, not of a file's date, installs again.
 READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f1)
@@ -66,6 +65,7 @@ clean:  ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache hummingbird/kernels/cpu/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# uv takes a fifth of pip's time; pip has settings, as of a mirror, that uv does not read.
 $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "error: Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)" >&2; \
@@ -74,7 +74,7 @@ $(READY):
 	@$(PYTHON) -m venv .venv || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	@$(VENV) -m pip install --disable-pip-version-check uv && \
 	    $(VENV) -m uv pip install --python $(VENV) $(PACKAGES) || { \
-	    echo "uv, which does not read pip's settings, has failed. Installing with pip ..."; \
+	    echo "uv has failed; its error is above. Installing with pip ..."; \
 	    $(VENV) -m pip install --disable-pip-version-check $(PACKAGES); }
 	@rm -f .venv/.ready-*
 	@touch $@

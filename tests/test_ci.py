@@ -73,6 +73,27 @@ def test_a_flaky_test_fails_no_change(tmp_path: Path, tests: tuple[str, ...], pa
     assert ("Once more" in run.stdout) == (tests != (PASSES,) and ENDS not in tests)
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_pip_installs_where_uv_fails(tmp_path: Path, works: bool) -> None:
+    """An interpreter of the test's own notes what it is asked; where uv fails, the packages are still installed."""
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> asked\ncase "$2" in\n'
+        '  venv) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;\n'
+        f"  uv) exit {int(not works)} ;;\nesac\n"
+    )
+    python.chmod(0o755)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "lint", "PYTHON=./python"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, text=True, timeout=HANG, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [line for line in (tmp_path / "asked").read_text().splitlines() if "--editable .[test,docs]" in line]
+    assert [line.split()[1] for line in asked] == (["uv"] if works else ["uv", "pip"])
+    assert ("Installing with pip" in done.stdout) != works
+
+
 def test_no_port_is_given_to_two_processes_of_tests() -> None:
     """While both live, and neither listens yet."""
     code = "from tests.support.ports import free_port; print([free_port() for _ in range(300)], flush=True); input()"

@@ -194,14 +194,14 @@ def _tiny_imagenet(folder: str | Path | None, split: str) -> tuple[np.ndarray, n
     whole, part = where / _TINY, where / "tiny-imagenet-val/tiny-imagenet-val.zip"
     try:
         found = list(_of_folder(whole, split) if whole.is_dir() else _of_zip(part, split))
+        images, labels = zip(*found, strict=True) if found else ((), ())
+        return np.stack(images) if images else np.zeros((0, 3, 64, 64), np.uint8), np.array(labels, np.int64)
     except FileNotFoundError as problem:
         hint = f"unpack cs231n.stanford.edu/{_TINY}.zip, and give the folder that holds {_TINY}/ with --data or "
         name = Path(problem.filename or part).name
         raise InputError(f"there is no {name}", where=str(where), hint=f"{hint}HUMMINGBIRD_DATA") from problem
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, UnicodeDecodeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as problem:
         raise InputError(f"tiny-imagenet is damaged: {problem}", where=str(where)) from problem
-    images, labels = zip(*found, strict=True) if found else ((), ())
-    return np.stack(images) if images else np.zeros((0, 3, 64, 64), np.uint8), np.array(labels, np.int64)
 
 
 def _of_folder(folder: Path, split: str) -> Iterator[tuple[np.ndarray, int]]:
@@ -233,7 +233,9 @@ def _picture(jpeg: bytes) -> np.ndarray:
     """Decode a JPEG to uint8 (3, H, W); grey ones get three equal planes."""
     from PIL import Image  # torchvision brings it
 
-    with Image.open(io.BytesIO(jpeg)) as opened:
+    with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as opened:
+        if opened.size != (64, 64):  # before anything is decoded
+            raise ValueError("a picture of {} x {} pixels, expected 64 x 64".format(*opened.size))
         return np.asarray(opened.convert("RGB")).transpose(2, 0, 1)
 
 

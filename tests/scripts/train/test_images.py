@@ -104,11 +104,11 @@ def test_difference_coding_is_undone(tmp_path: Path) -> None:
     assert torch.equal(_pixels(images, "cifar10"), torch.from_numpy(pixels).to(torch.uint8))
 
 
-def _jpeg(level: int, mode: str = "RGB") -> bytes:
+def _jpeg(level: int, mode: str = "RGB", side: int = 64) -> bytes:
     """A picture of one colour, (level, 0, 0), or grey."""
     file = io.BytesIO()
     colour = level if mode == "L" else (level, 0, 0)
-    image.new(mode, (64, 64), colour).save(file, "JPEG", quality=100)
+    image.new(mode, (side, side), colour).save(file, "JPEG", quality=100)
     return file.getvalue()
 
 
@@ -131,9 +131,14 @@ def test_tiny_imagenet_as_its_authors_have_it(tmp_path: Path) -> None:
     pixels = _pixels(images, "tiny-imagenet").int()
     assert (pixels[0, 0] - 90).abs().max() <= 2 and pixels[0, 1:].max() <= 2
     assert (pixels[1] - 40).abs().max() <= 2, "grey"
-    (folder / "val/images/val_1.JPEG").write_bytes(b"no picture")
+    for content, words in ((b"no picture", ""), (_jpeg(1, side=32), "32 x 32 pixels, expected 64")):
+        (folder / "val/images/val_1.JPEG").write_bytes(content)
+        with pytest.raises(InputError, match=f"tiny-imagenet is damaged: .*{words}"):
+            load("tiny-imagenet", "test", tmp_path)
+    (folder / "val/val_annotations.txt").write_text("val_0.JPEG\n")
     with pytest.raises(InputError, match="tiny-imagenet is damaged"):
         load("tiny-imagenet", "test", tmp_path)
+    (folder / "val/val_annotations.txt").write_text("val_1.JPEG\tn02\t0\t0\t1\t1\n")
     (folder / "val/images/val_1.JPEG").unlink()
     with pytest.raises(InputError, match="there is no val_1.JPEG"):
         load("tiny-imagenet", "test", tmp_path)
