@@ -25,9 +25,10 @@ _COSTS = """## What {images:,} images cost
 
 Core-hours and gigabytes of all parties and the dealer for {images:,} images, at prices of {priced}:
 ${core_hour_dollars} for a core-hour and ${gb_sent_dollars} for a gigabyte sent. Offline is the material, made by a
-dealer or by the pair of parties; a party's expansion of a dealer's seeds counts as online. Of BERT-base they are texts
-of 128 words through one of its 12 blocks. Money is linear in the prices, so other prices follow from the hours and the
-gigabytes. "-": the machine does not show its processor's energy (RAPL).
+dealer or by the pair of parties; a party's expansion of a dealer's seeds counts as online. "garbled" is
+`hummingbird.hybrid`, whose two parties are both counted. Of BERT-base they are texts of 128 words through one of its 12
+blocks. Money is linear in the prices, so other prices follow from the hours and the gigabytes. "-": the machine does
+not show its processor's energy (RAPL).
 
 ```sh
 {command}
