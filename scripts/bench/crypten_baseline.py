@@ -28,8 +28,9 @@ from hummingbird.crypten.adapter import MPCTensor, crypten
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
 from hummingbird.progress import progress_line
-from models import MODELS, get_model, load_checkpoint
+from models import MODELS, load_checkpoint
 from scripts.train.data import DATASETS, load
+from scripts.train.images import net_for
 
 
 def _watch() -> None:
@@ -149,8 +150,8 @@ def main() -> None:
     p.add_argument("--json", type=Path)
     args = p.parse_args()
     check_outputs(args)
+    net = net_for(args.model, args.dataset).eval()
     rank = start()
-    net = get_model(args.model, DATASETS[args.dataset].classes).eval()
     if args.checkpoint:
         load_checkpoint(args.checkpoint, net)
     steps = graph.trace(net)

@@ -19,9 +19,11 @@ from typing import Any
 
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.channel.meter import meter, within
+from hummingbird.commands.output import check_outputs
 from hummingbird.commands.party import run_party
+from hummingbird.commands.program import machine
 from hummingbird.cost import crypten_shipped_relu
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.table import text_table
 from scripts.bench.common import CRYPTEN
 from scripts.bench.contest import PUBLISHED
@@ -108,6 +110,9 @@ def run(args: argparse.Namespace) -> None:
         if os.environ["RANK"] == "0":
             args.result.write_text(json.dumps(rows))
         return
+    if args.count < 1:
+        raise InputError("at least one", where="--count")
+    check_outputs(args)
     with places(Link(), 2) as where:
         rows = launch(where, "scripts.bench.parts", ["--worker", "--count", str(args.count)])
     head = ["protocol", "window", "bits", *(f"{part} %" for part in PARTS)]
@@ -117,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     ]
     print(f"Bits of a ReLU that one party sends, {args.count:,} at once")
     print(text_table(head, cells))
-    write_rows(args.json, rows)
+    write_rows(args.json, [{**row, **machine()} for row in rows])
 
 
 main = main_of(parser, lambda args: run_party(lambda: run(args)) if args.worker else run(args))

@@ -38,9 +38,10 @@ _SHOWN = (
     ("right", "{right} of {images}"),
     ("s", "{seconds:.3f}"),
     ("user's CPU s", "{user_cpu_seconds:.4f}"),
-    ("MB sent", "{megabytes_sent:.3f}"),
-    ("MB received", "{megabytes_received:.3f}"),
-    ("MB once", "{megabytes_once:.3f}"),
+    *(
+        (f"kB {when}", lambda row, when=when: f"{1e3 * row[f'megabytes_{when}']:,.1f}")
+        for when in ("sent", "received", "once")
+    ),
 )
 
 
@@ -62,7 +63,7 @@ def measured(case: Case, count: int, data: str | None) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="hb") as name:
         folder = Path(name)
         server, proxy = (f"unix:{folder / who}.sock" for who in ("server", "proxy"))
-        model = ["models:trained", case.model, "10", str(weights)]
+        model = ["models:trained", case.model, str(DATASETS[case.dataset].classes), str(weights)]
         words = ["gc-server", "--model", *model, "--input", shape, "--bits", str(ROOT / "checkpoints" / case.bits)]
         words += ["--store", str(folder / "server"), "--listen", server]
         asked = ["gc-proxy", "--server", server, "--store", str(folder / "proxy"), "--slots", str(SLOTS)]

@@ -45,11 +45,12 @@ from hummingbird.commands.subject import predict
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.progress import progress_line
 from hummingbird.window_search.study import Study
-from models import MODELS, get_model, load_checkpoint
+from models import MODELS, load_checkpoint
 from scripts.bench.party import on_this_host
 from scripts.papers import results_page
 from scripts.program import new_parser, write_rows
 from scripts.train.data import DATASETS, load
+from scripts.train.images import net_for
 
 Row = dict[str, Any]
 
@@ -103,7 +104,7 @@ class Case:
         return MODELS[self.model].options_for(DATASETS[self.dataset].shape) or {}
 
     def net(self, setting: str) -> nn.Module:
-        net = get_model(self.model, DATASETS[self.dataset].classes, **self.options).eval()
+        net = net_for(self.model, self.dataset).eval()
         return load_checkpoint(self.file(SETTINGS[setting][0]), net)
 
     def plain(self, setting: str) -> Tensor:

@@ -74,15 +74,24 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def build(options: argparse.Namespace) -> nn.Module:
-    """The net with fresh weights. InputError for images that it does not take, and for options that it has not."""
-    dataset, spec = DATASETS[options.dataset], MODELS[options.model]
-    fitted = spec.options_for(dataset.shape)
+    """The net with fresh weights, of the arguments of `add_model_arguments`. Raises the errors of `net_for`."""
+    return net_for(options.model, options.dataset, **dict(options.option))
+
+
+def net_for(model: str, name: str, **options: Any) -> nn.Module:
+    """Build a net with fresh weights for the images of a data set.
+
+    name: of the data set. options: of the net. Raises InputError for images that it does not take, and for options
+    that it does not have.
+    """
+    dataset = DATASETS[name]
+    fitted = MODELS[model].options_for(dataset.shape)
     if fitted is None:
-        fitting = [name for name, other in MODELS.items() if other.options_for(dataset.shape) is not None]
-        what = f"{options.model} takes {spec.input_shape} images, {options.dataset} has {dataset.shape}"
-        raise InputError(what, where="--model", hint=f"for {options.dataset} take {', '.join(fitting)}")
+        fitting = [other for other, spec in MODELS.items() if spec.options_for(dataset.shape) is not None]
+        what = f"{model} takes {MODELS[model].input_shape} images, {name} has {dataset.shape}"
+        raise InputError(what, where="--model", hint=f"for {name} take {', '.join(fitting)}")
     try:
-        return get_model(options.model, dataset.classes, **{**fitted, **dict(options.option)})
+        return get_model(model, dataset.classes, **{**fitted, **options})
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
 

@@ -28,6 +28,11 @@ def test_parts_are_those_of_the_formulas(tmp_path: Path) -> None:
         assert (row["b2a_bits_per_relu"], row["product_bits_per_relu"]) == (1, 2 * 64)
 
 
+def test_no_relus_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parts.main(["--count", "0"]) == 1
+    assert "error: at least one (at --count)" in capsys.readouterr().err
+
+
 def test_a_part_that_is_never_called_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HummingbirdError, match="are not the price, 1856 bits"):
         parts._row("CrypTen", parts.WINDOWS[0], 1, lambda: None, [], 1856)
