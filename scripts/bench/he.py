@@ -2,6 +2,8 @@
 
     python -m scripts.bench.he --json he.json
     python -m scripts.bench.he --only kernels ablation
+    python -m scripts.bench.he --only sparse    # a net with 90 % zeros beside the same net without
+    python -m scripts.bench.he --only sockets --link 10gbit    # for root
 
 Every net runs in a process of its own with one thread; over a socket, client and server have one thread each. The
 CryptoNets run several times, the fast and the torch path taking turns, and medians are shown. Marks stand beside the
@@ -24,13 +26,16 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import devices
 from hummingbird.progress import progress_line
 from scripts.bench import he_ablation, he_kernels, he_nets
+from scripts.bench.link import Link, own_loopback
 from scripts.bench.party import rows_of
 from scripts.program import add_json, columns, main_of, maybe, new_parser, write_rows
 
 Rows = list[dict[str, Any]]
-SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")
+SECTIONS = ("nets", "torch", "sockets", "mobilenet", "sparse", "kernels", "ablation")
 ACTIVATIONS = ("relu", "square")
-_GIVEN = ("images", "batch", "size", "repeats", "device", "data")  # options that jobs take
+_KINDS = {"sockets": ACTIVATIONS, "sparse": he_nets.PRUNED}
+_PORT = 29500  # a namespace of its own has no other listener
+_GIVEN = ("images", "batch", "size", "repeats", "device", "data", "link")  # options that jobs take
 _PATHS = ("nets", "torch")  # that run the same nets
 _PASSES = 2  # over the images of such a run
 _MARKS = {"cryptonets-relu": 0.15, "cryptonets-square": 1.2}  # milliseconds per image
@@ -45,7 +50,7 @@ _GIGABYTES_PAPER = {"mobilenetv2-0.35-96": 60, "mobilenetv2-0.35-224": 324}
 
 
 def work(args: argparse.Namespace) -> Rows:
-    """The rows of one job, in this process: SECTION, or SECTION:ACTIVATION."""
+    """The rows of one job, in this process: SECTION, or SECTION:KIND, an activation or a pruned net."""
     devices.keep_freed_memory()  # as the service does
     section, _, activation = args.worker.partition(":")
     if section in ("kernels", "ablation"):
@@ -56,10 +61,16 @@ def work(args: argparse.Namespace) -> Rows:
         given, name = he_nets.mobilenet(args.size, args.batch), f"mobilenetv2-0.35-{args.size}"
         with progress_line(total=args.batch, desc=name, unit="image") as bar:
             rows = [he_nets.in_process(name, given, bar.update, device=args.device)]
+    elif section == "sparse":
+        given = he_nets.impala(activation, args.data, args.batch)
+        with progress_line(total=len(given.images), desc=activation, unit="image") as bar:
+            rows = [{"zeros": he_nets.zeros(given.net)} | he_nets.in_process(activation, given, bar.update)]
     else:
         given, name = he_nets.cryptonets(activation, args.data, args.images), f"cryptonets-{activation}"
         if section == "sockets":
-            rows = [he_nets.over_a_socket(name, activation, given, args.repeats)]
+            link = Link.parse(args.link, "--link")
+            row = he_nets.over_a_socket(name, activation, given, args.repeats, 0 if link == Link() else _PORT)
+            rows = [row | {"link": str(link)}]
         else:
             with progress_line(total=_PASSES * len(given.images), desc=args.worker, unit="image") as bar:
                 rows = [he_nets.in_process(name, given, bar.update, _PASSES)]
@@ -72,7 +83,8 @@ def jobs(sections: list[str], repeats: int) -> list[str]:
     listed = [f"{path}:{activation}" for activation in ACTIVATIONS for _ in range(repeats) for path in paths]
     for section in SECTIONS:
         if section in sections and section not in _PATHS:
-            listed += [f"sockets:{a}" for a in ACTIVATIONS] if section == "sockets" else [section]
+            kinds = _KINDS.get(section)
+            listed += [section] if kinds is None else [f"{section}:{kind}" for kind in kinds]
     return listed
 
 
@@ -125,8 +137,9 @@ _NETS = [
     *_ACCURACIES,
     *(("other", "{other_answers}"), ("error", "{largest_error:.1e}"), ("x fast", maybe("times_the_fast_path", ",.2f"))),
 ]
+_SPARSE = [_NETS[0], ("zeros", "{zeros:.0%}"), *_NETS[1:]]
 _SOCKETS = [
-    *(("net", "{net}"), ("images/s", "{images_per_second:,.0f}")),
+    *(("net", "{net}"), ("link", "{link}"), ("images/s", "{images_per_second:,.0f}")),
     *(("mark", _beside(_SOCKET_MARK, 0)), ("paper", _beside(_SOCKET_PAPER, 0))),
     *_KILOBYTES,
     *_ACCURACIES,
@@ -144,7 +157,7 @@ _ABLATION = [
     *((f"{way} MB", maybe(f"{way}_bytes", ",.2f", 1e-6)) for way in ("on", "off")),
     ("measured", "{measured}"),
 ]
-_TABLES = dict(zip(SECTIONS, (_NETS, _NETS, _SOCKETS, _NETS, _KERNELS, _ABLATION), strict=True))
+_TABLES = dict(zip(SECTIONS, (_NETS, _NETS, _SOCKETS, _NETS, _SPARSE, _KERNELS, _ABLATION), strict=True))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -158,6 +171,8 @@ def run(args: argparse.Namespace) -> None:
     if args.device != "cpu" and args.only != ["mobilenet"]:
         hint = "give --only mobilenet"
         raise InputError("the other sections are measured on the CPU", where="--device", hint=hint)
+    if Link.parse(args.link, "--link") != Link() and args.only != ["sockets"] and not args.worker:
+        raise InputError("the other sections send nothing", where="--link", hint="give --only sockets")
     check_outputs(args)
     if args.worker:
         args.json.write_text(json.dumps(work(args)))
@@ -167,7 +182,8 @@ def run(args: argparse.Namespace) -> None:
     for number, job in enumerate(listed, 1):
         print(f"{number} of {len(listed)}: {job}", file=sys.stderr)
         variables = {"HUMMINGBIRD_KERNELS": "torch"} if job.startswith("torch") else {}
-        rows += rows_of("scripts.bench.he", job, args, _GIVEN, **variables)
+        with own_loopback(Link.parse(args.link, "--link")) as prefix:
+            rows += rows_of("scripts.bench.he", job, args, _GIVEN, prefix, **variables)
     rows = medians(rows)
     show(rows)
     write_rows(args.json, rows)
@@ -178,10 +194,12 @@ def parser() -> argparse.ArgumentParser:
     p = new_parser(__doc__)
     p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     p.add_argument("--images", type=int, default=10000, help="of MNIST's test images (default: %(default)s)")
-    p.add_argument("--batch", type=int, default=2048, help="images for MobileNetV2 (default: %(default)s)")
+    text = "images for MobileNetV2 and for sparse nets (default: %(default)s)"
+    p.add_argument("--batch", type=int, default=2048, help=text)
     p.add_argument("--size", type=int, default=96, help="their height and width (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=3, help="runs of each of the CryptoNets (default: %(default)s)")
     p.add_argument("--device", default="cpu", help="for MobileNetV2: cpu (default) or cuda, at client and server")
+    p.add_argument("--link", default="loopback", help="for sockets: loopback, or a rate such as 10gbit, by tc as root")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     add_json(p)
     p.add_argument("--worker", metavar="JOB", help=argparse.SUPPRESS)

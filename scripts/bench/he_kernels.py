@@ -67,7 +67,9 @@ def cases() -> Iterator[tuple[str, Callable[[], object], float]]:
 
 
 def product_rows() -> Iterator[dict[str, Any]]:
-    """The matrix product of CryptoNets' first linear layer, 845 ciphertexts to 100, and torch's of the same size."""
+    """The matrix product of CryptoNets' first linear layer, 845 ciphertexts to 100, with zeros among its weights and
+    without, and torch's of the same size.
+    """
     generator = torch.Generator().manual_seed(0)
     ring = choose(DEGREE, PRIMES).ring
     x = torch.randint(-(1 << 24), 1 << 24, (845, 2, PRIMES, DEGREE), dtype=torch.int32, generator=generator)
@@ -75,6 +77,11 @@ def product_rows() -> Iterator[dict[str, Any]]:
     index = torch.arange(845, dtype=torch.int32).view(1, 1, -1)
     columns = x.view(845, -1).double()
     work = 100 * 845 * columns.shape[1]
+    order = torch.rand(weights.shape, generator=generator)
+    for zeros in (0.5, 0.9, 0.95):
+        pruned = weights.where(order >= zeros, 0)
+        seconds = best(lambda pruned=pruned: linear(ring, pruned, index, x), 1.0)  # type: ignore[misc]
+        yield {"kernel": f"product, {zeros:.0%} zeros", "milliseconds": 1e3 * seconds}
     for name, run in (
         ("product", lambda: linear(ring, weights, index, x)),
         ("torch.mm in float64, without reduction", lambda: torch.mm(weights[0], columns)),
@@ -103,4 +110,4 @@ def measure(advance: Callable[[], object]) -> list[dict[str, Any]]:
     return rows
 
 
-STEPS = 15  # how often `advance` is called
+STEPS = 18  # how often `advance` is called

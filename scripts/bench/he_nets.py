@@ -33,6 +33,7 @@ from scripts.program import ROOT
 from scripts.train.data import load
 
 INPUT_RANGE = 3.0  # MNIST's pixels, normalised, are from -0.43 to 2.83
+PRUNED = ("impala-cifar10", "impala-cifar10-sparse")  # a net, and the same with nine of ten weights pruned
 CHECKPOINTS = {"relu": "checkpoints/cryptonets-relu.pt", "square": "checkpoints/cryptonets-square.pt"}
 
 
@@ -69,6 +70,19 @@ def mobilenet(size: int, count: int) -> Net:
         for _ in range(2):
             net(torch.randn(32, 3, size, size))
     return Net(net.eval(), "client-aided", torch.randn(count, 3, size, size))
+
+
+def impala(weights: str, data: str | None, count: int) -> Net:
+    """Impala's net for CIFAR-10 as shipped, `weights` a name of PRUNED, and the first `count` test images."""
+    images, labels = load("cifar10", "test", data)
+    net = trained("impala-cifar10", 10, str(ROOT / f"checkpoints/{weights}.pt"))
+    return Net(net, "client-aided", images[:count], labels[:count])
+
+
+def zeros(net: nn.Module) -> float:
+    """Which part of the weights of a net's layers is zero."""
+    weights = [weight for weight in net.parameters() if weight.dim() > 1]
+    return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 class Clock:
@@ -186,10 +200,10 @@ def compare(outputs: Tensor, expected: Tensor, labels: Tensor | None) -> dict[st
 
 
 @contextmanager
-def server_process(activation: str, given: Net) -> Iterator[str]:
-    """The address of a server of CryptoNets, a process of its own with one thread."""
+def server_process(activation: str, given: Net, port: int = 0) -> Iterator[str]:
+    """The address of a server of CryptoNets, a process of its own with one thread; port: of loopback, 0 for a path."""
     with tempfile.TemporaryDirectory() as folder:
-        address = f"unix:{folder}/he.sock"
+        address = f"127.0.0.1:{port}" if port else f"unix:{folder}/he.sock"
         words = ["he-server", "--model", "models:trained", "cryptonets", "10", CHECKPOINTS[activation]]
         words += [f"activation={activation}", "--input", "x".join(map(str, given.shape)), "--mode", given.mode]
         words += ["--listen", address, *([] if given.bound is None else ["--range", str(given.bound)])]
@@ -197,11 +211,11 @@ def server_process(activation: str, given: Net) -> Iterator[str]:
             yield address
 
 
-def over_a_socket(name: str, activation: str, given: Net, repeats: int) -> dict[str, Any]:
+def over_a_socket(name: str, activation: str, given: Net, repeats: int, port: int = 0) -> dict[str, Any]:
     """One row: images per second of all images, median of some runs after one to warm up."""
     torch.set_num_threads(1)
     times = []
-    with server_process(activation, given) as address, RemoteModel(address) as model:
+    with server_process(activation, given, port) as address, RemoteModel(address) as model:
         for _ in range(repeats + 1):
             started = time.perf_counter()
             outputs = model(given.images)

@@ -80,13 +80,16 @@ class Link:
     round_trip_seconds: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> Link:
-        """`loopback`, or a rate in tc's units, such as `10gbit` or `352mbit`. InputError for anything else."""
+    def parse(cls, text: str, where: str = "--links") -> Link:
+        """`loopback`, or a rate in tc's units, such as `10gbit` or `352mbit`. InputError for anything else.
+
+        where: the option that has the text.
+        """
         if text == "loopback":
             return cls()
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text)
         if not found or not float(found[1]):
-            raise InputError(f"{text!r} is no link", where="--links", hint="loopback, or a rate such as 352mbit")
+            raise InputError(f"{text!r} is no link", where=where, hint="loopback, or a rate such as 352mbit")
         return cls(float(found[1]) * _UNITS[found[2]])
 
     def with_round_trip(self, seconds: float) -> Link:

@@ -7,7 +7,7 @@ from scripts.papers.evidence import Run
 _CSRC = "hummingbird/kernels/cpu/csrc"
 _HE = (
     *("hummingbird/he/scheme/*.py", "hummingbird/he/runtime/*.py", "hummingbird/he/compile/*.py"),
-    *("hummingbird/kernels/cpu/ciphertexts.py", "scripts/bench/he*.py"),
+    *("hummingbird/kernels/cpu/ciphertexts.py", "scripts/bench/he*.py", f"{_CSRC}/panels.h"),
     *(f"{_CSRC}/ciphertexts.cpp", f"{_CSRC}/ntt.cpp", f"{_CSRC}/products.cpp"),
 )
 _LOOKUPS = (f"{_CSRC}/dpf.cpp", "hummingbird/kernels/cpu/lookups.py", "hummingbird/pir/dpf.py")
@@ -33,6 +33,8 @@ RUNS = {
     run.name: run
     for run in (
         Run("he-nets", "python -m scripts.bench.he --only nets torch sockets", _HE, 6, 1),
+        Run("he-10gbit", "python -m scripts.bench.he --only sockets --link 10gbit", _HE, 1, 1),
+        Run("he-sparse", "python -m scripts.bench.he --only sparse", _HE, 3, 1),
         Run("he-parts", "python -m scripts.bench.he --only kernels ablation", _HE, 2),
         *(
             Run(

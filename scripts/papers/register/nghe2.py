@@ -19,6 +19,14 @@ def _ablation(optimisation: str, what: str, paper: str) -> tuple[Line, ...]:
     )
 
 
+def _sockets(net: str, paper: str) -> tuple[Line, ...]:
+    where, key, form = {"section": "sockets", "net": net}, "images_per_second", "{:,.0f}"
+    return (
+        Line("images a second over a socket", "-", "he-nets", where, key, form),
+        Line("images a second over 10 Gb/s (paper: 9.4)", paper, "he-10gbit", where, key, form),
+    )
+
+
 def _kernel(kernel: str, what: str) -> Line:
     return Line(f"{what}, microseconds", "-", "he-parts", {"section": "kernels", "kernel": kernel}, "microseconds")
 
@@ -90,14 +98,7 @@ PAPER = Paper(
             (
                 Line("ms an image, one thread", "7.23", "he-nets", _SQUARE, "milliseconds_per_image", "{:.3f}"),
                 Line("accuracy, %", "98.95", "he-nets", _SQUARE, "accuracy", "{:.2f}", 100),
-                Line(
-                    "images a second over a socket (paper: a local network)",
-                    "1,998",
-                    "he-nets",
-                    {"section": "sockets", "net": "cryptonets-square"},
-                    "images_per_second",
-                    "{:,.0f}",
-                ),
+                *_sockets("cryptonets-square", "1,998"),
             ),
         ),
         Item(
@@ -111,16 +112,30 @@ PAPER = Paper(
                 Line("accuracy, %", "98.62", "he-nets", _RELU, "accuracy", "{:.2f}", 100),
                 Line("kB an image, up", "-", "he-nets", _RELU, "kilobytes_up_per_image", "{:.1f}"),
                 Line("kB an image, down", "-", "he-nets", _RELU, "kilobytes_down_per_image", "{:.1f}"),
-                Line(
-                    "images a second over a socket (paper: a local network)",
-                    "2,959",
-                    "he-nets",
-                    {"section": "sockets", "net": "cryptonets-relu"},
-                    "images_per_second",
-                    "{:,.0f}",
-                ),
+                *_sockets("cryptonets-relu", "2,959"),
                 *_ablation("complex packing", "complex packing, a layer", "1.9 (2.72 to 1.44 ms, a net)"),
                 *_ablation("coefficients packing", "packing of coefficients, a layer", "-"),
+            ),
+        ),
+        Item(
+            "Section 3.2, nGraph-HE",
+            "weights that are zero are left out",
+            IN_KIND,
+            "the paper inherits this from nGraph-HE and has no figure; 1 and -1 cost what other weights cost here",
+            "encrypted.md",
+            (
+                *(
+                    Line(f"{what}, {part}", "-", "he-sparse", {"net": net}, f"{key}milliseconds_per_image", "{:,.1f}")
+                    for net, what in (
+                        ("impala-cifar10", "Impala's net for CIFAR-10, no zeros"),
+                        ("impala-cifar10-sparse", "the same, 90 % zeros"),
+                    )
+                    for part, key in (("ms an image", ""), ("of that the server's", "server_"))
+                ),
+                *(
+                    Line(f"a layer, {zeros} zeros: ms", "-", "he-parts", {"kernel": kernel}, "milliseconds", "{:.1f}")
+                    for zeros, kernel in (("no", "product"), ("90 %", "product, 90% zeros"))
+                ),
             ),
         ),
         Item(

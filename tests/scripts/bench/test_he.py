@@ -27,6 +27,7 @@ def test_jobs_are_processes_and_the_torch_path_takes_turns_with_the_fast_one() -
     assert jobs(["torch"], 1) == ["nets:relu", "torch:relu", "nets:square", "torch:square"]
     assert jobs(["nets", "torch"], 2)[:4] == ["nets:relu", "torch:relu"] * 2
     assert jobs(["kernels", "sockets"], 2) == ["sockets:relu", "sockets:square", "kernels"]
+    assert jobs(["sparse"], 2) == ["sparse:impala-cifar10", "sparse:impala-cifar10-sparse"]
 
 
 def test_the_median_run_is_shown_and_the_median_of_ratios() -> None:
@@ -67,7 +68,7 @@ def test_a_net_over_a_socket(count: int, mnist, _one_thread, monkeypatch: pytest
     row = he_nets.over_a_socket("cryptonets-relu", "relu", he_nets.cryptonets("relu", mnist, count), 1)
     check(row)
     assert row["images_per_second"] > 0
-    show([{"section": "sockets", "kernels": "", "cpu": "", **row}])
+    show([{"section": "sockets", "kernels": "", "cpu": "", "link": "loopback", **row}])
 
 
 def check(row: dict[str, Any]) -> None:
@@ -76,6 +77,20 @@ def check(row: dict[str, Any]) -> None:
     """
     assert row["other_answers"] == 0 and row["accuracy"] == row["torch_accuracy"] > 0.9
     assert row["largest_error"] < 2**-8 * row["largest_output"]
+
+
+@pytest.mark.slow
+def test_a_net_with_zeros(_one_thread, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    """Impala's net, and the same with nine of ten weights pruned, give torch's answers."""
+    rows = []
+    for name in he_nets.PRUNED:
+        given = he_nets.impala(name, str(data_folder("cifar10")), 64)
+        rows.append({"zeros": he_nets.zeros(given.net)} | he_nets.in_process(name, given, lambda count: None))
+    dense, pruned = rows
+    assert dense["zeros"] == 0 and 0.89 < pruned["zeros"] < 0.91
+    assert pruned["other_answers"] <= 1 and pruned["largest_error"] < 2**-8 * pruned["largest_output"]
+    show([{"section": "sparse", "kernels": "", "cpu": "", **row} for row in rows])
+    assert "90%" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -144,6 +159,8 @@ def test_wrong_results_end_the_ablation() -> None:
         (["--repeats", "0"], "--repeats"),
         (["--size", "16"], "--size"),
         (["--json", "absent/rows.json"], "--json"),
+        (["--only", "sockets", "--link", "10g"], "(at --link)"),
+        (["--link", "10gbit"], "--only sockets"),
     ],
 )
 def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:

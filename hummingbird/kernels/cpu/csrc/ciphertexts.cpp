@@ -3,6 +3,7 @@
 //
 // The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
 // of the ciphertexts that the place reads. Places that read the same ciphertexts are computed together, by panels.h.
+// Weights that are 0 are left out; 1 and -1 cost what other weights cost, a multiplication that adds.
 
 #include "panels.h"
 #include "threads.h"
@@ -12,7 +13,8 @@ namespace {
 constexpr int64_t kPanel = 1 << 16;    // residues in a panel: two panels of 256 KiB in a second-level cache
 constexpr int64_t kStep = 512;         // the most columns of a panel; the degree is a multiple
 constexpr int64_t kWeights = 1 << 16;  // that stay in the cache: 512 KiB
-constexpr int64_t kTerms = 1 << 18;    // in the lists of the places done together: 2 MiB
+constexpr int64_t kTerms = 1 << 18;    // in the list of the places done together: 2 MiB
+constexpr int64_t kOwn = 1 << 22;      // in the lists of tiles that lack some of these terms: 32 MiB
 constexpr int64_t kStream = 1 << 18;   // residues of a result that no second-level cache holds: 1 MiB
 
 template <typename T>
@@ -22,21 +24,51 @@ T* aligned(T* at) {
 
 // ---- linear
 
+// Rows of a group in tiles of at most `most` rows and of nearly one size; a tile has the terms of its rows' weights.
+std::vector<Rows> tiles_of(const double* weights, const Sizes& s, const std::vector<int32_t>& terms, int64_t most) {
+    std::vector<Rows> tiles;
+    const int64_t count = (s.rows + most - 1) / most;
+    for (int64_t i = 0; i < count; i++) {
+        Rows rows{s.rows * i / count, 0, {}, {}};
+        rows.count = int(s.rows * (i + 1) / count - rows.first);
+        int32_t columns = 0;
+        for (const int32_t k : terms) {
+            const double* const weight = weights + rows.first * s.terms + k;
+            bool any = false;
+            for (int r = 0; r < rows.count; r++) any |= weight[r * s.terms] != 0;
+            rows.column_of.push_back(any ? columns++ : -1);
+            for (int r = 0; any && r < rows.count; r++) rows.weights.push_back(weight[r * s.terms]);
+        }
+        if (size_t(columns) == terms.size()) rows.column_of.clear();
+        tiles.push_back(std::move(rows));
+    }
+    return tiles;
+}
+
+constexpr int64_t kTime[kRows + 1] = {0, 7, 10, 15, 18, 21, 25};  // of a term of a tile, by its rows: as measured, AVX2
+
+// The terms with a weight that is not zero, and the tiles that take the least time: with many zeros, those of few rows.
 Group pack(const double* weights, const Sizes& s) {
     Group group;
-    for (int64_t k = 0; k < s.terms; k++)
-        for (int64_t r = 0; r < s.rows; r++)
-            if (weights[r * s.terms + k] != 0) {
-                group.terms.push_back(int32_t(k));
-                break;
-            }
-    const int64_t tiles = (s.rows + kRows - 1) / kRows;
-    for (int64_t i = 0; i < tiles; i++) {  // of nearly one size
-        Rows rows{s.rows * i / tiles, 0, {}};
-        rows.count = int(s.rows * (i + 1) / tiles - rows.first);
-        for (const int32_t k : group.terms)
-            for (int r = 0; r < rows.count; r++) rows.weights.push_back(weights[(rows.first + r) * s.terms + k]);
-        group.tiles.push_back(std::move(rows));
+    int64_t zeros = 0;
+    for (int64_t k = 0; k < s.terms; k++) {
+        int64_t none = 0;
+        for (int64_t r = 0; r < s.rows; r++) none += weights[r * s.terms + k] == 0;
+        if (none < s.rows) group.terms.push_back(int32_t(k)), zeros += none;
+    }
+    int64_t least = -1;
+    for (int64_t most = kRows; most > 0; most = zeros ? most - 1 : 0) {
+        std::vector<Rows> tiles = tiles_of(weights, s, group.terms, most);
+        int64_t time = 0;
+        for (const Rows& rows : tiles) time += int64_t(rows.weights.size()) / rows.count * kTime[rows.count];
+        if (least >= 0 && time >= least) continue;
+        least = time;
+        group.tiles = std::move(tiles);
+    }
+    for (const Rows& rows : group.tiles) {
+        const int64_t own = rows.column_of.empty() ? 0 : int64_t(rows.weights.size()) / rows.count;
+        group.own += own;
+        group.words += int64_t(rows.weights.size()) + own;
     }
     return group;
 }
@@ -44,13 +76,13 @@ Group pack(const double* weights, const Sizes& s) {
 // Places of one group from `place` on, at least one, that read no more than `most` ciphertexts.
 void gather(const Job& job, int64_t place, int64_t most, int columns, std::vector<int32_t>& slot_of, Chunk& chunk) {
     chunk.place = place;
-    chunk.terms.clear();
-    chunk.ends.clear();
+    chunk.all.terms.clear();
+    chunk.all.ends.clear();
     chunk.inputs.clear();
     const Group& group = *chunk.group;
     for (; place < job.s.places; place++) {
         const int32_t* index = job.index + (chunk.number * job.s.places + place) * job.s.terms;
-        const size_t terms = chunk.terms.size(), inputs = chunk.inputs.size();
+        const size_t terms = chunk.all.terms.size(), inputs = chunk.inputs.size();
         for (size_t j = 0; j < group.terms.size(); j++) {
             const int32_t input = index[group.terms[j]];
             if (input < 0) continue;
@@ -59,16 +91,18 @@ void gather(const Job& job, int64_t place, int64_t most, int columns, std::vecto
                 slot = int32_t(chunk.inputs.size());
                 chunk.inputs.push_back(input);
             }
-            chunk.terms.push_back({slot * columns, int32_t(j)});
+            chunk.all.terms.push_back({slot * columns, int32_t(j)});
         }
-        const bool full = int64_t(chunk.inputs.size()) > most || int64_t(chunk.terms.size()) > kTerms;
-        if (full && !chunk.ends.empty()) {
+        const int64_t listed = int64_t(chunk.all.terms.size());
+        const int64_t own = listed / std::max<int64_t>(1, int64_t(group.terms.size())) * group.own;
+        const bool full = int64_t(chunk.inputs.size()) > most || listed > kTerms || own > kOwn;
+        if (full && !chunk.all.ends.empty()) {
             for (size_t i = inputs; i < chunk.inputs.size(); i++) slot_of[size_t(chunk.inputs[i])] = -1;
             chunk.inputs.resize(inputs);
-            chunk.terms.resize(terms);
+            chunk.all.terms.resize(terms);
             break;
         }
-        chunk.ends.push_back(int64_t(chunk.terms.size()));
+        chunk.all.ends.push_back(int64_t(chunk.all.terms.size()));
     }
     for (const int32_t input : chunk.inputs) slot_of[size_t(input)] = -1;
 }
@@ -78,17 +112,36 @@ void gather(const Job& job, int64_t place, int64_t most, int columns, std::vecto
 void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& slot_of, Chunk& chunk) {
     constexpr int64_t kWide = kPanel / 256, kNarrow = kPanel / 64;
     gather(job, place, kNarrow, columns, slot_of, chunk);
-    const double narrow = double(chunk.inputs.size()) / double(chunk.ends.size());
+    const double narrow = double(chunk.inputs.size()) / double(chunk.all.ends.size());
     if (chunk.inputs.size() > kWide) {
         gather(job, place, kWide, columns, slot_of, chunk);
-        if (double(chunk.inputs.size()) / double(chunk.ends.size()) > 1.2 * narrow)
+        if (double(chunk.inputs.size()) / double(chunk.all.ends.size()) > 1.2 * narrow)
             gather(job, place, kNarrow, columns, slot_of, chunk);
     }
     // Weights that do not fit the cache are read again for every panel: use fewer panels then.
     const int64_t slots = std::max<int64_t>(1, int64_t(chunk.inputs.size()));
-    const int64_t most = job.s.rows * job.s.terms > kWeights ? 4 * kPanel : kPanel;
+    const int64_t most = chunk.group->words > kWeights ? 4 * kPanel : kPanel;
     chunk.width = kStep;
     while (chunk.width > kColumns && chunk.width * slots > most) chunk.width /= 2;
+}
+
+// The lists of the tiles that lack some of the group's terms.
+void list_own(Chunk& chunk) {
+    chunk.own.clear();
+    for (const Rows& rows : chunk.group->tiles) {
+        if (rows.column_of.empty()) continue;
+        Terms list;
+        size_t from = 0;
+        for (const int64_t end : chunk.all.ends) {
+            for (; from < size_t(end); from++) {
+                const Term term = chunk.all.terms[from];
+                const int32_t column = rows.column_of[size_t(term.column)];
+                if (column >= 0) list.terms.push_back({term.at, column});
+            }
+            list.ends.push_back(int64_t(list.terms.size()));
+        }
+        chunk.own.push_back(std::move(list));
+    }
 }
 
 template <class Target>
@@ -99,8 +152,9 @@ void linear(Target target, const Job& job, int64_t first, int64_t last) {
     for (int64_t g = 0; g < job.s.groups; g++) {
         chunk.group = &job.groups[size_t(g)];
         chunk.number = g;
-        for (int64_t place = 0; place < job.s.places; place += int64_t(chunk.ends.size())) {
+        for (int64_t place = 0; place < job.s.places; place += int64_t(chunk.all.ends.size())) {
             choose(job, place, columns, slot_of, chunk);
+            list_own(chunk);
             const size_t panel = chunk.inputs.size() * size_t(chunk.width);
             if (panels.size() < 2 * panel + 16) panels.resize(2 * panel + 16);
             int32_t* start = aligned(panels.data());

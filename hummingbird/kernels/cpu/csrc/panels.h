@@ -5,6 +5,9 @@
 // and stored (K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008; the list
 // replaces the copies of a convolution's unfolding). The next columns are copied between the tiles of the current ones,
 // so that waits for memory overlap the sums.
+//
+// Zeros among the weights are skipped: a tile sums the terms for which one of its rows has a weight. So a net that was
+// pruned takes less time, and its tiles have fewer rows (ciphertexts.cpp chooses how many).
 
 #pragma once
 
@@ -40,12 +43,20 @@ struct Term {
 struct Rows {  // of one group: a tile's weights, column by column
     int64_t first;
     int count;
+    std::vector<int32_t> column_of;  // for each of the group's terms, its column, or -1; empty if all terms have theirs
     std::vector<double> weights;
 };
 
 struct Group {
     std::vector<int32_t> terms;  // those with a weight that is not zero
     std::vector<Rows> tiles;
+    int64_t own = 0;    // terms for one place, in all tiles that lack some
+    int64_t words = 0;  // of 8 bytes: weights, and these terms
+};
+
+struct Terms {
+    std::vector<Term> terms;    // of all places of a chunk, one after the other
+    std::vector<int64_t> ends;  // in `terms`, of each place
 };
 
 struct Chunk {  // places done together
@@ -53,8 +64,8 @@ struct Chunk {  // places done together
     int64_t number, place;        // of the group, of the first place
     int64_t width;                // columns of a panel, a power of two
     std::vector<int32_t> inputs;  // what is in the panel
-    std::vector<Term> terms;      // of all places, one after the other
-    std::vector<int64_t> ends;    // in `terms`, of each place
+    Terms all;                    // of the group
+    std::vector<Terms> own;       // of each tile that lacks some of them, with its own columns
 };
 
 struct Job {
@@ -83,21 +94,23 @@ BODY void copy(const Job& job, const Chunk& chunk, int64_t column, int32_t* pane
     }
 }
 
-// R rows x 32 columns of one place, to sums[r * 32 + j].
+// R rows x 32 columns of one place, to sums[r * 32 + j]. With one row or two, several parts of the panel are summed at
+// once: a sum that waits for the one before it would take the time of four.
 template <class Target, int R>
 BODY void tile(const int32_t* panel, int64_t slots, const Term* term, const Term* end, const double* weights,
                double prime, int steps, int32_t* sums) {
     using V = Reals<Target>;
     constexpr int C = kTileColumns<Target>;
-    constexpr int lanes = sizeof(V) / 8, vectors = C / lanes;
+    constexpr int parts = R < 3 ? std::min(kColumns / C, 4 / R) : 1;
+    constexpr int lanes = sizeof(V) / 8, each = C / lanes, vectors = parts * each;
     const double inverse = 1.0 / prime;
-    for (int j = 0; j < kColumns; j += C, panel += slots * C) {
+    for (int j = 0; j < kColumns; j += parts * C, panel += slots * parts * C) {
         V sum[R][vectors] = {};
         for (const Term* t = term; t < end; t++) {
             const int32_t* x = panel + t->at;
             const double* w = weights + int64_t(t->column) * R;
             V column[vectors];
-            for (int v = 0; v < vectors; v++) widen(x + v * lanes, column[v]);
+            for (int v = 0; v < vectors; v++) widen(x + v / each * slots * C + v % each * lanes, column[v]);
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < vectors; v++) sum[r][v] += w[r] * column[v];
         }
@@ -132,18 +145,20 @@ BODY void end_stream() {}
 template <class Target>
 BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int32_t* panel, int64_t next,
                    int32_t* next_panel) {
-    const int64_t slots = int64_t(chunk.inputs.size()), places = int64_t(chunk.ends.size());
+    const int64_t slots = int64_t(chunk.inputs.size()), places = int64_t(chunk.all.ends.size());
     const int64_t tiles = int64_t(chunk.group->tiles.size()) * places * (chunk.width / kColumns);
     const double prime = job.primes[column / job.s.degree % job.s.primes];
     int64_t done = 0, copied = 0;
     alignas(64) int32_t sums[kRows * kColumns];
+    const Terms* own = chunk.own.data();
     for (const Rows& rows : chunk.group->tiles) {
         const double* weights = rows.weights.data();
         int32_t* out = job.out + (chunk.number * job.s.rows + rows.first) * job.s.row_stride +
                        chunk.place * job.s.place_stride + column;
-        const Term* term = chunk.terms.data();
+        const Terms& list = rows.column_of.empty() ? chunk.all : *own++;
+        const Term* term = list.terms.data();
         for (int64_t place = 0; place < places; place++, out += job.s.place_stride) {
-            const Term* end = chunk.terms.data() + chunk.ends[size_t(place)];
+            const Term* const end = list.terms.data() + list.ends[size_t(place)];
             for (int64_t j = 0; j < chunk.width; j += kColumns) {
                 const int32_t* part = panel + j * slots;
                 switch (rows.count) {
