@@ -31,9 +31,7 @@ MOST_RING = 32  # bits of a share, at most: limit of garbled rows and of the enc
 WIDTHS = range(2, 25)  # allowed widths of a gate, bits
 GARBLERS = ("data", "model")
 MOST_SIZE = 1 << 24  # limit on every size and index in a step
-SET = (
-    14  # slots dealt at once where that is less work: a polynomial has room for 14 images of 16 x 16, padded for 3 x 3
-)
+SET = 14  # slots dealt at once where that is less work: images of 16 x 16, padded for 3 x 3, that a polynomial holds
 LOCAL = frozenset({"sum", "cut", "sum_pool", "taps", "rows", "cat", "reshape", "permute", "pad"})
 
 

@@ -71,7 +71,7 @@ def _port(args: argparse.Namespace) -> int:
 
 
 def _link(args: argparse.Namespace) -> Link:
-    return Link.parse(args.link).with_round_trip(args.rtt / 1e3)
+    return Link.parse(args.link, "--link").with_round_trip(args.rtt / 1e3)
 
 
 def _shaped(args: argparse.Namespace) -> Link:

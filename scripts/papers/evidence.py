@@ -37,7 +37,8 @@ FOLDER = ROOT / "docs/evidence"
 MOST_OTHERS = 0.15  # cores that other programs may use while a run is measured
 _LONGER = 20  # times the expected minutes after which a command is stopped
 _COMMENTS = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
-_HEADERS = "hummingbird/kernels/cpu/csrc/*.h"
+_KERNELS = ROOT / "hummingbird" / "kernels" / "cpu" / "csrc"
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _TICK = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
@@ -48,8 +49,8 @@ class Run:
     """A command that measures, and the code that it measures.
 
     name: names the record. command: starts with `python -m`, and takes --json. code: glob patterns of the measured
-    files, from the repository's root; the command's own file belongs to them, and with files in C++ all headers of the
-    kernels. minutes: roughly, on two cores. repeats: how often it is run; figures are the
+    files, from the repository's root; the command's own file belongs to them, and so do the headers that a file in C++
+    includes. minutes: roughly, on two cores. repeats: how often it is run; figures are the
     medians.
     """
 
@@ -77,13 +78,20 @@ class Run:
     def files(self) -> list[Path]:
         """Return the measured files, sorted. Raises InputError for a pattern that matches none."""
         module, found = self.command.split()[2].replace(".", "/"), set[Path]()
-        headers = [_HEADERS] if any(pattern.endswith(".cpp") for pattern in self.code) else []
-        for pattern in (f"{module}.py", *headers, *self.code):
+        for pattern in (f"{module}.py", *self.code):
             matching = {path for path in ROOT.glob(pattern) if path.suffix in (".py", ".cpp", ".h")}
             if not matching:
                 raise InputError(f"no file matches {pattern}", where=self.name, hint="mend the run's list of code")
             found |= matching
-        return sorted(found)
+        return sorted(found.union(*map(headers, found)))
+
+
+def headers(path: Path) -> set[Path]:
+    """Return the kernels' headers that a file in C++ includes, and those that they include. path: of any file."""
+    if path.suffix not in (".cpp", ".h"):
+        return set()
+    own = {_KERNELS / name for name in _INCLUDE.findall(path.read_text(encoding="utf-8"))}
+    return own.union(*map(headers, own))
 
 
 def essence(path: Path) -> str:

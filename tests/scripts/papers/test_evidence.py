@@ -245,3 +245,11 @@ def test_every_run_is_a_command_of_this_repository() -> None:
             (evidence.ROOT / path).exists() for path in (f"{module}.py", f"{module}/__main__.py")
         ), name
         assert run.files() and run.minutes > 0 and json.dumps(run.command)
+
+
+def test_a_run_measures_the_headers_that_its_files_include() -> None:
+    kernels = evidence.ROOT / "hummingbird/kernels/cpu/csrc"
+    found = {path.name for path in evidence.headers(kernels / "ciphertexts.cpp")}
+    assert {"panels.h", "reals.h", "dispatch.h", "threads.h"} <= found and "aes.h" not in found
+    assert not evidence.headers(kernels.parent / "ciphertexts.py")
+    assert kernels / "garble.h" in RUNS["garbling"].files() and kernels / "panels.h" not in RUNS["garbling"].files()
