@@ -24,51 +24,61 @@ T* aligned(T* at) {
 
 // ---- linear
 
-// Rows of a group in tiles of at most `most` rows and of nearly one size; a tile has the terms of its rows' weights.
-std::vector<Rows> tiles_of(const double* weights, const Sizes& s, const std::vector<int32_t>& terms, int64_t most) {
-    std::vector<Rows> tiles;
-    const int64_t count = (s.rows + most - 1) / most;
+constexpr int64_t kTime[kRows + 1] = {0, 7, 10, 15, 18, 21, 25};  // of a term of a tile, by its rows: as measured, AVX2
+
+// Which terms have a weight in some of `rows` rows, to `any`; returns how many. used: for each row and term, 1 or 0.
+int64_t join(const uint8_t* used, int64_t rows, int64_t terms, uint8_t* any) {
+    memcpy(any, used, size_t(terms));
+    for (int64_t i = terms; i < rows * terms; i += terms)
+        for (int64_t k = 0; k < terms; k++) any[k] |= used[i + k];
+    int64_t count = 0;
+    for (int64_t k = 0; k < terms; k++) count += any[k];
+    return count;
+}
+
+// Whether a tile with `count` of a group's terms has a list of its own: to read one takes time, too.
+bool has_own(int64_t count, int64_t terms) { return 4 * count <= 3 * terms; }
+
+// A group with the terms that have a weight, and its rows in tiles of nearly one size that take the least time: with
+// many zeros, of few rows.
+Group pack(const double* weights, const Sizes& s) {
+    std::vector<uint8_t> used(size_t(s.rows * s.terms)), any(size_t(s.terms));
+    for (int64_t i = 0; i < s.rows * s.terms; i++) used[size_t(i)] = weights[i] != 0;
+    Group group;
+    const int64_t all = join(used.data(), s.rows, s.terms, any.data());
+    for (int64_t k = 0; k < s.terms; k++)
+        if (any[size_t(k)]) group.terms.push_back(int32_t(k));
+
+    int64_t least = 0, count = 0;  // of tiles
+    for (int64_t most = kRows; most > 0; most--) {
+        const int64_t tiles = (s.rows + most - 1) / most;
+        int64_t time = 0;
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t first = s.rows * i / tiles, rows = s.rows * (i + 1) / tiles - first;
+            const int64_t own = join(used.data() + first * s.terms, rows, s.terms, any.data());
+            time += (has_own(own, all) ? own : all) * kTime[rows];
+        }
+        if (most == kRows) time = time * 2 / 3;  // smaller tiles read more memory: they have to gain more than that
+        if (count && time >= least) continue;
+        least = time;
+        count = tiles;
+    }
+
     for (int64_t i = 0; i < count; i++) {
         Rows rows{s.rows * i / count, 0, {}, {}};
         rows.count = int(s.rows * (i + 1) / count - rows.first);
+        const double* const first = weights + rows.first * s.terms;
+        const int64_t own = join(used.data() + rows.first * s.terms, rows.count, s.terms, any.data());
+        const bool listed = has_own(own, all);
         int32_t columns = 0;
-        for (const int32_t k : terms) {
-            const double* const weight = weights + rows.first * s.terms + k;
-            bool any = false;
-            for (int r = 0; r < rows.count; r++) any |= weight[r * s.terms] != 0;
-            rows.column_of.push_back(any ? columns++ : -1);
-            for (int r = 0; any && r < rows.count; r++) rows.weights.push_back(weight[r * s.terms]);
+        for (const int32_t k : group.terms) {
+            const bool here = any[size_t(k)];
+            if (listed) rows.column_of.push_back(here ? columns++ : -1);
+            for (int r = 0; r < rows.count && (here || !listed); r++) rows.weights.push_back(first[r * s.terms + k]);
         }
-        if (size_t(columns) == terms.size()) rows.column_of.clear();
-        tiles.push_back(std::move(rows));
-    }
-    return tiles;
-}
-
-constexpr int64_t kTime[kRows + 1] = {0, 7, 10, 15, 18, 21, 25};  // of a term of a tile, by its rows: as measured, AVX2
-
-// The terms with a weight that is not zero, and the tiles that take the least time: with many zeros, those of few rows.
-Group pack(const double* weights, const Sizes& s) {
-    Group group;
-    int64_t zeros = 0;
-    for (int64_t k = 0; k < s.terms; k++) {
-        int64_t none = 0;
-        for (int64_t r = 0; r < s.rows; r++) none += weights[r * s.terms + k] == 0;
-        if (none < s.rows) group.terms.push_back(int32_t(k)), zeros += none;
-    }
-    int64_t least = -1;
-    for (int64_t most = kRows; most > 0; most = zeros ? most - 1 : 0) {
-        std::vector<Rows> tiles = tiles_of(weights, s, group.terms, most);
-        int64_t time = 0;
-        for (const Rows& rows : tiles) time += int64_t(rows.weights.size()) / rows.count * kTime[rows.count];
-        if (least >= 0 && time >= least) continue;
-        least = time;
-        group.tiles = std::move(tiles);
-    }
-    for (const Rows& rows : group.tiles) {
-        const int64_t own = rows.column_of.empty() ? 0 : int64_t(rows.weights.size()) / rows.count;
-        group.own += own;
-        group.words += int64_t(rows.weights.size()) + own;
+        group.own += listed ? own : 0;
+        group.words += int64_t(rows.weights.size()) + (listed ? own : 0);
+        group.tiles.push_back(std::move(rows));
     }
     return group;
 }
