@@ -14,9 +14,10 @@ import torch
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.training import Dataset, augment
 from tests.support import own_net, ranked
+from tests.support.data import WITH_SKLEARN
 from tests.support.paths import ROOT
 
-pytest.importorskip("sklearn")
+pytestmark = WITH_SKLEARN
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"
 NET = f"--model digits --weights {WEIGHTS} --dataset digits --split train"
 Plan = list[tuple[str, str, int]]  # module, words with {out} for a folder, Ctrl-C at this full score or step, or 0

@@ -29,6 +29,7 @@ from models import get_model, load_checkpoint
 from search import options
 from search.find_bits import main, parser
 from tests.support import python
+from tests.support.data import WITH_SKLEARN
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
 
@@ -37,7 +38,7 @@ NET = ["--model", "digits", "--weights", str(WEIGHTS), "--dataset", "digits", "-
 SMALL = [*NET, "--samples", "64", "--group", "layer"]
 SHAPE = (1, 8, 8)
 
-pytest.importorskip("sklearn")
+pytestmark = WITH_SKLEARN
 
 
 def result(path: Path) -> tuple[Any, Any]:

@@ -25,10 +25,11 @@ from scripts.train.data import load
 from search import finetune as program
 from search.finetune import main
 from tests.support.covering import every
+from tests.support.data import WITH_SKLEARN
 from tests.support.interrupts import interrupt
 from tests.support.paths import ROOT
 
-pytest.importorskip("sklearn")
+pytestmark = WITH_SKLEARN
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"
 HURTS = BitWindow(18, 14)  # |x| reaches 4.6, and the window ends at 2
 

@@ -20,9 +20,10 @@ from models import get_model, load_checkpoint
 from scripts.train.data import load
 from search.frontier import main, parser
 from tests.search.test_find_bits import NET, SHAPE, SMALL, WEIGHTS, interrupt_at, result
+from tests.support.data import WITH_SKLEARN
 from tests.support.paths import ROOT
 
-pytest.importorskip("sklearn")
+pytestmark = WITH_SKLEARN
 
 SHORT = [*SMALL, "--widths", "0", "2", "3", "4", "--reach", "2"]
 ONE = [*NET, "--samples", "64", "--group", "all=relu1,relu2,relu3", "--widths", "0", "2", "3", "4", "--reach", "2"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+
+# Not pytest.importorskip: each of pytest's workers collects every file, and the import takes two seconds.
+WITH_SKLEARN = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 
 
 def data_folder(name: str) -> Path:

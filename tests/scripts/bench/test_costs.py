@@ -55,6 +55,7 @@ def test_energy_is_that_of_the_processor_or_left_out(tmp_path: Path, monkeypatch
     assert row["kilojoules"] == pytest.approx(3.6 * hours * row["watts_per_core"]) and row["watts_per_core"] > 0
 
 
+@pytest.mark.slow
 def test_the_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shipped = [str(ROOT / f"checkpoints/impala-mnist{ending}") for ending in (".pt", ".bits.json")]
     served = Served(["models:trained", "impala-mnist", "10", shipped[0]], (1, 28, 28), BitConfig.load(shipped[1]))

@@ -11,6 +11,7 @@ from hummingbird.errors import HummingbirdError
 from scripts.bench import parts
 
 
+@pytest.mark.slow
 def test_parts_are_those_of_the_formulas(tmp_path: Path) -> None:
     count = 640
     assert parts.main(["--count", str(count), "--json", str(tmp_path / "rows.json")]) == 0

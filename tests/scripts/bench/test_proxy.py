@@ -14,6 +14,7 @@ from scripts.bench import proxy
 from scripts.program import ROOT
 
 
+@pytest.mark.slow
 def test_rows_of_a_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random images, labelled by the plain net: all are right, whichever way they are sent."""
     images = torch.rand(2, 1, 28, 28)

@@ -9,7 +9,6 @@ from hummingbird.bits import BitConfig
 from models.bert import Bert
 from models.gpt import Gpt
 from scripts.bench.text import answered, compared, converse, logits, measure, written
-from tests.support.covering import every
 
 
 def test_a_difference_is_explained_by_a_gap_within_both_errors() -> None:
@@ -41,7 +40,8 @@ def test_a_hidden_word_is_counted_by_its_answer() -> None:
     assert row["accuracy_plain_percent"] == pytest.approx(200 / 3) and row["accuracy_percent"] == pytest.approx(100 / 3)
 
 
-@pytest.mark.parametrize("twin", every(2, ["fast", "exact"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", ["fast", "exact"])
 def test_the_twins_of_a_bert_agree(twin: str) -> None:
     torch.manual_seed(0)
     net = Bert(words=5, choices=4, length=6, width=8, heads=2, layers=1).eval()
