@@ -21,7 +21,7 @@ demo: $(NATIVE)  ## private inference between two local parties
 
 # Pytest's exit status is kept, for make's own is 2 whatever happened: 1 says that all tests ran and some failed. Many
 # processes start, so each module is compiled once, whatever the environment says.
-test: $(NATIVE)  ## run the tests, but for those marked slow: ten to twelve minutes on two cores, which three workers keep busy
+test: $(NATIVE)  ## run the tests, but for those marked slow: eight to twelve minutes on two cores, which three workers keep busy
 	@PYTHONDONTWRITEBYTECODE= $(VENV) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"; status=$$?; echo $$status > build/.tested; exit $$status
 
 # All take two hours on two cores: TESTS="tests/mpc tests/he" runs a part of them.
