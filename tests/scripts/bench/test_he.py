@@ -99,7 +99,8 @@ def test_the_program(
 ) -> None:  # type: ignore[no-untyped-def]
     """MobileNetV2, from the command line to a row in the file and a table; in this process, which saves a start."""
 
-    def rows_of(module: str, job: str, args: argparse.Namespace, names: tuple[str, ...]) -> he.Rows:
+    def rows_of(module: str, job: str, args: argparse.Namespace, names: tuple[str, ...], prefix: list[str]) -> he.Rows:
+        assert not prefix
         worker = tmp_path / "worker.json"
         options = [f"--{name}={getattr(args, name)}" for name in ("size", "batch")]
         assert module == "scripts.bench.he" and {"size", "batch"} <= set(names)
