@@ -50,8 +50,7 @@ class Run:
 
     name: names the record. command: starts with `python -m`, and takes --json. code: glob patterns of the measured
     files, from the repository's root; the command's own file belongs to them, and so do the headers that a file in C++
-    includes. minutes: roughly, on two cores. repeats: how often it is run; figures are the
-    medians.
+    includes. minutes: roughly, on two cores. repeats: how often it is run; figures are the medians.
     """
 
     name: str

@@ -118,10 +118,10 @@ PAPER = Paper(
             ),
         ),
         Item(
-            "Section 3.2, nGraph-HE",
+            "Special values",
             "weights that are zero are left out",
             IN_KIND,
-            "the paper inherits this from nGraph-HE and has no figure; 1 and -1 cost what other weights cost here",
+            "an optimisation of nGraph-HE, without a figure in the paper; 1 and -1 cost what other weights cost here",
             "encrypted.md",
             (
                 *(

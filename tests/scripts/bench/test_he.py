@@ -86,9 +86,9 @@ def test_a_net_with_zeros(_one_thread, capsys: pytest.CaptureFixture[str]) -> No
     for name in he_nets.PRUNED:
         given = he_nets.impala(name, str(data_folder("cifar10")), 64)
         rows.append({"zeros": he_nets.zeros(given.net)} | he_nets.in_process(name, given, lambda count: None))
-    dense, pruned = rows
-    assert dense["zeros"] == 0 and 0.89 < pruned["zeros"] < 0.91
-    assert pruned["other_answers"] <= 1 and pruned["largest_error"] < 2**-8 * pruned["largest_output"]
+    assert [round(row["zeros"], 2) for row in rows] == [0, 0.9]
+    for row in rows:
+        assert row["other_answers"] == 0 and row["largest_error"] < 2**-8 * row["largest_output"]
     show([{"section": "sparse", "kernels": "", "cpu": "", **row} for row in rows])
     assert "90%" in capsys.readouterr().out
 

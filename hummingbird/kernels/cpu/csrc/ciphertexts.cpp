@@ -14,7 +14,7 @@ constexpr int64_t kPanel = 1 << 16;    // residues in a panel: two panels of 256
 constexpr int64_t kStep = 512;         // the most columns of a panel; the degree is a multiple
 constexpr int64_t kWeights = 1 << 16;  // that stay in the cache: 512 KiB
 constexpr int64_t kTerms = 1 << 18;    // in the list of the places done together: 2 MiB
-constexpr int64_t kOwn = 1 << 22;      // in the lists of tiles that lack some of these terms: 32 MiB
+constexpr int64_t kOwn = 1 << 22;      // in the lists of tiles that have their own: 32 MiB
 constexpr int64_t kStream = 1 << 18;   // residues of a result that no second-level cache holds: 1 MiB
 
 template <typename T>
@@ -135,7 +135,7 @@ void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& sl
     while (chunk.width > kColumns && chunk.width * slots > most) chunk.width /= 2;
 }
 
-// The lists of the tiles that lack some of the group's terms.
+// Makes the lists of the tiles that have their own.
 void list_own(Chunk& chunk) {
     chunk.own.clear();
     for (const Rows& rows : chunk.group->tiles) {

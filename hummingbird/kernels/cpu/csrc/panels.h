@@ -6,8 +6,8 @@
 // replaces the copies of a convolution's unfolding). The next columns are copied between the tiles of the current ones,
 // so that waits for memory overlap the sums.
 //
-// Zeros among the weights are skipped: a tile sums the terms for which one of its rows has a weight. So a net that was
-// pruned takes less time, and its tiles have fewer rows (ciphertexts.cpp chooses how many).
+// Zeros among the weights are skipped: a tile that lacks many terms has a list of those for which one of its rows has a
+// weight. So a net that was pruned takes less time, and its tiles have fewer rows (ciphertexts.cpp chooses how many).
 
 #pragma once
 
@@ -43,14 +43,14 @@ struct Term {
 struct Rows {  // of one group: a tile's weights, column by column
     int64_t first;
     int count;
-    std::vector<int32_t> column_of;  // for each of the group's terms, its column, or -1; empty if all terms have theirs
+    std::vector<int32_t> column_of;  // for each of the group's terms, its column, or -1; empty: all have theirs
     std::vector<double> weights;
 };
 
 struct Group {
     std::vector<int32_t> terms;  // those with a weight that is not zero
     std::vector<Rows> tiles;
-    int64_t own = 0;    // terms for one place, in all tiles that lack some
+    int64_t own = 0;    // terms for one place, in the lists of tiles that have their own
     int64_t words = 0;  // of 8 bytes: weights, and these terms
 };
 
@@ -65,7 +65,7 @@ struct Chunk {  // places done together
     int64_t width;                // columns of a panel, a power of two
     std::vector<int32_t> inputs;  // what is in the panel
     Terms all;                    // of the group
-    std::vector<Terms> own;       // of each tile that lacks some of them, with its own columns
+    std::vector<Terms> own;       // of each tile that has a list of its own, with its columns
 };
 
 struct Job {
